@@ -1,9 +1,4 @@
-r"""Fisher–Rao geometry of softmax outputs (the paper's Eq. 1–3), with the Kullback–Leibler divergence beside it.
-
-The square root maps a probability vector to the unit sphere's positive part, where the Fisher–Rao distance is twice
-the angle. Everything here works on those points, made from log-softmax in float64: no clamped arc cosine, so
-distances keep their relative accuracy down to 0 and gradients are finite everywhere.
-"""
+r"""Fisher–Rao geometry of softmax outputs (the paper's Eq. 1–3), with the Kullback–Leibler divergence beside it."""
 
 import math
 
@@ -11,29 +6,23 @@ import torch
 from torch import Tensor
 
 from igeood.errors import InputError
-from igeood.geometry.precision import result_dtype, row_chunks, wide
+from igeood.geometry.centroids import centroids, kl_centroids, retemper, sgd_centroids, stream_centroids
+from igeood.geometry.precision import result_dtype
+from igeood.geometry.sphere import check_temperature, chord_distance, log_softmax, sphere, sphere_distances
 
-# Above this inner product the arc cosine has lost digits, and the angle is recomputed from the chord.
-_NEAR = {torch.float64: 1.0 - 1e-7, torch.float32: 0.9}
-
-
-def log_softmax(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    r"""Logarithm of Eq. 1, :math:`\log\operatorname{softmax}(f/T)`, in float64 over the last axis.
-
-    Finite logits of any size are fine (the maximum is taken off before the division); −inf is a masked class.
-
-    >>> log_softmax(torch.tensor([1e38, 0.0])).tolist()
-    [0.0, -1e+38]
-    """
-    check_temperature(temperature)
-    logits = wide(logits)
-    shifted = logits - logits.detach().amax(dim=-1, keepdim=True)
-    return torch.log_softmax(shifted / temperature, dim=-1)
-
-
-def sphere(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """Point on the unit sphere, √softmax(f/T): (..., C) → (..., C)."""
-    return torch.exp(0.5 * log_softmax(logits, temperature))
+__all__ = [
+    "centroids",
+    "check_temperature",
+    "distance",
+    "kl_centroids",
+    "kl_divergence",
+    "log_softmax",
+    "pairwise_distance",
+    "pairwise_kl_divergence",
+    "retemper",
+    "sgd_centroids",
+    "stream_centroids",
+]
 
 
 def distance(logits_p: Tensor, logits_q: Tensor) -> Tensor:
@@ -56,7 +45,7 @@ def distance(logits_p: Tensor, logits_q: Tensor) -> Tensor:
     [0.0, 3.141593, 1.570796]
     """
     _check_classes(logits_p, logits_q, "distance: logits_p and logits_q")
-    return _chord_distance(sphere(logits_p), sphere(logits_q)).to(result_dtype(logits_p, logits_q))
+    return chord_distance(sphere(logits_p), sphere(logits_q)).to(result_dtype(logits_p, logits_q))
 
 
 def pairwise_distance(logits: Tensor, centroids: Tensor, temperature: float = 1.0) -> Tensor:
@@ -84,27 +73,6 @@ def pairwise_distance(logits: Tensor, centroids: Tensor, temperature: float = 1.
     """
     _check_pairs(logits, centroids, "pairwise_distance")
     return sphere_distances(sphere(logits, temperature), sphere(centroids)).to(result_dtype(logits, centroids))
-
-
-def sphere_distances(points: Tensor, centres: Tensor) -> Tensor:
-    """Distances (N, K) between points (N, C) and centres (K, C) of the unit sphere, by one matmul.
-
-    Pairs so close that the arc cosine of their inner product would lose digits are recomputed from the chord.
-    """
-    inner = points @ centres.T  # (N, K)
-    limit = _NEAR[inner.dtype]
-    out = 2.0 * torch.acos(inner.clamp(max=limit))
-    rows, cols = (inner.detach() > limit).nonzero(as_tuple=True)
-    if len(rows):
-        exact = [_chord_distance(points[rows[c]], centres[cols[c]]) for c in row_chunks(len(rows), points.shape[-1])]
-        out = out.index_put((rows, cols), torch.cat(exact))
-    return out
-
-
-def _chord_distance(s: Tensor, t: Tensor) -> Tensor:
-    """Twice the angle between unit vectors: exact at 0, at π, and in between; its gradient is finite."""
-    chord = torch.linalg.vector_norm(s - t, dim=-1)
-    return 4.0 * torch.atan2(chord, torch.linalg.vector_norm(s + t, dim=-1))
 
 
 def kl_divergence(logits_p: Tensor, logits_q: Tensor) -> Tensor:
@@ -161,16 +129,8 @@ def pairwise_kl_divergence(logits: Tensor, centroids: Tensor, temperature: float
     return (cross - entropy).clamp(min=0.0).to(result_dtype(logits, centroids))
 
 
-def check_temperature(temperature: float, name: str = "temperature") -> None:
-    """Raise unless the temperature is a positive finite number."""
-    if isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
-        raise InputError(f"{name}: expected a positive number, got {temperature!r}")
-    if not (math.isfinite(temperature) and temperature > 0):
-        raise InputError(f"{name}: must be a positive finite number, got {temperature}")
-
-
 def _floored(log_p: Tensor) -> Tensor:
-    """Log-probabilities with −inf replaced by the smallest normal number's: 0·log 0 = 0, and divergences stay finite."""
+    """Log-probabilities with −inf replaced by the smallest number's: 0·log 0 = 0, and divergences stay finite."""
     return log_p.clamp(min=math.log(torch.finfo(log_p.dtype).tiny))
 
 
@@ -182,5 +142,6 @@ def _check_classes(p: Tensor, q: Tensor, what: str) -> None:
 def _check_pairs(logits: Tensor, centroids: Tensor, what: str) -> None:
     if logits.ndim != 2 or centroids.ndim != 2 or logits.shape[1] != centroids.shape[1] or logits.shape[1] == 0:
         raise InputError(
-            f"{what}: expected logits (N, C) and centroids (K, C); got {tuple(logits.shape)} and {tuple(centroids.shape)}"
+            f"{what}: expected logits (N, C) and centroids (K, C); "
+            f"got {tuple(logits.shape)} and {tuple(centroids.shape)}"
         )

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from igeood.errors import IgeoodWarning, InputError
-from igeood.geometry.categorical import check_temperature, distance, log_softmax, sphere
 from igeood.geometry.precision import row_chunks, wide
+from igeood.geometry.sphere import check_temperature, chord_distance, log_softmax, sphere
 
 _COINCIDENT = 1e-12  # an angle below this is a sample on the centre itself
 _SNAPS = frozenset(2**i for i in range(2, 12))  # passes at which the nearest sample is tried as the centre
@@ -72,9 +72,7 @@ def centroids(
     if solver != "weiszfeld":
         raise InputError(f"solver: expected 'weiszfeld' or 'sgd', got {solver!r}")
     batches = [(logits[rows], labels[rows]) for rows in row_chunks(len(logits), logits.shape[-1])]
-    return stream_centroids(
-        batches, n_classes, temperature, start=start, tolerance=tolerance, max_passes=max_passes
-    )
+    return stream_centroids(batches, n_classes, temperature, start=start, tolerance=tolerance, max_passes=max_passes)
 
 
 def stream_centroids(
@@ -161,7 +159,7 @@ class CentroidSums:
         return 2.0 * (length - self.coincident).clamp(min=0.0) / self.count
 
     def step(self, centre: Tensor) -> Tensor:
-        """Next centre, (C, C): Weiszfeld's step along a geodesic, shortened by the coincident samples (Vardi, Zhang)."""
+        """Next centre, (C, C): a Weiszfeld step along a geodesic, shortened by coincident samples (Vardi, Zhang)."""
         tangent, length = self._tangent(centre)
         size = (length - self.coincident).clamp(min=0.0) / self.weight.clamp(min=1.0)  # Σ 1/θ ≥ 2/π where there is one
         direction = tangent / length.clamp(min=_COINCIDENT)[:, None]
@@ -234,6 +232,13 @@ def kl_centroids(logits: Tensor, labels: Tensor, n_classes: int, temperature: fl
     return total.log() - total.sum(dim=1, keepdim=True).log()
 
 
+def retemper(centroids: Tensor, fitted_at: float, temperature: float) -> Tensor:
+    """Centroids of one temperature rescaled to another: log-probabilities read as logits, as the authors' code does."""
+    if temperature == fitted_at:
+        return centroids
+    return log_softmax(centroids * fitted_at, temperature)
+
+
 def sgd_centroids(
     logits: Tensor,
     labels: Tensor,
@@ -266,8 +271,8 @@ def sgd_centroids(
         for _ in range(epochs):
             gradient = torch.zeros_like(centre)
             for rows in row_chunks(len(logits), n_classes):
-                target = log_softmax(logits[rows].detach(), temperature)
-                loss = (distance(target, centre[labels[rows]]) / count[labels[rows]]).sum()
+                apart = chord_distance(sphere(logits[rows].detach(), temperature), sphere(centre)[labels[rows]])
+                loss = (apart / count[labels[rows]]).sum()
                 gradient += torch.autograd.grad(loss, centre)[0]
             centre = (centre - learning_rate * gradient).detach().requires_grad_()
     return log_softmax(centre.detach())
@@ -311,9 +316,7 @@ def _check_batch(logits: Tensor, labels: Tensor, n_classes: int) -> None:
     if labels.shape != logits.shape[:1] or labels.is_floating_point():
         raise InputError(f"labels: expected {len(logits)} integers, got {labels.dtype} of shape {tuple(labels.shape)}")
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < n_classes:
-        raise InputError(
-            f"labels: must lie in 0…{n_classes - 1}, got {int(labels.min())}…{int(labels.max())}"
-        )
+        raise InputError(f"labels: must lie in 0…{n_classes - 1}, got {int(labels.min())}…{int(labels.max())}")
     if not bool(logits.amax(dim=1).isfinite().all()):
         raise InputError("logits: a row has NaN, +inf or nothing but −inf; remove such rows")
 

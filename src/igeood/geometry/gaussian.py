@@ -36,10 +36,13 @@ def univariate_distance(mean_p: Tensor, std_p: Tensor, mean_q: Tensor, std_q: Te
     >>> round(univariate_distance(one, one, one, e).item(), 6)  # same mean: √2·|log(σ₁/σ₂)|
     1.414214
     """
+    _check_positive(std_p, "std_p")
+    _check_positive(std_q, "std_q")
     dtype = result_dtype(mean_p, std_p, mean_q, std_q)
     mean_p, std_p, mean_q, std_q = (wide(t) for t in (mean_p, std_p, mean_q, std_q))
     scale = 2.0 * std_p.sqrt() * std_q.sqrt()  # two roots: the product could leave the floating-point range
-    legs = torch.stack(torch.broadcast_tensors((mean_p - mean_q) / (math.sqrt(2.0) * scale), (std_p - std_q) / scale))
+    shift = (mean_p - mean_q) / (math.sqrt(2.0) * scale)
+    legs = torch.stack([shift, ((std_p - std_q) / scale).expand_as(shift)])
     # a vector norm: unlike hypot and sqrt, its gradient at the origin is 0, not NaN
     return (_TWO_SQRT2 * torch.asinh(torch.linalg.vector_norm(legs, dim=0))).to(dtype)
 
@@ -65,7 +68,8 @@ def distance(mean_p: Tensor, std_p: Tensor, mean_q: Tensor, std_q: Tensor) -> Te
     """
     dtype = result_dtype(mean_p, std_p, mean_q, std_q)
     rho = univariate_distance(wide(mean_p), std_p, mean_q, std_q)  # (..., k)
-    return torch.linalg.vector_norm(rho, dim=-1).to(dtype)
+    length: Tensor = torch.linalg.vector_norm(rho, dim=-1)
+    return length.to(dtype)
 
 
 def nearest_distance(x: Tensor, means: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,6 +104,7 @@ def nearest_distance(x: Tensor, means: Tensor, std: Tensor) -> tuple[Tensor, Ten
             f"nearest_distance: expected x (N, k), means (C, k) and std (k,); "
             f"got {tuple(x.shape)}, {tuple(means.shape)} and {tuple(std.shape)}"
         )
+    _check_positive(std, "std")
     dtype = result_dtype(x, means, std)
     scale = 1.0 / (_TWO_SQRT2 * wide(std))  # (k,)
     x, means = wide(x) * scale, wide(means) * scale
@@ -116,3 +121,12 @@ def _nearest_class(x: Tensor, means: Tensor) -> Tensor:
         for rows in row_chunks(len(x), means.numel())
     ]
     return torch.cat(nearest) if nearest else x.new_empty(0, dtype=torch.int64)
+
+
+def _check_positive(std: Tensor, name: str) -> None:
+    bad = (~(std > 0)).nonzero()
+    if len(bad):
+        place = tuple(bad[0].tolist())
+        raise InputError(
+            f"{name}: must be positive, got {float(std[place])} at {place}; raise it to a small floor first"
+        )

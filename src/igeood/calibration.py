@@ -1,0 +1,193 @@
+"""Thresholds and p-values that keep their promise on a finite number of calibration samples.
+
+`is_ood = score > threshold`. With n in-distribution calibration scores, exchangeable with those to come, the k-th
+smallest score as threshold keeps, on average over calibration sets, at least a share k/(n+1) of in-distribution
+samples; and the share that one calibration set keeps is at least a Beta(k, n+1−k) variable. Ties only raise it.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from scipy.stats import beta, false_discovery_control
+from torch import Tensor
+
+from igeood.errors import InputError
+from igeood.metrics import exact_fraction
+from igeood.outputs import Array, ArrayLike, as_kind, as_vector
+
+Guarantee = Literal["marginal", "tolerance"]
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """A threshold with the scores and the promise it comes from.
+
+    Attributes
+    ----------
+    scores : Tensor
+        (n,) calibration scores, ascending.
+    tpr, guarantee, confidence
+        As in `threshold`.
+    left_out : int
+        Samples that were offered but not used, because tuning had seen them.
+    """
+
+    scores: Tensor
+    tpr: float = 0.95
+    guarantee: Guarantee = "marginal"
+    confidence: float = 0.95
+    left_out: int = 0
+
+    def __post_init__(self) -> None:
+        values, _ = as_vector(self.scores, "id_scores")
+        object.__setattr__(self, "scores", values.sort().values)
+        rank(len(values), self.tpr, self.guarantee, self.confidence)  # raises when there are too few
+
+    @property
+    def threshold(self) -> float:
+        """`is_ood = score > threshold`."""
+        return float(self.scores[rank(len(self.scores), self.tpr, self.guarantee, self.confidence) - 1])
+
+    @property
+    def promise(self) -> str:
+        """What the threshold promises, in a sentence."""
+        return promise(len(self.scores), self.tpr, self.guarantee, self.confidence)
+
+
+def threshold(
+    id_scores: ArrayLike, tpr: float = 0.95, guarantee: Guarantee = "marginal", confidence: float = 0.95
+) -> float:
+    """Score above which a sample is called out-of-distribution.
+
+    Parameters
+    ----------
+    id_scores : array
+        (n,) scores of in-distribution samples that neither training nor tuning has seen.
+    tpr : float
+        Share of in-distribution samples to keep.
+    guarantee : {"marginal", "tolerance"}
+        `"marginal"`: the share kept is at least `tpr` on average over calibration sets. `"tolerance"`: it is at least
+        `tpr` with the given confidence, for the calibration set at hand.
+    confidence : float
+        Of the tolerance version.
+
+    Returns
+    -------
+    float
+        One of the scores: the k-th smallest (`rank`).
+
+    Examples
+    --------
+    >>> threshold(range(1, 20), tpr=0.95)
+    19.0
+    """
+    values, _ = as_vector(list(id_scores) if isinstance(id_scores, range) else id_scores, "id_scores")
+    k = rank(len(values), tpr, guarantee, confidence)
+    return float(np.partition(values.numpy(), k - 1)[k - 1])
+
+
+def rank(n: int, tpr: float = 0.95, guarantee: Guarantee = "marginal", confidence: float = 0.95) -> int:
+    """Which of the n sorted calibration scores is the threshold, counted from 1.
+
+    Marginal: ⌈(n+1)·tpr⌉. Tolerance: the smallest k with P(Beta(k, n+1−k) ≥ tpr) ≥ confidence. Raises when n is too
+    small for the promise, saying how many are needed.
+
+    >>> rank(1000), rank(1000, guarantee="tolerance")
+    (951, 962)
+    """
+    share, needed = exact_fraction(tpr, "tpr"), needed_samples(tpr, guarantee, confidence)
+    if n < needed:
+        promise = f"tpr={tpr:g}" if guarantee == "marginal" else f"tpr={tpr:g} with confidence {confidence:g}"
+        raise InputError(f"id_scores: {n} calibration samples cannot promise {promise}; at least {needed} are needed")
+    if guarantee == "marginal":
+        return math.ceil((n + 1) * share)
+    ranks = np.arange(1, n + 1)
+    return int(ranks[np.argmax(beta.sf(tpr, ranks, n + 1 - ranks) >= confidence)])
+
+
+def needed_samples(tpr: float = 0.95, guarantee: Guarantee = "marginal", confidence: float = 0.95) -> int:
+    """The smallest number of calibration samples that can keep the promise.
+
+    >>> needed_samples(), needed_samples(guarantee="tolerance")
+    (19, 59)
+    """
+    share = exact_fraction(tpr, "tpr")
+    if guarantee == "marginal":
+        return math.ceil(share / (1 - share))
+    if guarantee != "tolerance":
+        raise InputError(f"guarantee: expected 'marginal' or 'tolerance', got {guarantee!r}")
+    exact_fraction(confidence, "confidence")
+    n = max(1, math.floor(math.log(1 - confidence) / math.log(tpr)))  # the closed form may be off by rounding
+    while beta.sf(tpr, n, 1) < confidence:
+        n += 1
+    return n
+
+
+def promise(n: int, tpr: float = 0.95, guarantee: Guarantee = "marginal", confidence: float = 0.95) -> str:
+    """What the threshold promises, in a sentence.
+
+    >>> promise(1000)
+    'at least 95% of in-distribution inputs are kept, on average over calibration sets of 1000'
+    """
+    if guarantee == "marginal":
+        return f"at least {100 * tpr:.4g}% of in-distribution inputs are kept, on average over calibration sets of {n}"
+    return f"with {100 * confidence:.4g}% confidence, at least {100 * tpr:.4g}% of in-distribution inputs are kept"
+
+
+def p_values(id_scores: ArrayLike, scores: ArrayLike) -> Array:
+    """Conformal p-value of each score, (1 + #{calibration ≥ score}) / (n + 1): small is out-of-distribution.
+
+    For an in-distribution sample P(p ≤ α) ≤ α, for every α.
+
+    Parameters
+    ----------
+    id_scores : array
+        (n,) calibration scores.
+    scores : array
+        (N,) scores to judge.
+
+    Examples
+    --------
+    >>> p_values([1.0, 2.0, 3.0], [0.0, 2.5, 9.0]).tolist()
+    [1.0, 0.5, 0.25]
+    """
+    calibration, _ = as_vector(id_scores, "id_scores")
+    values, is_numpy = as_vector(scores, "scores")
+    if len(calibration) == 0:
+        raise InputError("id_scores: empty; p-values need calibration scores")
+    below = np.searchsorted(np.sort(calibration.numpy()), values.numpy(), "left")
+    n = len(calibration)
+    result = torch.from_numpy((1.0 + (n - below)) / (n + 1.0))
+    return as_kind(result if is_numpy else result.to(getattr(scores, "device", "cpu")), is_numpy)
+
+
+def benjamini_hochberg(p: ArrayLike, fdr: float = 0.05) -> Array:
+    """Which samples of a batch to call OOD so that at most a share `fdr` of those called is expected to be wrong.
+
+    Parameters
+    ----------
+    p : array
+        (N,) p-values of one batch.
+    fdr : float
+        False-discovery rate.
+
+    Returns
+    -------
+    array of bool
+        (N,).
+
+    Examples
+    --------
+    >>> benjamini_hochberg([0.01, 0.02, 0.9]).tolist()
+    [True, True, False]
+    """
+    exact_fraction(fdr, "fdr")
+    values, is_numpy = as_vector(p, "p")
+    if len(values) and not (float(values.min()) >= 0.0 and float(values.max()) <= 1.0):
+        raise InputError("p: p-values lie in [0, 1]")
+    adjusted: np.ndarray[Any, Any] = false_discovery_control(values.numpy()) if len(values) else values.numpy()
+    called = torch.from_numpy(adjusted <= fdr)
+    return as_kind(called if is_numpy else called.to(getattr(p, "device", "cpu")), is_numpy)

@@ -1,0 +1,36 @@
+"""The command line: parses, calls, prints. Results go to stdout, messages to stderr; torch is imported when needed."""
+
+import sys
+
+import click
+
+from igeood.errors import IgeoodError
+from igeood.version import __version__
+
+
+class _Group(click.Group):
+    """A group whose commands end with one clear line, and exit code 2, where the user must mend something."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except IgeoodError as error:
+            click.echo(f"igeood: {error}", err=True)
+            sys.exit(2)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="igeood")
+def main() -> None:
+    """Tell which inputs a trained classifier was not made for."""
+
+
+@main.command()
+@click.option("--seed", default=0, show_default=True, help="Seed of every split and of the classifier.")
+@click.option("--save", "path", type=click.Path(dir_okay=False), help="Also write the guard to this file.")
+def demo(seed: int, path: str | None) -> None:
+    """Guard a small digits classifier, and compare the black-box methods on it."""
+    from igeood.demo import run  # noqa: PLC0415 (torch and scikit-learn take seconds to import)
+
+    run(seed=seed, path=path)

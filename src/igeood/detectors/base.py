@@ -1,0 +1,162 @@
+"""What every detector is: fit on in-distribution outputs, then score."""
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from igeood.errors import InputError, NotReadyError
+from igeood.outputs import Array, ArrayLike, Outputs
+
+D = TypeVar("D", bound="Detector")
+
+
+class Detector(ABC):
+    """Gives each sample a score: **the higher, the more out-of-distribution**, for every detector.
+
+    A detector sees `Outputs` (or a bare array of logits), never a model. Options are constructor arguments, kept under
+    their own names; what `fit` learns ends in an underscore. Fitting again forgets the first fit.
+
+    Parameters
+    ----------
+    probabilities : bool
+        The arrays hold probabilities, not logits. Declared, never guessed; rows must sum to 1.
+    """
+
+    needs_labels: ClassVar[bool] = False
+    state_names: ClassVar[tuple[str, ...]] = ()
+
+    n_classes_: int
+    notes_: tuple[str, ...]
+
+    def __init__(self, *, probabilities: bool = False) -> None:
+        self.probabilities = probabilities
+
+    def fit(self: D, outputs: Outputs | ArrayLike, labels: ArrayLike | None = None) -> D:
+        """Learn from in-distribution samples.
+
+        Parameters
+        ----------
+        outputs : Outputs or array
+            Training outputs, or their logits (N, C).
+        labels : array of int, optional
+            (N,) true classes; part of an `Outputs` already. Only some detectors need them (`needs_labels`).
+
+        Returns
+        -------
+        Detector
+            Itself.
+        """
+        batch = self._read(Outputs.of(outputs, labels))
+        if len(batch) == 0:
+            raise InputError(f"outputs: no sample to fit {type(self).__name__} on; give at least one")
+        if self.needs_labels and batch.labels is None:
+            raise InputError(f"labels: {type(self).__name__} needs the true class of each sample: fit(logits, labels)")
+        self._fit(batch)
+        return self._fitted(batch.n_classes)
+
+    def score(self, outputs: Outputs | ArrayLike) -> Array:
+        """Score samples: (N,) float64 where the device has it, higher is more out-of-distribution.
+
+        Parameters
+        ----------
+        outputs : Outputs or array
+            Outputs to judge, or their logits (N, C). NumPy in, NumPy out; a tensor's score is differentiable.
+        """
+        batch = self._scorable(outputs)
+        return batch.like(self._score(batch))
+
+    def _scorable(self, outputs: Outputs | ArrayLike) -> Outputs:
+        """Outputs as logits, once the detector is fitted and their width is right."""
+        self.check_fitted()
+        batch = self._read(Outputs.of(outputs))
+        if batch.n_classes != self.n_classes_:
+            raise InputError(
+                f"logits: {batch.n_classes} columns, but {type(self).__name__} was fitted on {self.n_classes_} classes"
+            )
+        return batch
+
+    def _read(self, batch: Outputs) -> Outputs:
+        """Outputs whose logits are logits: where probabilities were declared, their logarithm."""
+        if not self.probabilities:
+            return batch
+        logits = log_probabilities(batch.logits)
+        return Outputs._checked(logits, batch.features, batch.labels, batch.numpy)
+
+    def check_fitted(self) -> None:
+        """Raise unless `fit` has run."""
+        if not hasattr(self, "n_classes_"):
+            raise NotReadyError(f"{type(self).__name__}: not fitted yet; call fit(logits, labels) first")
+
+    @abstractmethod
+    def _fit(self, batch: Outputs) -> None:
+        """Learn from checked outputs; assigns only once everything is computed."""
+
+    @abstractmethod
+    def _score(self, batch: Outputs) -> Tensor:
+        """Score checked outputs, (N,)."""
+
+    def _notes(self, n_classes: int) -> tuple[str, ...]:  # noqa: ARG002
+        """What the user should know of this fit."""
+        return ()
+
+    def params(self) -> dict[str, Any]:
+        """Constructor arguments by name."""
+        return {name: getattr(self, name) for name in parameter_names(type(self))}
+
+    def at_temperature(self: D, temperature: float, train: Outputs, *, warm: bool = False) -> D:  # noqa: ARG002
+        """A detector like this one at another temperature, fitted on `train`.
+
+        `warm` lets an iterative fit start from what this detector has learnt.
+        """
+        return self._with_temperature(temperature).fit(train)
+
+    def _with_temperature(self: D, temperature: float) -> D:
+        if "temperature" not in parameter_names(type(self)):
+            raise InputError(f"temperature: {type(self).__name__} has none to set")
+        return type(self)(**{**self.params(), "temperature": temperature})
+
+    def state(self) -> dict[str, Tensor]:
+        """Fitted tensors by name; with `params` and `n_classes_` all there is to save."""
+        self.check_fitted()
+        return {name: getattr(self, name) for name in self.state_names}
+
+    def load_state(self: D, state: Mapping[str, Tensor], n_classes: int) -> D:
+        """Take over what `state` gave, in place of `fit`."""
+        if set(state) != set(self.state_names):
+            raise InputError(f"state: expected {sorted(self.state_names)}, got {sorted(state)}")
+        for name, value in state.items():
+            setattr(self, name, value)
+        return self._fitted(n_classes)
+
+    def _fitted(self: D, n_classes: int) -> D:
+        self.n_classes_, self.notes_ = n_classes, self._notes(n_classes)
+        return self
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.params().items())})"
+
+
+def parameter_names(kind: type[Detector]) -> list[str]:
+    """Names of a detector's constructor arguments."""
+    return [name for name in inspect.signature(kind).parameters if name != "self"]
+
+
+def log_probabilities(probabilities: Tensor) -> Tensor:
+    """Logarithm of declared probabilities (N, C), once every row is known to be ≥ 0 and to sum to 1.
+
+    The sum may be off by what rounding to half precision leaves, 1 part in 1,000 for up to about 1,000 classes.
+    """
+    low = (probabilities < 0).any(dim=1)
+    off = low | ((probabilities.sum(dim=1) - 1.0).abs() > 1e-3)
+    if bool(off.any()):
+        row = int(off.nonzero()[0])
+        what = "has a negative entry" if bool(low[row]) else f"sums to {float(probabilities[row].sum()):.6g}"
+        raise InputError(
+            f"probabilities: row {row} {what}, not a distribution ({int(off.sum())} of {len(off)} rows are not); "
+            f"if these are logits, leave probabilities=False"
+        )
+    return torch.log(probabilities)

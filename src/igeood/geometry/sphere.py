@@ -1,0 +1,64 @@
+r"""The unit sphere that √softmax maps to, where the Fisher–Rao distance is twice the angle (the paper's Eq. 1–2).
+
+Points are made from log-softmax in float64, and angles from chords where an arc cosine would lose digits: distances
+keep their relative accuracy down to 0, and gradients are finite everywhere.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from igeood.errors import InputError
+from igeood.geometry.precision import row_chunks, wide
+
+# Above this inner product the arc cosine has lost digits, and the angle is recomputed from the chord.
+_NEAR = {torch.float64: 1.0 - 1e-7, torch.float32: 0.9}
+
+
+def log_softmax(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    r"""Logarithm of Eq. 1, :math:`\log\operatorname{softmax}(f/T)`, in float64 over the last axis.
+
+    Finite logits of any size are fine (the maximum is taken off before the division); −inf is a masked class.
+
+    >>> log_softmax(torch.tensor([1e38, 0.0])).tolist()
+    [0.0, -1e+38]
+    """
+    check_temperature(temperature)
+    logits = wide(logits)
+    shifted = logits - logits.detach().amax(dim=-1, keepdim=True)
+    return torch.log_softmax(shifted / temperature, dim=-1)
+
+
+def sphere(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """Point on the unit sphere, √softmax(f/T): (..., C) → (..., C)."""
+    return torch.exp(0.5 * log_softmax(logits, temperature))
+
+
+def sphere_distances(points: Tensor, centres: Tensor) -> Tensor:
+    """Distances (N, K) between points (N, C) and centres (K, C) of the unit sphere, by one matmul.
+
+    Pairs so close that the arc cosine of their inner product would lose digits are recomputed from the chord.
+    """
+    inner = points @ centres.T  # (N, K)
+    limit = _NEAR[inner.dtype]
+    out = 2.0 * torch.acos(inner.clamp(max=limit))
+    rows, cols = (inner.detach() > limit).nonzero(as_tuple=True)
+    if len(rows):
+        exact = [chord_distance(points[rows[c]], centres[cols[c]]) for c in row_chunks(len(rows), points.shape[-1])]
+        out = out.index_put((rows, cols), torch.cat(exact))
+    return out
+
+
+def chord_distance(s: Tensor, t: Tensor) -> Tensor:
+    """Twice the angle between unit vectors: exact at 0, at π, and in between; its gradient is finite."""
+    chord = torch.linalg.vector_norm(s - t, dim=-1)
+    return 4.0 * torch.atan2(chord, torch.linalg.vector_norm(s + t, dim=-1))
+
+
+def check_temperature(temperature: float, name: str = "temperature") -> None:
+    """Raise unless the temperature is a positive finite number."""
+    if isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
+        raise InputError(f"{name}: expected a positive number, got {temperature!r}")
+    if not (math.isfinite(temperature) and temperature > 0):
+        raise InputError(f"{name}: must be a positive finite number, got {temperature}")

@@ -1,0 +1,102 @@
+"""How well scores tell in-distribution from out-of-distribution, exactly, ties included.
+
+In-distribution is the positive class, as in the paper; a higher score is more out-of-distribution. All results are
+fractions. Scores come as NumPy arrays, tensors or lists.
+"""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from igeood.errors import InputError
+from igeood.outputs import ArrayLike, as_vector
+
+Sorted = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The three numbers of the paper's tables, as fractions."""
+
+    tnr_at_tpr: float
+    auroc: float
+    aupr: float
+
+
+def evaluate(id_scores: ArrayLike, ood_scores: ArrayLike, tpr: float = 0.95) -> Evaluation:
+    """Compute the three metrics together, sorting once.
+
+    >>> evaluate([0.0, 1.0], [2.0, 3.0])
+    Evaluation(tnr_at_tpr=1.0, auroc=1.0, aupr=1.0)
+    """
+    inside, outside = _sorted(id_scores, "id_scores"), _sorted(ood_scores, "ood_scores")
+    below, not_above = np.searchsorted(outside, inside, "left"), np.searchsorted(outside, inside, "right")
+    return Evaluation(_tnr(inside, outside, tpr), _auroc(below, not_above, len(outside)), _aupr(inside, not_above))
+
+
+def tnr_at_tpr(id_scores: ArrayLike, ood_scores: ArrayLike, tpr: float = 0.95) -> float:
+    """Share of OOD samples refused at the first threshold that keeps a share `tpr` of the in-distribution ones.
+
+    The threshold is an in-distribution score, without interpolation; samples above it are refused.
+
+    >>> tnr_at_tpr([1, 2, 3, 4], [2, 3, 4, 5], tpr=0.75)
+    0.5
+    """
+    return _tnr(_sorted(id_scores, "id_scores"), _sorted(ood_scores, "ood_scores"), tpr)
+
+
+def auroc(id_scores: ArrayLike, ood_scores: ArrayLike) -> float:
+    """Probability that an OOD sample scores above an in-distribution one, a tie counting for half.
+
+    >>> auroc([1, 2], [2, 3])
+    0.875
+    """
+    inside, outside = _sorted(id_scores, "id_scores"), _sorted(ood_scores, "ood_scores")
+    below, not_above = np.searchsorted(outside, inside, "left"), np.searchsorted(outside, inside, "right")
+    return _auroc(below, not_above, len(outside))
+
+
+def aupr(id_scores: ArrayLike, ood_scores: ArrayLike) -> float:
+    """Area under the precision–recall curve as average precision, in-distribution being positive.
+
+    >>> round(aupr([1, 3], [2, 4]), 6)
+    0.833333
+    """
+    inside, outside = _sorted(id_scores, "id_scores"), _sorted(ood_scores, "ood_scores")
+    return _aupr(inside, np.searchsorted(outside, inside, "right"))
+
+
+def exact_fraction(share: float, name: str) -> Fraction:
+    """The simple fraction that a float such as 0.95 stands for, in (0, 1): 19/20, not its binary neighbour."""
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0.0 < share < 1.0:
+        raise InputError(f"{name}: must lie strictly between 0 and 1, got {share!r}")
+    return Fraction(share).limit_denominator(10**9)
+
+
+def _tnr(inside: Sorted, outside: Sorted, tpr: float) -> float:
+    kept = math.ceil(exact_fraction(tpr, "tpr") * len(inside))  # the first k with k/n ≥ tpr
+    return float((len(outside) - np.searchsorted(outside, inside[kept - 1], "right")) / len(outside))
+
+
+def _auroc(below: np.ndarray[Any, Any], not_above: np.ndarray[Any, Any], n_outside: int) -> float:
+    """From the numbers of OOD scores strictly below, and not above, each in-distribution score."""
+    twice_pairs = 2 * n_outside * len(below)
+    return (twice_pairs - int(below.sum()) - int(not_above.sum())) / twice_pairs
+
+
+def _aupr(inside: Sorted, not_above: np.ndarray[Any, Any]) -> float:
+    last = np.flatnonzero(np.append(inside[1:] != inside[:-1], True))  # the last of each group of ties
+    kept = last + 1.0  # in-distribution samples at or below each threshold
+    precision = kept / (kept + not_above[last])
+    return float((np.diff(kept, prepend=0.0) * precision).sum() / len(inside))
+
+
+def _sorted(scores: ArrayLike, name: str) -> Sorted:
+    values, _ = as_vector(scores, name)
+    if len(values) == 0:
+        raise InputError(f"{name}: empty; a metric needs at least one score on each side")
+    ordered: Sorted = np.sort(values.numpy())
+    return ordered

@@ -1,0 +1,217 @@
+"""What a classifier said of a batch, and how arrays of any kind come in and go out again."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from igeood.errors import InputError
+
+Array = np.ndarray[Any, Any] | Tensor
+ArrayLike = Array | Sequence[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """Logits of N samples, with the hidden features and the labels where there are any; checked once, here.
+
+    NumPy arrays (or lists) and tensors are welcome; inside they are tensors, and `like` gives a result back in the
+    kind that came in. Slicing gives the `Outputs` of some samples.
+
+    Parameters
+    ----------
+    logits : array
+        (N, C), C ≥ 2. Each row needs a finite maximum: −inf is a masked class, NaN and +inf are errors.
+    features : mapping of str to array
+        For each layer (N, k): finite feature vectors.
+    labels : array of int, optional
+        (N,) the true class of each sample, in 0…C−1.
+
+    Examples
+    --------
+    >>> outputs = Outputs([[2.0, 0.0], [0.0, 1.0]], labels=[0, 1])
+    >>> len(outputs), outputs.n_classes, len(outputs[:1])
+    (2, 2, 1)
+    """
+
+    logits: Tensor
+    features: Mapping[str, Tensor] = field(default_factory=dict)
+    labels: Tensor | None = None
+    numpy: bool = field(init=False, repr=False)
+
+    def __init__(
+        self,
+        logits: ArrayLike,
+        features: Mapping[str, ArrayLike] | None = None,
+        labels: ArrayLike | None = None,
+    ) -> None:
+        tensor, is_numpy = as_tensor(logits, "logits")
+        check_logits(tensor)
+        checked = {layer: _features(value, layer, tensor) for layer, value in (features or {}).items()}
+        self._set(tensor, checked, None if labels is None else _labels(labels, tensor), is_numpy)
+
+    def _set(self, logits: Tensor, features: Mapping[str, Tensor], labels: Tensor | None, is_numpy: bool) -> None:
+        for name, value in (("logits", logits), ("features", features), ("labels", labels), ("numpy", is_numpy)):
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def _checked(
+        cls, logits: Tensor, features: Mapping[str, Tensor], labels: Tensor | None, is_numpy: bool
+    ) -> "Outputs":
+        """Build from parts that have been checked already."""
+        made = object.__new__(cls)
+        made._set(logits, features, labels, is_numpy)
+        return made
+
+    @classmethod
+    def of(cls, value: "Outputs | ArrayLike", labels: ArrayLike | None = None) -> "Outputs":
+        """`value` itself if it is an `Outputs` (with `labels` put in where given), else `Outputs` of these logits."""
+        if not isinstance(value, Outputs):
+            return cls(value, labels=labels)
+        if labels is None:
+            return value
+        return cls._checked(value.logits, value.features, _labels(labels, value.logits), value.numpy)
+
+    @classmethod
+    def concat(cls, parts: Iterable["Outputs"]) -> "Outputs":
+        """All samples of several `Outputs` of the same width and layers, in order."""
+        items = list(parts)
+        if not items:
+            raise InputError("parts: nothing to join; give at least one Outputs")
+        shapes = {(p.n_classes, tuple(p.features), p.labels is None) for p in items}
+        if len(shapes) > 1:
+            raise InputError(f"parts: must agree in width, layers and having labels; got {sorted(map(str, shapes))}")
+        labels = [p.labels for p in items if p.labels is not None]
+        return cls._checked(
+            torch.cat([p.logits for p in items]),
+            {layer: torch.cat([p.features[layer] for p in items]) for layer in items[0].features},
+            torch.cat(labels) if labels else None,
+            items[0].numpy,
+        )
+
+    def __len__(self) -> int:
+        return len(self.logits)
+
+    def __getitem__(self, rows: slice | Tensor) -> "Outputs":
+        labels = None if self.labels is None else self.labels[rows]
+        features = {layer: value[rows] for layer, value in self.features.items()}
+        return self._checked(self.logits[rows], features, labels, self.numpy)
+
+    @property
+    def n_classes(self) -> int:
+        """C, the width of the logits."""
+        return self.logits.shape[1]
+
+    def like(self, result: Tensor) -> Array:
+        """`result` in the kind that came in: NumPy for NumPy, the tensor itself for tensors."""
+        return as_kind(result, self.numpy)
+
+
+def as_kind(result: Tensor, is_numpy: bool) -> Array:
+    """A tensor as NumPy array if `is_numpy`, else as it is."""
+    if not is_numpy:
+        return result
+    array: np.ndarray[Any, Any] = result.detach().cpu().numpy()
+    return array
+
+
+def as_tensor(value: ArrayLike, name: str) -> tuple[Tensor, bool]:
+    """Tensor of float32 or float64 from an array of numbers, and whether it came as NumPy (or a list).
+
+    float16 and bfloat16 become float32; integers become float64. Memory is shared where it can be.
+    """
+    tensor, is_numpy = (value, False) if isinstance(value, Tensor) else (_from_numpy(value, name), True)
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
+        raise InputError(f"{name}: expected a dense tensor, got one of layout {tensor.layout}; call .to_dense() first")
+    if tensor.is_complex() or tensor.dtype == torch.bool:
+        raise InputError(f"{name}: expected real numbers, got {tensor.dtype}")
+    if not tensor.is_floating_point():
+        return tensor.to(torch.float64), is_numpy
+    return (tensor.to(torch.float32) if tensor.dtype.itemsize < 4 else tensor), is_numpy
+
+
+def as_vector(value: ArrayLike, name: str) -> tuple[Tensor, bool]:
+    """A 1-D float64 tensor without NaN from an array of numbers, and whether it came as NumPy."""
+    tensor, is_numpy = as_tensor(value, name)
+    if tensor.ndim != 1:
+        raise InputError(f"{name}: expected one score a sample, shape (N,); got {tuple(tensor.shape)}")
+    bad = tensor.isnan().nonzero()
+    if len(bad):
+        raise InputError(f"{name}: NaN at position {int(bad[0])} ({len(bad)} of {len(tensor)}); remove those samples")
+    return tensor.detach().to("cpu", torch.float64), is_numpy
+
+
+def _from_numpy(value: Any, name: str) -> Tensor:
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{name}: cannot be read as an array of numbers: {error}") from None
+    if array.dtype.kind not in "fiu":
+        raise InputError(f"{name}: expected an array of real numbers, got {type(value).__name__} of {array.dtype}")
+    if array.dtype.kind == "f":
+        plain = np.dtype(np.float64 if array.dtype.itemsize >= 8 else np.float32)
+    else:
+        plain = np.dtype(np.int64)
+        if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
+            plain = np.dtype(np.float64)
+    array = np.require(array, dtype=plain, requirements=["C", "W"])  # torch has no negative strides, no big-endian
+    return torch.from_numpy(array)
+
+
+def check_logits(logits: Tensor, name: str = "logits") -> None:
+    """Raise unless `logits` are (N, C), C ≥ 2, and every row has a finite maximum."""
+    if logits.ndim != 2 or logits.shape[1] < 2:
+        cure = "; a single sample is logits[None, :]" if logits.ndim == 1 else "; C must be at least 2"
+        raise InputError(f"{name}: expected shape (N, C), one row a sample; got {tuple(logits.shape)}{cure}")
+    peak = logits.detach().amax(dim=1)  # NaN and +inf show in a row's maximum, and so does a row of nothing but −inf
+    bad = (~peak.isfinite()).nonzero()[:, 0]
+    if len(bad):
+        row = int(bad[0])
+        what = "NaN" if bool(peak[row].isnan()) else "+inf" if float(peak[row]) > 0 else "nothing but −inf"
+        raise InputError(
+            f"{name}: row {row} has {what} ({len(bad)} of {len(logits)} rows have NaN, +inf or nothing but −inf); "
+            f"remove those rows, or look for an overflow in the model that made them"
+        )
+
+
+def _features(value: ArrayLike, layer: str, logits: Tensor) -> Tensor:
+    name = f"features[{layer!r}]"
+    tensor, _ = as_tensor(value, name)
+    if tensor.ndim != 2 or len(tensor) != len(logits):
+        raise InputError(f"{name}: expected shape ({len(logits)}, k), got {tuple(tensor.shape)}")
+    if tensor.device != logits.device:
+        raise InputError(f"{name}: is on {tensor.device}, the logits on {logits.device}; move one of them")
+    bad = (~tensor.detach().isfinite().all(dim=1)).nonzero()[:, 0]
+    if len(bad):
+        raise InputError(
+            f"{name}: sample {int(bad[0])} has NaN or infinity ({len(bad)} of {len(tensor)} samples do); "
+            f"remove those samples, or look for an overflow in that layer"
+        )
+    return tensor
+
+
+def _labels(value: ArrayLike, logits: Tensor) -> Tensor:
+    n, classes = logits.shape
+    tensor = value if isinstance(value, Tensor) else _label_array(value)
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        raise InputError(f"labels: expected integers, got {tensor.dtype}; convert them to int64")
+    if tuple(tensor.shape) != (n,):
+        raise InputError(f"labels: expected {n} of them, one for each row of logits; got shape {tuple(tensor.shape)}")
+    tensor = tensor.to(logits.device, torch.int64)
+    bad = ((tensor < 0) | (tensor >= classes)).nonzero()[:, 0]
+    if len(bad):
+        raise InputError(
+            f"labels: {int(tensor[bad[0]])} at position {int(bad[0])} is outside 0…{classes - 1} "
+            f"({len(bad)} of {n} labels are); logits of {classes} columns have classes 0…{classes - 1}"
+        )
+    return tensor
+
+
+def _label_array(value: Any) -> Tensor:
+    array = np.asarray(value)
+    if array.dtype.kind == "b" or (array.dtype.kind == "f" and array.size):
+        raise InputError(f"labels: expected integers, got {array.dtype}; convert them with .astype(int)")
+    return _from_numpy(array, "labels").to(torch.int64)

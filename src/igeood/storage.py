@@ -1,0 +1,87 @@
+"""Tensors and JSON in one safetensors file: it appears whole or not at all, and is read only if nothing has changed.
+
+The file's metadata has two entries: `igeood`, a JSON text with everything that is not a tensor, and `sha256`, over
+that text and all tensors. Nothing in it is ever executed.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from igeood.errors import GuardFileError
+from igeood.version import __version__
+
+SCHEMA = 1
+
+
+def write(path: str | os.PathLike[str], record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write a record and its tensors to `path`, replacing what was there only once everything is on disk."""
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise GuardFileError(f"path: {target.parent} is no folder; make it first")
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    text = json.dumps({"schema": SCHEMA, "igeood": __version__, **record}, sort_keys=True)
+    content = save(plain, {"igeood": text, "sha256": _digest(text, plain)})
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read what `write` wrote. A damaged, foreign or newer file is an error."""
+    source = Path(path)
+    if not source.is_file():
+        raise GuardFileError(f"path: {source} is no file")
+    try:
+        with safe_open(source, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RuntimeError) as error:
+        raise GuardFileError(
+            f"path: {source} is damaged, or no guard file ({error}); save the guard again, or fetch a whole copy"
+        ) from None
+    record = _record(source, metadata.get("igeood"))
+    if metadata.get("sha256") != _digest(metadata["igeood"], tensors):
+        raise GuardFileError(f"path: {source} is damaged: its SHA-256 does not match; fetch a whole copy")
+    return record, tensors
+
+
+def _record(source: Path, text: str | None) -> dict[str, Any]:
+    """The JSON text's content, if its schema is one that this version reads."""
+    try:
+        record = json.loads(text) if text is not None else None
+    except ValueError:
+        record = None
+    if not isinstance(record, dict) or not isinstance(record.get("schema"), int):
+        raise GuardFileError(f"path: {source} is a safetensors file, but no guard; give a file that Guard.save wrote")
+    if record["schema"] > SCHEMA:
+        raise GuardFileError(
+            f"path: {source} has schema {record['schema']}, written by igeood {record.get('igeood')}; "
+            f"igeood {__version__} reads up to {SCHEMA}: upgrade igeood"
+        )
+    return record
+
+
+def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
