@@ -15,7 +15,7 @@ def split(n: int, share: float, seed: int) -> tuple[Tensor, Tensor]:
     """Rows of n samples drawn with a seed: `share` of them, and the others, each in ascending order.
 
     >>> split(4, 0.5, seed=0)
-    (tensor([2, 3]), tensor([0, 1]))
+    (tensor([0, 2]), tensor([1, 3]))
     """
     if not 0.0 < share <= 1.0:
         raise InputError(f"share: must lie in (0, 1], got {share}")

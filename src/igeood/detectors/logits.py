@@ -3,7 +3,6 @@ r"""The black-box family: detectors that need the logits only.
 A function for each score, as its paper writes it, and a thin class above it that has the common orientation.
 """
 
-import math  # noqa: F401 (doctests use it)
 from typing import ClassVar, Literal
 
 import torch
@@ -30,8 +29,8 @@ def confidence(logits: Tensor, temperature: float = 1.0) -> Tensor:
 def energy(logits: Tensor, temperature: float = 1.0) -> Tensor:
     r"""Free energy :math:`-T\log\sum_y e^{f_y/T}`, (N,): higher is out-of-distribution.
 
-    >>> energy(torch.zeros(1, 4)).item() == -math.log(4)
-    True
+    >>> energy(torch.zeros(1, 4)).item()
+    -1.38629...
     """
     categorical.check_temperature(temperature)
     logits = wide(logits)
@@ -42,8 +41,8 @@ def energy(logits: Tensor, temperature: float = 1.0) -> Tensor:
 def fr0(logits: Tensor, centroids: Tensor, temperature: float = 1.0) -> Tensor:
     r"""The paper's :math:`\mathrm{FR}_0(x) = \sum_y d(q(x), \mu_y)` (Eq. 5), (N,): higher is **in**-distribution.
 
-    >>> fr0(torch.zeros(1, 2), torch.tensor([[0.0, -torch.inf], [-torch.inf, 0.0]])).item() == math.pi
-    True
+    >>> fr0(torch.zeros(1, 2), torch.tensor([[0.0, -torch.inf], [-torch.inf, 0.0]])).item()
+    3.14159...
     """
     return categorical.pairwise_distance(wide(logits), centroids, temperature).sum(dim=1)
 

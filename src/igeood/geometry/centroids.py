@@ -3,22 +3,25 @@ r"""Class centroids of softmax outputs (the paper's Eq. 3), for Fisher–Rao and
 The Fisher–Rao centroid minimises the *mean distance* to its class's outputs: a geometric median on the sphere.
 Weiszfeld's iteration solves it: each pass is a sum over samples (`CentroidSums`), so passes stream over batches and
 merge over shards. The problem is geodesically convex on the sphere's positive part, which gives a certificate: the
-relative distance to the optimum is at most twice the norm of the smallest subgradient (`CentroidSums.gap`).
+smallest subgradient and the reach of the optimum bound the relative distance to it (`CentroidSums.gap`).
 """
 
 import warnings
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from igeood.errors import IgeoodWarning, InputError
-from igeood.geometry.precision import row_chunks, wide
+from igeood.geometry.precision import chunk_rows, row_chunks, wide
 from igeood.geometry.sphere import check_temperature, chord_distance, log_softmax, sphere
 
+_TINY = 1e-300
 _COINCIDENT = 1e-12  # an angle below this is a sample on the centre itself
+_OCTAVES = 44  # bins of angles: up to 2, up to 1, up to 1/2, …
+_LONGEST = 100.0  # steps, of Weiszfeld's
 _SNAPS = frozenset(2**i for i in range(2, 12))  # passes at which the nearest sample is tried as the centre
 
 Batches = Iterable[tuple[Tensor, Tensor]]
@@ -71,8 +74,9 @@ def centroids(
         return sgd_centroids(logits, labels, n_classes, temperature)
     if solver != "weiszfeld":
         raise InputError(f"solver: expected 'weiszfeld' or 'sgd', got {solver!r}")
-    batches = [(logits[rows], labels[rows]) for rows in row_chunks(len(logits), logits.shape[-1])]
-    return stream_centroids(batches, n_classes, temperature, start=start, tolerance=tolerance, max_passes=max_passes)
+    return stream_centroids(
+        [(logits, labels)], n_classes, temperature, start=start, tolerance=tolerance, max_passes=max_passes
+    )
 
 
 def stream_centroids(
@@ -101,20 +105,16 @@ def stream_centroids(
     check_temperature(temperature)
     if iter(batches) is batches:
         raise InputError("batches: is read many times; give a list or an object with __iter__, not a generator")
-    centre = _mean_direction(batches, n_classes, temperature) if start is None else sphere(start)
-    done = torch.zeros_like(centre[:, 0], dtype=torch.bool)
+    trial = _mean_direction(batches, n_classes, temperature) if start is None else sphere(start)
+    search = _Search(trial, sphere_sums(batches, trial, temperature))
     for number in range(1, max_passes + 1):
-        sums = sphere_sums(batches, centre, temperature)
-        done |= sums.gap(centre) <= tolerance
-        if number in _SNAPS and not bool(done.all()):
-            at_sample = sphere_sums(batches, sums.nearest, temperature).gap(sums.nearest) <= tolerance
-            centre = torch.where((at_sample & ~done)[:, None], sums.nearest, centre)
-            done |= at_sample
+        done = search.sums.gap(search.centre) <= tolerance
         if bool(done.all()):
-            return _log_probabilities(centre)
-        centre = torch.where(done[:, None], centre, sums.step(centre))
-    _warn_unfinished(sphere_sums(batches, centre, temperature).gap(centre), tolerance, max_passes)
-    return _log_probabilities(centre)
+            return _log_probabilities(search.centre)
+        trial = search.propose(to_nearest=number in _SNAPS)
+        search = search.move(trial, sphere_sums(batches, trial, temperature), ~done)
+    _warn_unfinished(search.sums.gap(search.centre), tolerance, max_passes)
+    return _log_probabilities(search.centre)
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,7 @@ class CentroidSums:
     coincident: Tensor  # (C,) those on the centre itself: they are in neither `pull` nor `weight`
     nearest_angle: Tensor  # (C,) the smallest θ that is not coincident
     nearest: Tensor  # (C, C) its sample
+    octaves: Tensor  # (C, _OCTAVES) number of samples in each octave of θ, ascending
 
     def __add__(self, other: "CentroidSums") -> "CentroidSums":
         closer = other.nearest_angle < self.nearest_angle
@@ -142,6 +143,7 @@ class CentroidSums:
             self.coincident + other.coincident,
             torch.where(closer, other.nearest_angle, self.nearest_angle),
             torch.where(closer[:, None], other.nearest, self.nearest),
+            self.octaves + other.octaves,
         )
 
     def _tangent(self, centre: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,33 +152,108 @@ class CentroidSums:
         return tangent, torch.linalg.vector_norm(tangent, dim=1)
 
     def gap(self, centre: Tensor) -> Tensor:
-        """Bound on the objective's relative distance to its optimum, (C,): twice the smallest subgradient's norm.
+        """Bound on the objective's relative distance to its optimum, (C,).
 
-        By convexity f(μ) − f* ≤ ‖g‖·d(μ, μ*), and by the triangle inequality d(μ, μ*) ≤ f(μ) + f* ≤ 2 f(μ).
-        Samples on the centre contribute any tangent of length ≤ 1, so they can cancel as much of the pull.
+        By convexity f(μ) − f* ≤ ‖g‖·d(μ, μ*), with the smallest subgradient g: samples on the centre contribute any
+        tangent of length ≤ 1, so they can cancel as much of the pull.
         """
         _, length = self._tangent(centre)
-        return 2.0 * (length - self.coincident).clamp(min=0.0) / self.count
+        return (length - self.coincident).clamp(min=0.0) * self._reach() / self.angle.clamp(min=_TINY)
 
-    def step(self, centre: Tensor) -> Tensor:
-        """Next centre, (C, C): a Weiszfeld step along a geodesic, shortened by coincident samples (Vardi, Zhang)."""
+    def _reach(self) -> Tensor:
+        """Bound on the angle between centre and optimum, (C,).
+
+        By the triangle inequality it is at most twice the mean θ. And if a share α > ½ of the samples has θ ≤ r, it is
+        at most 2αr/(2α−1): farther away those samples lose more than the others can gain.
+        """
+        share = self.octaves.cumsum(dim=1) / self.count[:, None]
+        radius = torch.exp2(torch.arange(2 - _OCTAVES, 2, dtype=share.dtype, device=share.device))
+        bound = torch.where(share > 0.501, 2.0 * share * radius / (2.0 * share - 1.0), torch.inf).amin(dim=1)
+        return torch.minimum(bound, 2.0 * self.angle / self.count)
+
+    def descent(self, centre: Tensor) -> Tensor:
+        """Steepest descent of Σ θ, (C, C) tangents: the pull, shortened by the coincident samples (Vardi, Zhang)."""
         tangent, length = self._tangent(centre)
-        size = (length - self.coincident).clamp(min=0.0) / self.weight.clamp(min=1.0)  # Σ 1/θ ≥ 2/π where there is one
-        direction = tangent / length.clamp(min=_COINCIDENT)[:, None]
-        moved = torch.cos(size)[:, None] * centre + torch.sin(size)[:, None] * direction
+        shorter = (1.0 - self.coincident / length.clamp(min=_COINCIDENT)).clamp(min=0.0)
+        return tangent * shorter[:, None]
+
+    def where(self, classes: Tensor, other: "CentroidSums") -> "CentroidSums":
+        """These sums for some classes, (C,) bool, and another's for the others."""
+        pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+        return CentroidSums(*(torch.where(classes if a.ndim == 1 else classes[:, None], a, b) for a, b in pairs))
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Where the iteration stands: for each class the best centre so far, its sums, and the size of the next step.
+
+    Weiszfeld's step, Σ u / Σ 1/θ, never raises the objective but can crawl. The step is lengthened by the curvature
+    seen between the last two centres (Barzilai, Borwein), and taken back to Weiszfeld's where that did not help.
+    """
+
+    centre: Tensor  # (C, C)
+    sums: CentroidSums
+    stretch: Tensor | None = None  # (C,) length of the next step in Weiszfeld steps; None: 1
+
+    def propose(self, *, to_nearest: bool) -> Tensor:
+        """Centres to try next, (C, C): a step along the geodesic of steepest descent, or the nearest sample itself."""
+        if to_nearest:
+            return self.sums.nearest
+        step = self.sums.descent(self.centre) / self.sums.weight.clamp(min=0.5)[:, None]  # Σ 1/θ ≥ 2/π
+        if self.stretch is not None:
+            step = step * self.stretch[:, None]
+        size = torch.linalg.vector_norm(step, dim=1, keepdim=True)
+        moved = torch.cos(size) * self.centre + torch.sinc(size / torch.pi) * step
         return torch.nn.functional.normalize(moved.clamp(min=0.0), dim=1)
+
+    def move(self, trial: Tensor, sums: CentroidSums, wanted: Tensor) -> "_Search":
+        """Take the trial for those of the wanted classes where it lowers the objective; others stay where they are."""
+        noise = 1e-12 * self.sums.angle + 1e-15 * self.sums.count  # below it the gradient is the better judge
+        flatter = (sums.angle <= self.sums.angle + noise) & (sums.gap(trial) < self.sums.gap(self.centre))
+        better = ((sums.angle < self.sums.angle - noise) | flatter) & wanted
+        moved, turned = trial - self.centre, self.sums.descent(self.centre) - sums.descent(trial)
+        curvature = (moved * turned).sum(dim=1) / (moved * moved).sum(dim=1).clamp(min=_COINCIDENT**2)  # (C,)
+        stretch = (sums.weight / curvature.clamp(min=_COINCIDENT)).clamp(1.0, _LONGEST)
+        return _Search(
+            torch.where(better[:, None], trial, self.centre),
+            sums.where(better, self.sums),
+            torch.where(better, stretch, torch.ones_like(stretch)),
+        )
 
 
 def sphere_sums(batches: Batches, centre: Tensor, temperature: float = 1.0) -> CentroidSums:
     """One Weiszfeld pass over all batches, at the centres (C, C) of the unit sphere; sums of shards add with ``+``."""
     total: CentroidSums | None = None
-    for logits, labels in batches:
-        for rows in row_chunks(len(logits), logits.shape[-1]):
-            part = _chunk_sums(sphere(logits[rows], temperature), labels[rows], centre)
-            total = part if total is None else total + part
+    for logits, labels in _chunks(batches):
+        part = _chunk_sums(sphere(logits, temperature), labels, centre)
+        total = part if total is None else total + part
     if total is None:
         raise InputError("batches: empty; centroids need at least one sample of each class")
     return total
+
+
+def _chunks(batches: Batches) -> Iterator[tuple[Tensor, Tensor]]:
+    """The same samples cut anew, in chunks that do not depend on the batches: sums come out the same to the bit."""
+    held: list[tuple[Tensor, Tensor]] = []
+    room = size = 0
+    for logits, labels in batches:
+        size = size or chunk_rows(logits.shape[-1])
+        start = 0
+        while len(logits) - start >= size - room:
+            stop = start + size - room
+            yield _join([*held, (logits[start:stop], labels[start:stop])])
+            held, room, start = [], 0, stop
+        if start < len(logits):
+            held.append((logits[start:], labels[start:]))
+            room += len(logits) - start
+    if held:
+        yield _join(held)
+
+
+def _join(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat([logits for logits, _ in parts]), torch.cat([labels for _, labels in parts])
 
 
 def _chunk_sums(points: Tensor, labels: Tensor, centre: Tensor) -> CentroidSums:
@@ -189,6 +266,7 @@ def _chunk_sums(points: Tensor, labels: Tensor, centre: Tensor) -> CentroidSums:
     def per_class(values: Tensor) -> Tensor:
         return values.new_zeros((n_classes, *values.shape[1:])).index_add_(0, labels, values)
 
+    octave = (angle.clamp(min=_TINY).log2().ceil().long() + (_OCTAVES - 2)).clamp(0, _OCTAVES - 1)
     nearest_angle = safe.new_full((n_classes,), torch.inf).scatter_reduce_(0, labels, safe, "amin")
     winners = (safe == nearest_angle[labels]).nonzero(as_tuple=True)[0]
     nearest = centre.clone()
@@ -201,6 +279,7 @@ def _chunk_sums(points: Tensor, labels: Tensor, centre: Tensor) -> CentroidSums:
         coincident=per_class(on_centre.to(angle.dtype)),
         nearest_angle=nearest_angle,
         nearest=nearest,
+        octaves=torch.bincount(labels * _OCTAVES + octave, minlength=n_classes * _OCTAVES).view(n_classes, _OCTAVES),
     )
 
 
@@ -282,11 +361,10 @@ def _class_sums(batches: Batches, n_classes: int, temperature: float, power: flo
     """Σ softmax(f/T)^power over each class's samples, (C, C); a class without a sample is an error."""
     _class_counts(batches, n_classes)
     total: Tensor | None = None
-    for logits, labels in batches:
-        for rows in row_chunks(len(logits), logits.shape[-1]):
-            points = torch.exp(power * log_softmax(logits[rows], temperature))
-            total = points.new_zeros(n_classes, points.shape[1]) if total is None else total
-            total.index_add_(0, labels[rows], points)
+    for logits, labels in _chunks(batches):
+        points = torch.exp(power * log_softmax(logits, temperature))
+        total = points.new_zeros(n_classes, points.shape[1]) if total is None else total
+        total.index_add_(0, labels, points)
     if total is None:
         raise InputError("batches: empty; centroids need at least one sample of each class")
     return total

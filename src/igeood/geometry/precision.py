@@ -19,8 +19,13 @@ def result_dtype(*tensors: Tensor) -> torch.dtype:
     return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
 
 
+def chunk_rows(width: int) -> int:
+    """Rows of `width` elements in a chunk."""
+    return max(1, CHUNK_ELEMENTS // max(1, width))
+
+
 def row_chunks(n: int, width: int) -> Iterator[slice]:
     """Slices of `n` rows such that each chunk has about `CHUNK_ELEMENTS` elements of `width` a row."""
-    step = max(1, CHUNK_ELEMENTS // max(1, width))
+    step = chunk_rows(width)
     for start in range(0, n, step):
         yield slice(start, min(start + step, n))

@@ -21,7 +21,7 @@ def log_softmax(logits: Tensor, temperature: float = 1.0) -> Tensor:
 
     Finite logits of any size are fine (the maximum is taken off before the division); −inf is a masked class.
 
-    >>> log_softmax(torch.tensor([1e38, 0.0])).tolist()
+    >>> log_softmax(torch.tensor([1e38, 0.0], dtype=torch.float64)).tolist()
     [0.0, -1e+38]
     """
     check_temperature(temperature)

@@ -1,0 +1,235 @@
+"""Fisher–Rao and Kullback–Leibler on the simplex: accuracy, extremes, gradients, laws."""
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from igeood.errors import InputError
+from igeood.geometry import categorical
+from igeood.geometry.sphere import sphere_distances
+
+
+def exact_distance(p: torch.Tensor, q: torch.Tensor) -> float:
+    """Eq. 2 in 60 digits, from the very floats that were given."""
+    with mpmath.workdps(60):
+        a, b = ([mpmath.mpf(float(v)) for v in row] for row in (p, q))
+        top_a, top_b = max(a), max(b)
+        ea, eb = [mpmath.e ** (v - top_a) for v in a], [mpmath.e ** (v - top_b) for v in b]
+        overlap = mpmath.fsum(mpmath.sqrt(x * y) for x, y in zip(ea, eb, strict=True))
+        ratio = overlap / mpmath.sqrt(mpmath.fsum(ea) * mpmath.fsum(eb))
+        return float(2 * mpmath.acos(min(ratio, mpmath.mpf(1))))
+
+
+def longdouble_distance(p: torch.Tensor, q: torch.Tensor) -> float:
+    """Eq. 2 from the chord in 80-bit floats: fast enough for 100,000 classes."""
+    a, b = (np.exp(0.5 * (v - v.max())) for v in (p.numpy().astype(np.longdouble), q.numpy().astype(np.longdouble)))
+    a, b = a / np.sqrt((a * a).sum()), b / np.sqrt((b * b).sum())
+    return float(4 * np.arcsin(np.sqrt(((a - b) ** 2).sum()) / 2))
+
+
+def pair_at(size: float, n_classes: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two float32 logit vectors about `size` apart."""
+    p = torch.randn(n_classes, generator=generator)
+    direction = torch.randn(n_classes, generator=generator)
+    return p, p + direction * size
+
+
+@pytest.mark.parametrize("n_classes", [2, 3, 10, 1000])
+@pytest.mark.parametrize("size", [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0])
+def test_distance_of_float32_is_exact_to_1e_4(n_classes, size):
+    generator = torch.Generator().manual_seed(n_classes)
+    for _ in range(3):
+        p, q = pair_at(size, n_classes, generator)
+        expected = exact_distance(p, q)
+        paired = categorical.distance(p, q).item()
+        crossed = categorical.pairwise_distance(p[None], categorical.log_softmax(q)[None]).item()
+        assert paired == pytest.approx(expected, rel=1e-6)
+        assert crossed == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e-3, 1.0, 30.0])
+def test_distance_at_100_000_classes(size):
+    p, q = pair_at(size, 100_000, torch.Generator().manual_seed(1))
+    assert categorical.distance(p, q).item() == pytest.approx(longdouble_distance(p, q), rel=1e-6)
+    assert categorical.pairwise_distance(p[None], q[None]).item() == pytest.approx(longdouble_distance(p, q), rel=1e-4)
+
+
+def test_the_two_oracles_agree():
+    p, q = pair_at(0.3, 20, torch.Generator().manual_seed(2))
+    assert longdouble_distance(p, q) == pytest.approx(exact_distance(p, q), rel=1e-15)
+
+
+@pytest.mark.parametrize("angle", [1e-6, 1e-4, 1e-2, 0.5, 1.0, 2.0, 3.0, 3.14159, math.pi])
+@pytest.mark.parametrize("n_classes", [2, 50])
+def test_known_angles(angle, n_classes):
+    """Two classes at angle θ/2 on the sphere are θ apart."""
+    half = angle / 2
+    p = torch.full((n_classes,), -torch.inf)
+    q = torch.full((n_classes,), -torch.inf, dtype=torch.float64)
+    p[0] = 0.0
+    q[0], q[1] = 2 * math.log(math.cos(half)), 2 * math.log(math.sin(half))
+    assert categorical.distance(p, q).item() == pytest.approx(angle, rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n_classes", [2, 10, 1000])
+def test_equal_inputs_are_exactly_zero_apart(dtype, n_classes):
+    logits = torch.randn(200, n_classes, dtype=dtype, generator=torch.Generator().manual_seed(0)) * 20
+    assert torch.equal(categorical.distance(logits, logits), torch.zeros(200, dtype=dtype))
+    assert torch.equal(categorical.pairwise_distance(logits, logits).diagonal(), torch.zeros(200, dtype=dtype))
+
+
+def test_disjoint_inputs_are_pi_apart():
+    p, q = torch.tensor([0.0, -torch.inf, 1.0, -torch.inf]), torch.tensor([-torch.inf, 2.0, -torch.inf, 0.0])
+    assert categorical.distance(p.double(), q.double()).item() == math.pi
+    assert categorical.pairwise_distance(p[None].double(), q[None].double()).item() == math.pi
+    assert categorical.distance(p, q).dtype == torch.float32
+
+
+@pytest.mark.parametrize("peak", [1e4, 1e38])
+@pytest.mark.parametrize("temperature", [0.1, 1.0, 1000.0])
+def test_extreme_logits_stay_finite(peak, temperature):
+    rows = torch.tensor([[peak, -peak, 0.0], [-peak, peak, 0.0], [peak, peak, -peak], [0.0, -torch.inf, 1.0]])
+    rows = rows.requires_grad_()
+    apart = categorical.pairwise_distance(rows, categorical.log_softmax(rows.detach()), temperature)
+    assert apart.isfinite().all()
+    assert categorical.distance(rows[:, None], rows[None]).isfinite().all()
+    (gradient,) = torch.autograd.grad(apart.sum(), rows)
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 5.0])
+def test_gradient_agrees_with_finite_differences(scale):
+    generator = torch.Generator().manual_seed(3)
+    logits = (torch.randn(6, 5, dtype=torch.float64, generator=generator) * scale).requires_grad_()
+    centres = categorical.log_softmax(torch.randn(4, 5, dtype=torch.float64, generator=generator))
+    assert torch.autograd.gradcheck(
+        lambda f: categorical.pairwise_distance(f, centres, 1.5).sum(dim=1), logits, rtol=1e-4, atol=1e-9
+    )
+    assert torch.autograd.gradcheck(lambda f: categorical.distance(f[:3], f[3:]), logits, rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e-15, 1e-10, 1e-6, 1e-3, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradient_is_finite_and_bounded_near_coincidence(offset, dtype):
+    """The distance moves by at most 1 for each unit of logits, so no gradient is longer than 1."""
+    base = torch.randn(8, 10, dtype=dtype, generator=torch.Generator().manual_seed(4))
+    moved = (base + offset).detach()
+    moved[:, 0] += offset
+    moved.requires_grad_()
+    (gradient,) = torch.autograd.grad(categorical.distance(moved, base).sum(), moved)
+    assert gradient.isfinite().all()
+    assert (torch.linalg.vector_norm(gradient, dim=1) <= 1.0 + 1e-6).all()
+    (gradient,) = torch.autograd.grad(
+        categorical.pairwise_distance(moved, categorical.log_softmax(base)).diagonal().sum(), moved
+    )
+    assert gradient.isfinite().all()
+
+
+def test_near_pairs_give_the_same_gradient_by_both_paths():
+    """Below and above the inner product at which the chord takes over, the gradients are continuous."""
+    generator = torch.Generator().manual_seed(5)
+    centre = torch.randn(7, dtype=torch.float64, generator=generator)
+    direction = torch.randn(7, dtype=torch.float64, generator=generator)
+    for size in np.geomspace(1e-5, 1e-2, 12):
+        logits = (centre + size * direction)[None].requires_grad_()
+        by_pairs = torch.autograd.grad(categorical.pairwise_distance(logits, centre[None]).sum(), logits)[0]
+        by_chord = torch.autograd.grad(categorical.distance(logits[0], centre), logits)[0]
+        torch.testing.assert_close(by_pairs, by_chord, rtol=1e-6, atol=1e-9)
+
+
+def test_sphere_distances_in_float32_are_accurate():
+    """A device without float64 computes in float32: the relative error stays near its resolution."""
+    generator = torch.Generator().manual_seed(6)
+    logits = torch.randn(300, 10, generator=generator, dtype=torch.float64)
+    near = logits + 1e-3 * torch.randn(300, 10, generator=generator, dtype=torch.float64)
+    points, centres = (torch.exp(0.5 * torch.log_softmax(t, 1)) for t in (logits, near))
+    expected = sphere_distances(points, centres)
+    found = sphere_distances(points.float(), centres.float()).double()
+    assert ((found - expected).abs() / expected).max() < 1e-3
+
+
+# -- laws
+
+
+def rows(count: int, widths: st.SearchStrategy[int] = st.integers(2, 6)) -> st.SearchStrategy[torch.Tensor]:
+    """`count` rows of float64 logits of one width."""
+    values = st.floats(-60, 60, allow_nan=False)
+    return widths.flatmap(lambda c: arrays(np.float64, (count, c), elements=values)).map(torch.from_numpy)
+
+
+@given(rows(3))
+def test_law_metric(f):
+    d = categorical.pairwise_distance(f, f)
+    assert torch.equal(d.diagonal(), torch.zeros(3, dtype=torch.float64))
+    assert (d >= 0).all()
+    assert (d <= math.pi).all()
+    torch.testing.assert_close(d, d.T, rtol=1e-9, atol=1e-9)
+    assert d[0, 2] <= d[0, 1] + d[1, 2] + 1e-7
+    assert categorical.distance(f[0], f[1]).item() == categorical.distance(f[1], f[0]).item()
+
+
+@given(rows(2), st.randoms(use_true_random=False), st.floats(-100, 100))
+def test_law_classes_may_be_permuted_and_logits_shifted(f, random, shift):
+    order = list(range(f.shape[1]))
+    random.shuffle(order)
+    expected = categorical.distance(f[0], f[1]).item()
+    assert categorical.distance(f[0][order], f[1][order]).item() == pytest.approx(expected, rel=1e-7, abs=1e-12)
+    # a shift rounds the logits themselves: 1e-13 of them
+    assert categorical.distance(f[0] + shift, f[1]).item() == pytest.approx(expected, rel=1e-6, abs=1e-11)
+
+
+@given(rows(5))
+@settings(max_examples=50)
+def test_law_broadcast_is_a_loop(f):
+    grid = categorical.distance(f[:, None], f[None])
+    pairs = categorical.pairwise_distance(f, f)
+    kl_grid, kl_pairs = categorical.kl_divergence(f[:, None], f[None]), categorical.pairwise_kl_divergence(f, f)
+    for i in range(5):
+        for j in range(5):
+            assert grid[i, j].item() == pytest.approx(categorical.distance(f[i], f[j]).item(), rel=1e-12)
+            assert pairs[i, j].item() == pytest.approx(grid[i, j].item(), rel=1e-6, abs=1e-12)
+            assert kl_pairs[i, j].item() == pytest.approx(kl_grid[i, j].item(), rel=1e-9, abs=1e-12)
+
+
+@given(rows(2))
+def test_law_kl_is_not_negative_and_bounds_the_distance(f):
+    """KL ≥ −2 log cos(d/2): Jensen's inequality on the Bhattacharyya coefficient."""
+    divergence = categorical.kl_divergence(f[0], f[1]).item()
+    assert divergence >= 0
+    assert categorical.kl_divergence(f[0], f[0]).item() == pytest.approx(0.0, abs=1e-14)
+    overlap = math.cos(categorical.distance(f[0], f[1]).item() / 2)
+    assert divergence >= -2 * math.log(max(overlap, 1e-300)) - 1e-9
+
+
+def test_kl_divergence_against_scipy():
+    from scipy.stats import entropy
+
+    f = torch.randn(2, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(7)) * 3
+    p, q = f.softmax(1).numpy()
+    assert categorical.kl_divergence(f[0], f[1]).item() == pytest.approx(entropy(p, q), rel=1e-12)
+
+
+def test_kl_divergence_from_a_class_without_mass_is_large_but_finite():
+    p, q = torch.tensor([0.0, -torch.inf]), torch.tensor([-torch.inf, 0.0])
+    assert 700 < categorical.kl_divergence(p, q).item() < 720
+    assert categorical.kl_divergence(p, p).item() == 0.0
+
+
+@pytest.mark.parametrize("temperature", [0, -1.0, math.nan, math.inf, "1", None, True])
+def test_bad_temperature(temperature):
+    with pytest.raises(InputError, match="temperature"):
+        categorical.log_softmax(torch.zeros(1, 2), temperature)
+
+
+def test_shapes_that_do_not_fit():
+    with pytest.raises(InputError, match=r"\(2, 3\) and \(2, 4\)"):
+        categorical.distance(torch.zeros(2, 3), torch.zeros(2, 4))
+    with pytest.raises(InputError, match=r"logits \(N, C\)"):
+        categorical.pairwise_distance(torch.zeros(3), torch.zeros(3, 3))

@@ -1,0 +1,219 @@
+"""Class centroids: the optimum, for any batching, on awkward classes."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+
+from igeood.errors import IgeoodWarning, InputError
+from igeood.geometry import categorical
+from igeood.geometry.centroids import centroids, kl_centroids, sgd_centroids, sphere_sums, stream_centroids
+from igeood.geometry.sphere import chord_distance, sphere
+
+
+def objectives(logits, labels, centres, temperature=1.0):
+    """Mean distance of each class's samples to its centroid, (C,)."""
+    apart = chord_distance(sphere(logits, temperature), sphere(centres)[labels])
+    sums = torch.zeros(len(centres), dtype=torch.float64).index_add_(0, labels, apart)
+    return sums / torch.bincount(labels, minlength=len(centres))
+
+
+def lbfgs_objective(logits, temperature, start):
+    """Best mean distance of one class's samples that L-BFGS finds, in float64, over the centroid's logits."""
+    points = sphere(logits, temperature)
+
+    def value_and_gradient(z):
+        z = torch.tensor(z, dtype=torch.float64, requires_grad=True)
+        value = chord_distance(points, sphere(z)).mean()
+        value.backward()
+        return value.item(), z.grad.numpy()
+
+    options = {"maxiter": 5000, "maxfun": 20000, "ftol": 1e-15, "gtol": 1e-12}
+    starts = [start.clamp(min=-60).numpy(), categorical.log_softmax(logits, temperature).clamp(min=-60).mean(0).numpy()]
+    return min(minimize(value_and_gradient, z, jac=True, method="L-BFGS-B", options=options).fun for z in starts)
+
+
+@pytest.mark.parametrize(("n_classes", "margin"), [(2, 4.0), (3, 1.0), (10, 2.0), (10, 8.0), (10, 20.0), (30, 6.0)])
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 20.0])
+def test_objective_is_the_optimum_and_below_the_papers_recipe(make, n_classes, margin, temperature):
+    data = make(n_classes, n=40 * n_classes, margin=margin)
+    found = centroids(data.train, data.labels, n_classes, temperature)
+    ours = objectives(data.train, data.labels, found, temperature)
+    paper = objectives(
+        data.train, data.labels, sgd_centroids(data.train, data.labels, n_classes, temperature), temperature
+    )
+    assert (ours <= paper * (1 + 1e-12)).all()
+    for c in range(min(n_classes, 4)):
+        best = lbfgs_objective(data.train[data.labels == c], temperature, found[c])
+        assert ours[c].item() <= best * (1 + 1e-6)
+
+
+def test_they_are_log_probabilities(classifier):
+    found = centroids(classifier.train, classifier.labels, 10)
+    assert found.shape == (10, 10)
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found.exp().sum(dim=1), torch.ones(10, dtype=torch.float64), rtol=0, atol=1e-12)
+    assert torch.equal(found.argmax(dim=1), torch.arange(10))
+
+
+@pytest.mark.parametrize("batch", [1, 7, 64, 399])
+def test_any_batch_size_and_sharding_gives_the_same(classifier, batch, monkeypatch):
+    whole = centroids(classifier.train, classifier.labels, 10)
+    shards = list(zip(classifier.train.split(batch), classifier.labels.split(batch), strict=True))
+    assert torch.equal(stream_centroids(shards, 10), whole)
+    monkeypatch.setattr("igeood.geometry.precision.CHUNK_ELEMENTS", 10 * batch)
+    torch.testing.assert_close(centroids(classifier.train, classifier.labels, 10), whole, rtol=1e-9, atol=1e-9)
+
+
+@given(cut=st.integers(1, 399), seed=st.integers(0, 5))
+@settings(max_examples=20)
+def test_law_sums_of_shards_add_up_to_the_whole(classifier, cut, seed):
+    order = torch.randperm(400, generator=torch.Generator().manual_seed(seed))
+    logits, labels = classifier.train[order], classifier.labels[order]
+    centre = sphere(torch.eye(10) * 3)
+    parts = sphere_sums([(logits[:cut], labels[:cut])], centre) + sphere_sums([(logits[cut:], labels[cut:])], centre)
+    whole = sphere_sums([(logits, labels)], centre)
+    for name in ("pull", "weight", "angle", "count", "coincident", "nearest_angle", "nearest", "octaves"):
+        torch.testing.assert_close(getattr(parts, name), getattr(whole, name), rtol=1e-12, atol=1e-12)
+
+
+def test_one_sample_in_a_class_is_its_centroid():
+    logits = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+    found = centroids(logits, torch.arange(4), 4)
+    torch.testing.assert_close(found, categorical.log_softmax(logits), rtol=0, atol=1e-12)
+
+
+def test_identical_samples_are_their_centroid():
+    logits = torch.randn(3, 3, generator=torch.Generator().manual_seed(1))
+    found = centroids(logits.repeat(50, 1), torch.arange(3).repeat(50), 3)
+    torch.testing.assert_close(found, categorical.log_softmax(logits), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.4, 0.45, 0.5, 0.6, 0.9])
+def test_part_of_a_class_at_a_vertex(share):
+    """Samples with all mass on their class. With 60% of them the median is the vertex: the others cannot outpull it."""
+    generator = torch.Generator().manual_seed(2)
+    n_classes, n = 5, 500
+    labels = torch.arange(n) % n_classes
+    logits = torch.randn(n, n_classes, generator=generator) * 2
+    logits[torch.arange(n), labels] += 2
+    at_vertex = torch.arange(n) < share * n
+    logits[at_vertex] = -torch.inf
+    logits[at_vertex, labels[at_vertex]] = 0.0
+    found = centroids(logits, labels, n_classes)
+    sums = sphere_sums([(logits, labels)], torch.exp(0.5 * found))
+    assert (sums.gap(torch.exp(0.5 * found)) <= 1e-6).all()
+    if share >= 0.6:
+        assert torch.equal(found.exp(), torch.eye(n_classes, dtype=torch.float64))
+
+
+def test_half_of_a_class_identical_elsewhere():
+    """A cluster of equal samples that is not the start: the iteration has to land on it."""
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(300, 3, generator=generator)
+    logits[:160] = torch.tensor([1.0, 0.3, -0.5])
+    labels = torch.zeros(300, dtype=torch.int64)
+    labels[-2:] = torch.tensor([1, 2])
+    found = centroids(logits, labels, 3)
+    torch.testing.assert_close(found[0], categorical.log_softmax(logits[0]), rtol=0, atol=1e-10)
+
+
+def test_the_gap_bounds_the_distance_to_the_optimum(classifier):
+    """The certificate that stops the iteration holds at any point, not only at the end."""
+    optimum = objectives(classifier.train, classifier.labels, centroids(classifier.train, classifier.labels, 10))
+    for sharpness in (0.1, 1.0, 4.0, 8.0):
+        centre = sphere(torch.eye(10) * sharpness)
+        sums = sphere_sums([(classifier.train, classifier.labels)], centre)
+        relative = (2 * sums.angle / sums.count - optimum) / (2 * sums.angle / sums.count)
+        assert (relative <= sums.gap(centre) + 1e-9).all()
+
+
+def test_a_neighbouring_start_gives_the_same(classifier):
+    cold = centroids(classifier.train, classifier.labels, 10, 2.0)
+    start = categorical.retemper(centroids(classifier.train, classifier.labels, 10, 1.5), 1.5, 2.0)
+    warm = centroids(classifier.train, classifier.labels, 10, 2.0, start=start)
+    torch.testing.assert_close(warm.exp(), cold.exp(), rtol=0, atol=1e-6)
+
+
+def test_too_few_passes_is_a_warning_with_the_figure(classifier):
+    with pytest.warns(IgeoodWarning, match=r"class \d is within .* after 2 passes"):
+        centroids(classifier.train, classifier.labels, 10, max_passes=2, tolerance=1e-12)
+
+
+def test_sgd_takes_the_papers_path(make):
+    """100 steps of 0.1 from the identity, checked against a plain loop over the classes."""
+    data = make(4, n=80, margin=2.0)
+    centre = torch.eye(4, dtype=torch.float64)
+    for _ in range(100):
+        centre = centre.requires_grad_()
+        loss = sum(categorical.distance(data.train[data.labels == c].double(), centre[c]).mean() for c in range(4))
+        centre = (centre - 0.1 * torch.autograd.grad(loss, centre)[0]).detach()
+    found = centroids(data.train, data.labels, 4, solver="sgd")
+    torch.testing.assert_close(found, torch.log_softmax(centre, 1), rtol=1e-9, atol=1e-9)
+
+
+def test_kl_centroid_is_the_mean_and_minimises_the_mean_divergence(classifier):
+    found = kl_centroids(classifier.train, classifier.labels, 10, 2.0)
+    for c in range(10):
+        outputs = torch.softmax(classifier.train[classifier.labels == c].double() / 2.0, dim=1)
+        torch.testing.assert_close(found[c].exp(), outputs.mean(dim=0), rtol=1e-12, atol=1e-15)
+        best = categorical.kl_divergence(outputs.log(), found[c]).mean()
+        for other in np.random.default_rng(0).normal(size=(5, 10)):
+            assert categorical.kl_divergence(outputs.log(), found[c] + 0.1 * torch.from_numpy(other)).mean() > best
+
+
+def test_retemper_is_the_authors_rescaling():
+    logits = torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    at_one = categorical.log_softmax(logits)
+    torch.testing.assert_close(categorical.retemper(at_one, 1.0, 5.0), categorical.log_softmax(logits, 5.0))
+    assert categorical.retemper(at_one, 2.0, 2.0) is at_one
+
+
+@pytest.mark.parametrize("solve", [centroids, kl_centroids, sgd_centroids])
+def test_a_class_without_sample_is_named(solve):
+    with pytest.raises(InputError, match="no sample of class 1 "):
+        solve(torch.zeros(2, 3), torch.tensor([0, 2]), 3)
+
+
+def test_bad_input():
+    logits, labels = torch.zeros(3, 3), torch.arange(3)
+    with pytest.raises(InputError, match="solver: expected 'weiszfeld' or 'sgd'"):
+        centroids(logits, labels, 3, solver="adam")
+    with pytest.raises(InputError, match=r"expected shape \(N, 4\)"):
+        centroids(logits, labels, 4)
+    with pytest.raises(InputError, match="labels: must lie in 0…2, got 1…3"):
+        centroids(logits, labels + 1, 3)
+    with pytest.raises(InputError, match="labels: expected 3 integers"):
+        centroids(logits, labels.float(), 3)
+    with pytest.raises(InputError, match="a row has NaN"):
+        centroids(logits * torch.nan, labels, 3)
+    with pytest.raises(InputError, match="temperature"):
+        centroids(logits, labels, 3, 0.0)
+    with pytest.raises(InputError, match="not a generator"):
+        stream_centroids(iter([(logits, labels)]), 3)
+    with pytest.raises(InputError, match="empty"):
+        stream_centroids([], 3)
+
+
+def test_shards_in_separate_processes_add_up(classifier):
+    """A pass over shards, each summed alone and then merged, drives the iteration to the same centroids."""
+
+    class Shards:
+        def __iter__(self):
+            return iter([(classifier.train[i::3], classifier.labels[i::3]) for i in range(3)])
+
+    whole = centroids(classifier.train, classifier.labels, 10)
+    torch.testing.assert_close(stream_centroids(Shards(), 10), whole, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("temperature", [0.05, 0.3, 100.0])
+def test_saturated_classes_converge(make, temperature):
+    """Most samples within 1e-9 of a vertex and a few far away: rounding must not keep the iteration from ending."""
+    data = make(10, n=1000, margin=25.0)
+    logits = torch.where(
+        torch.rand(1000, 1, generator=torch.Generator().manual_seed(0)) < 0.1, data.ood.repeat(1, 1), data.train
+    )
+    found = centroids(logits, data.labels, 10, temperature)
+    assert found.exp().isfinite().all()
