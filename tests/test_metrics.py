@@ -1,0 +1,110 @@
+"""Metrics against scikit-learn, and against counting."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import average_precision_score, roc_auc_score
+
+from igeood import metrics
+from igeood.errors import InputError
+
+
+def counted_tnr(id_scores, ood_scores, tpr):
+    """Try every threshold in ascending order; the first that keeps enough decides."""
+    for threshold in sorted(id_scores):
+        kept = sum(s <= threshold for s in id_scores)
+        if Fraction(kept, len(id_scores)) >= Fraction(str(tpr)):
+            return sum(s > threshold for s in ood_scores) / len(ood_scores)
+    raise AssertionError
+
+
+def scores_of(kind, seed):
+    rng = np.random.default_rng(seed)
+    n, m = rng.integers(1, 300, 2)
+    inside, outside = rng.normal(size=n), rng.normal(0.7, 1.0, size=m)
+    if kind == "tied":
+        inside, outside = inside.round(1), outside.round(1)
+    if kind == "heavily tied":
+        inside, outside = inside.round(), outside.round()
+    if kind == "constant":
+        inside, outside = inside * 0, outside * 0
+    return inside, outside
+
+
+@pytest.mark.parametrize("kind", ["continuous", "tied", "heavily tied", "constant"])
+@pytest.mark.parametrize("seed", range(10))
+def test_equal_to_scikit_learn(kind, seed):
+    inside, outside = scores_of(kind, seed)
+    positive = np.r_[np.ones(len(inside)), np.zeros(len(outside))]
+    confidence = -np.r_[inside, outside]
+    assert metrics.auroc(inside, outside) == pytest.approx(roc_auc_score(positive, confidence), abs=1e-12)
+    assert metrics.aupr(inside, outside) == pytest.approx(average_precision_score(positive, confidence), abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["continuous", "tied", "heavily tied", "constant"])
+@pytest.mark.parametrize("tpr", [0.05, 0.5, 0.9, 0.95, 0.99])
+def test_tnr_is_what_counting_gives(kind, tpr):
+    for seed in range(5):
+        inside, outside = scores_of(kind, seed)
+        assert metrics.tnr_at_tpr(inside, outside, tpr) == counted_tnr(inside, outside, tpr)
+
+
+@pytest.mark.parametrize("n", [20, 40, 60, 100, 1000, 10_000])
+def test_95_percent_of_n_is_exact(n):
+    """0.95 · 20 is 19, though the float 0.95 is a little below: the 19th score is the threshold, not the 20th."""
+    inside = np.arange(1.0, n + 1)
+    threshold = n * 95 // 100
+    assert metrics.tnr_at_tpr(inside, [threshold + 0.5], 0.95) == 1.0
+    assert metrics.tnr_at_tpr(inside, [threshold], 0.95) == 0.0
+
+
+scores = st.lists(st.integers(-5, 5).map(float), min_size=1, max_size=30)
+
+
+@given(scores, scores)
+def test_law_monotone_maps_change_nothing(inside, outside):
+    moved = [[np.exp(s) * 3 - 1 for s in side] for side in (inside, outside)]
+    assert metrics.evaluate(inside, outside) == metrics.evaluate(*moved)
+
+
+@given(scores, scores)
+def test_law_auroc_of_the_mirror(inside, outside):
+    assert metrics.auroc(inside, outside) == pytest.approx(1 - metrics.auroc(outside, inside), abs=1e-15)
+
+
+@given(scores, scores)
+def test_evaluate_is_the_three_of_them(inside, outside):
+    found = metrics.evaluate(inside, outside, 0.9)
+    assert found.tnr_at_tpr == metrics.tnr_at_tpr(inside, outside, 0.9)
+    assert found.auroc == metrics.auroc(inside, outside)
+    assert found.aupr == metrics.aupr(inside, outside)
+
+
+def test_any_kind_of_array():
+    inside, outside = [0.0, 1.0, 2.0], [1.5, 2.5]
+    for convert in (list, np.array, torch.tensor, lambda x: torch.tensor(x, dtype=torch.float16)):
+        assert metrics.auroc(convert(inside), convert(outside)) == 5 / 6
+
+
+def test_infinite_scores_have_their_place():
+    assert metrics.auroc([-np.inf, 0.0], [np.inf, np.inf]) == 1.0
+
+
+@pytest.mark.parametrize("metric", [metrics.tnr_at_tpr, metrics.auroc, metrics.aupr, metrics.evaluate])
+def test_bad_input(metric):
+    with pytest.raises(InputError, match="id_scores: empty"):
+        metric([], [1.0])
+    with pytest.raises(InputError, match="ood_scores: NaN at position 1"):
+        metric([1.0], [1.0, np.nan])
+    with pytest.raises(InputError, match=r"ood_scores: .*shape \(N,\)"):
+        metric([1.0], np.zeros((2, 2)))
+
+
+@pytest.mark.parametrize("tpr", [0.0, 1.0, -0.5, 95, np.nan, "0.95", True])
+def test_bad_tpr(tpr):
+    with pytest.raises(InputError, match="tpr: must lie strictly between 0 and 1"):
+        metrics.tnr_at_tpr([1.0], [2.0], tpr)
