@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from igeood.version import __version__
 
 if TYPE_CHECKING:
-    from igeood import calibration, geometry, metrics, networks
+    from igeood import calibration, errors, geometry, metrics, networks
     from igeood.detectors import METHODS, Energy, IgeoodLogits, KLDivergence, MaxSoftmax, Odin, detector
     from igeood.guard import Guard, Verdict, black_box, load
     from igeood.outputs import Outputs
@@ -18,7 +18,7 @@ _HOMES = {
     **dict.fromkeys(["Guard", "Verdict", "black_box", "load"], "guard"),
     "Outputs": "outputs",
 }
-_MODULES = ("calibration", "geometry", "metrics", "networks")
+_MODULES = ("calibration", "errors", "geometry", "metrics", "networks")
 
 __all__ = [
     "METHODS",
@@ -34,6 +34,7 @@ __all__ = [
     "black_box",
     "calibration",
     "detector",
+    "errors",
     "geometry",
     "load",
     "metrics",

@@ -7,11 +7,12 @@ samples; and the share that one calibration set keeps is at least a Beta(k, n+1�
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from scipy.stats import beta, false_discovery_control
+from scipy.stats import binom, false_discovery_control
 from torch import Tensor
 
 from igeood.errors import InputError
@@ -46,7 +47,7 @@ class Calibration:
         object.__setattr__(self, "scores", values.sort().values)
         rank(len(values), self.tpr, self.guarantee, self.confidence)  # raises when there are too few
 
-    @property
+    @cached_property
     def threshold(self) -> float:
         """`is_ood = score > threshold`."""
         return float(self.scores[rank(len(self.scores), self.tpr, self.guarantee, self.confidence) - 1])
@@ -104,8 +105,7 @@ def rank(n: int, tpr: float = 0.95, guarantee: Guarantee = "marginal", confidenc
         raise InputError(f"id_scores: {n} calibration samples cannot promise {promise}; at least {needed} are needed")
     if guarantee == "marginal":
         return math.ceil((n + 1) * share)
-    ranks = np.arange(1, n + 1)
-    return int(ranks[np.argmax(beta.sf(tpr, ranks, n + 1 - ranks) >= confidence)])
+    return int(binom.ppf(confidence, n, tpr)) + 1  # P(Beta(k, n+1−k) ≥ tpr) = P(Binomial(n, tpr) ≤ k−1)
 
 
 def needed_samples(tpr: float = 0.95, guarantee: Guarantee = "marginal", confidence: float = 0.95) -> int:
@@ -121,7 +121,7 @@ def needed_samples(tpr: float = 0.95, guarantee: Guarantee = "marginal", confide
         raise InputError(f"guarantee: expected 'marginal' or 'tolerance', got {guarantee!r}")
     exact_fraction(confidence, "confidence")
     n = max(1, math.floor(math.log(1 - confidence) / math.log(tpr)))  # the closed form may be off by rounding
-    while beta.sf(tpr, n, 1) < confidence:
+    while binom.cdf(n - 1, n, tpr) < confidence:
         n += 1
     return n
 

@@ -34,3 +34,7 @@ def demo(seed: int, path: str | None) -> None:
     from igeood.demo import run  # noqa: PLC0415 (torch and scikit-learn take seconds to import)
 
     run(seed=seed, path=path)
+
+
+if __name__ == "__main__":
+    main()

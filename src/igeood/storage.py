@@ -1,13 +1,13 @@
 """Tensors and JSON in one safetensors file: it appears whole or not at all, and is read only if nothing has changed.
 
-The file's metadata has two entries: `igeood`, a JSON text with everything that is not a tensor, and `sha256`, over
-that text and all tensors. Nothing in it is ever executed.
+The file's metadata has one entry, `igeood`: a JSON text with everything that is not a tensor, and a SHA-256 over the
+rest of that text and all tensors. Nothing in it is ever executed.
 """
 
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,18 +28,18 @@ def write(path: str | os.PathLike[str], record: Mapping[str, Any], tensors: Mapp
     if not target.parent.is_dir():
         raise GuardFileError(f"path: {target.parent} is no folder; make it first")
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    text = json.dumps({"schema": SCHEMA, "igeood": __version__, **record}, sort_keys=True)
-    content = save(plain, {"igeood": text, "sha256": _digest(text, plain)})
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+    full = {"schema": SCHEMA, "igeood": __version__, **record}
+    text = json.dumps({**full, "sha256": _digest(full, plain)}, sort_keys=True)
+    content = save(plain, {"igeood": text})
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(target)
+        temporary.replace(target)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -57,7 +57,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor
             f"path: {source} is damaged, or no guard file ({error}); save the guard again, or fetch a whole copy"
         ) from None
     record = _record(source, metadata.get("igeood"))
-    if metadata.get("sha256") != _digest(metadata["igeood"], tensors):
+    if record.pop("sha256", None) != _digest(record, tensors):
         raise GuardFileError(f"path: {source} is damaged: its SHA-256 does not match; fetch a whole copy")
     return record, tensors
 
@@ -78,8 +78,8 @@ def _record(source: Path, text: str | None) -> dict[str, Any]:
     return record
 
 
-def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256(text.encode())
+def _digest(record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.numpy().tobytes())

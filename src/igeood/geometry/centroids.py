@@ -208,9 +208,9 @@ class _Search:
 
     def move(self, trial: Tensor, sums: CentroidSums, wanted: Tensor) -> "_Search":
         """Take the trial for those of the wanted classes where it lowers the objective; others stay where they are."""
-        noise = 1e-12 * self.sums.angle + 1e-15 * self.sums.count  # below it the gradient is the better judge
-        flatter = (sums.angle <= self.sums.angle + noise) & (sums.gap(trial) < self.sums.gap(self.centre))
-        better = ((sums.angle < self.sums.angle - noise) | flatter) & wanted
+        level = sums.angle <= self.sums.angle * (1.0 + 1e-12)  # up to rounding: the gradient is the better judge then
+        flatter = level & (sums.gap(trial) < self.sums.gap(self.centre))
+        better = ((sums.angle < self.sums.angle) | flatter) & wanted
         moved, turned = trial - self.centre, self.sums.descent(self.centre) - sums.descent(trial)
         curvature = (moved * turned).sum(dim=1) / (moved * moved).sum(dim=1).clamp(min=_COINCIDENT**2)  # (C,)
         stretch = (sums.weight / curvature.clamp(min=_COINCIDENT)).clamp(1.0, _LONGEST)

@@ -1,0 +1,180 @@
+"""One safe file: whole or refused, and never executed."""
+
+import os
+import pickle
+import stat
+import struct
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import igeood
+from igeood import storage
+from igeood.errors import GuardFileError
+
+
+@pytest.fixture
+def saved(make, tmp_path):
+    """A small tuned and calibrated guard, and its file."""
+    data = make(3, n=60, margin=4.0)
+    guard = igeood.black_box().fit(data.train, data.labels).tune(data.held_out, data.ood).calibrate(data.held_out)
+    path = tmp_path / "guard.safetensors"
+    guard.save(path)
+    return guard, path, data
+
+
+def test_round_trip_is_bit_identical(saved, tmp_path):
+    guard, path, data = saved
+    loaded = igeood.load(path)
+    for batch in (data.test, data.ood):
+        one, other = guard.predict(batch), loaded.predict(batch)
+        for name in ("is_ood", "score", "p_value", "label"):
+            assert torch.equal(getattr(one, name), getattr(other, name))
+    assert loaded.tuning == guard.tuning
+    assert loaded.calibration.promise == guard.calibration.promise
+    assert loaded.calibration.left_out == guard.calibration.left_out == 30
+    loaded.save(tmp_path / "again.safetensors")
+    assert (tmp_path / "again.safetensors").read_bytes() == path.read_bytes()
+
+
+def test_a_loaded_guard_remembers_what_tune_used(saved):
+    _, path, data = saved
+    loaded = igeood.load(path).calibrate(data.held_out)
+    assert loaded.calibration.left_out == 30
+    with pytest.raises(igeood.errors.NotReadyError, match=r"call fit\(logits, labels\) again"):
+        loaded.tune(data.held_out, data.ood)
+
+
+def test_an_uncalibrated_guard_can_be_saved(make, tmp_path):
+    data = make(3, n=60)
+    igeood.black_box(method="energy").fit(data.train).save(tmp_path / "g.safetensors")
+    loaded = igeood.load(tmp_path / "g.safetensors")
+    assert loaded.calibration is None
+    assert loaded.calibrate(data.held_out).predict(data.test).is_ood.shape == (60,)
+
+
+def test_the_metadata_is_readable_json(saved):
+    guard, path, _ = saved
+    record, tensors = storage.read(path)
+    assert record["schema"] == storage.SCHEMA
+    assert record["igeood"] == igeood.__version__
+    assert (record["method"], record["n_classes"]) == ("igeood-logits", 3)
+    assert record["params"] == guard.detector.params()
+    assert record["calibration"]["threshold"] == guard.calibration.threshold
+    assert record["calibration"]["n"] == 30
+    assert set(tensors) == {"detector.centroids_", "calibration.scores", "tuned_on"}
+
+
+def test_every_truncation_is_refused(saved, tmp_path):
+    _, path, _ = saved
+    content, cut = path.read_bytes(), tmp_path / "cut.safetensors"
+    for size in [*range(0, len(content), 97), len(content) - 1]:
+        cut.write_bytes(content[:size])
+        with pytest.raises(GuardFileError, match=r"cut\.safetensors"):
+            igeood.load(cut)
+    cut.write_bytes(content + b"\0")
+    with pytest.raises(GuardFileError):
+        igeood.load(cut)
+
+
+def test_every_flipped_byte_is_refused(saved, tmp_path):
+    _, path, _ = saved
+    content, flipped = path.read_bytes(), tmp_path / "flipped.safetensors"
+    for position in range(0, len(content), 3):
+        changed = bytearray(content)
+        changed[position] ^= 1 << (position % 8)
+        flipped.write_bytes(changed)
+        with pytest.raises(GuardFileError):
+            igeood.load(flipped)
+
+
+class Bomb:
+    """A pickle that would leave a trace if anything ran it."""
+
+    def __init__(self, trace):
+        self.trace = trace
+
+    def __reduce__(self):
+        return (os.mkdir, (str(self.trace),))
+
+
+def test_a_renamed_pickle_is_refused_and_not_run(tmp_path):
+    trace, path = tmp_path / "trace", tmp_path / "guard.safetensors"
+    path.write_bytes(pickle.dumps(Bomb(trace)))
+    with pytest.raises(GuardFileError, match="no guard file"):
+        igeood.load(path)
+    torch.save({"x": Bomb(trace)}, path)
+    with pytest.raises(GuardFileError, match="no guard file"):
+        igeood.load(path)
+    assert not trace.exists()
+    pickle.loads(pickle.dumps(Bomb(trace)))  # the bomb works
+    assert trace.exists()
+
+
+def test_a_newer_schema_asks_to_upgrade(saved, monkeypatch, tmp_path):
+    guard, _, _ = saved
+    monkeypatch.setattr(storage, "SCHEMA", storage.SCHEMA + 1)
+    guard.save(tmp_path / "newer.safetensors")
+    monkeypatch.undo()
+    with pytest.raises(GuardFileError, match=r"has schema 2, .* reads up to 1: upgrade igeood"):
+        igeood.load(tmp_path / "newer.safetensors")
+
+
+def test_other_safetensors_files_are_no_guards(tmp_path):
+    path = tmp_path / "weights.safetensors"
+    save_file({"w": torch.zeros(2)}, path)
+    with pytest.raises(GuardFileError, match="no guard"):
+        igeood.load(path)
+    save_file({"w": torch.zeros(2)}, path, {"igeood": "[]"})
+    with pytest.raises(GuardFileError, match="no guard"):
+        igeood.load(path)
+    storage.write(path, {"method": "nonsense"}, {})
+    with pytest.raises(GuardFileError, match="does not describe a guard"):
+        igeood.load(path)
+
+
+def test_a_header_of_absurd_size_is_refused(tmp_path):
+    path = tmp_path / "guard.safetensors"
+    path.write_bytes(struct.pack("<Q", 2**62) + b"{}")
+    with pytest.raises(GuardFileError):
+        igeood.load(path)
+
+
+def test_files_that_are_not_there(tmp_path):
+    with pytest.raises(GuardFileError, match="is no file"):
+        igeood.load(tmp_path / "none.safetensors")
+    with pytest.raises(GuardFileError, match="is no file"):
+        igeood.load(tmp_path)
+
+
+def test_a_save_that_fails_leaves_the_old_file(saved, monkeypatch):
+    guard, path, _ = saved
+    before = path.read_bytes()
+
+    def broken(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(OSError, match="No space"):
+        guard.save(path)
+    assert path.read_bytes() == before
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_saving_into_a_folder_that_is_not_there(saved, tmp_path):
+    with pytest.raises(GuardFileError, match="is no folder; make it first"):
+        saved[0].save(tmp_path / "none" / "guard.safetensors")
+
+
+def test_the_file_has_the_usual_permissions(saved):
+    umask = os.umask(0)
+    os.umask(umask)
+    assert stat.S_IMODE(saved[1].stat().st_mode) == 0o666 & ~umask
+
+
+def test_the_digest_covers_names_and_shapes():
+    base = storage._digest({}, {"a": torch.zeros(4)})
+    assert base != storage._digest({}, {"b": torch.zeros(4)})
+    assert base != storage._digest({}, {"a": torch.zeros(2, 2)})
+    assert base != storage._digest({"x": 1}, {"a": torch.zeros(4)})
