@@ -29,7 +29,7 @@ def test_demo_prints_a_table_and_saves_a_guard(tmp_path):
     found = run("demo", "--save", str(tmp_path / "guard.safetensors"))
     assert found.returncode == 0
     assert found.stderr == ""
-    for name in igeood.METHODS:
+    for name in (name for name, method in igeood.METHODS.items() if not method.needs_layers):
         assert name in found.stdout
     assert "at least 95%" in found.stdout
     assert igeood.load(tmp_path / "guard.safetensors").calibration.tpr == 0.95

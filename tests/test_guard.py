@@ -9,7 +9,8 @@ import torch
 
 import igeood
 from igeood import validation
-from igeood.errors import InputError, NotReadyError
+from igeood.errors import IgeoodWarning, InputError, NotReadyError
+from igeood.outputs import row_keys
 
 
 @pytest.fixture
@@ -70,47 +71,51 @@ def test_fit_keeps_its_own_copy(classifier):
 
 def test_tune_uses_a_share_and_calibrate_leaves_it_out(guard, classifier, caplog):
     guard.tune(classifier.held_out, classifier.ood)
+    used = validation.chosen(row_keys(classifier.held_out), 0.5, 0)
+    n = int(used.sum())
+    assert 160 < n < 240
+    assert guard.tuning.n_id == n
     with caplog.at_level(logging.WARNING, "igeood"):
         guard.calibrate(classifier.held_out)
-    assert "left out 200 of 400 samples" in caplog.text
-    assert guard.calibration.left_out == 200
-    assert len(guard.calibration.scores) == 200
-    rows, rest = validation.split(400, 0.5, 0)
-    torch.testing.assert_close(guard.calibration.scores, guard.score(classifier.held_out[rest]).sort().values)
-    assert not set(rows.tolist()) & set(rest.tolist())
+    assert f"left out {n} of 400 samples" in caplog.text
+    assert guard.calibration.left_out == n
+    torch.testing.assert_close(guard.calibration.scores, guard.score(classifier.held_out[~used]).sort().values)
 
 
 def test_samples_are_known_by_content(guard, classifier):
     """Another order, another precision, another kind of array: still the same samples."""
-    guard.tune(classifier.held_out, classifier.ood)
+    guard.tune(classifier.held_out.double() + 1e-12, classifier.ood)
     order = torch.randperm(400, generator=torch.Generator().manual_seed(1))
-    guard.calibrate(classifier.held_out[order].double().numpy())
-    assert guard.calibration.left_out == 200
+    guard.calibrate(classifier.held_out[order].numpy())
+    assert guard.calibration.left_out == guard.tuning.n_id
     guard.calibrate(classifier.test)
     assert guard.calibration.left_out == 0
 
 
 def test_calibrating_on_nothing_but_used_samples(guard, classifier):
     guard.tune(classifier.held_out, classifier.ood, share=1.0)
-    with pytest.raises(InputError, match="tune has used all 400 of these samples"):
+    with pytest.raises(InputError, match=r"id_data: 0 samples \(400 more were used by tune\) cannot promise"):
         guard.calibrate(classifier.held_out)
-    with pytest.raises(InputError, match="at least 19 are needed"):
+    with pytest.raises(InputError, match=r"id_data: 18 samples \(400 more .* at least 19 are needed"):
         guard.calibrate(np.concatenate([classifier.held_out.numpy(), classifier.test[:18].numpy()]))
 
 
 def test_tuning_twice_remembers_both(guard, classifier):
-    guard.tune(classifier.held_out, classifier.ood).tune(classifier.test, classifier.ood)
+    guard.tune(classifier.held_out, classifier.ood)
+    first = guard.tuning.n_id
+    guard.tune(classifier.test, classifier.ood)
     both = torch.cat([classifier.held_out, classifier.test])
-    assert guard.calibrate(both).calibration.left_out == 400
+    assert guard.calibrate(both).calibration.left_out == first + guard.tuning.n_id
 
 
 def test_tuning_improves_the_validation_score_and_needs_calibration_again(guard, classifier):
     guard.calibrate(classifier.held_out)
     guard.tune(classifier.held_out, classifier.ood)
     assert guard.calibration is None
-    at_one = next(t for t in guard.tuning.trials if t.temperature == 1.0)
-    assert guard.tuning.best.rank() >= at_one.rank()
-    assert guard.detector.temperature == guard.tuning.best.temperature
+    found = guard.tuning.temperature
+    at_one = next(t for t in found.trials if t.temperature == 1.0)
+    assert found.best.rank() >= at_one.rank()
+    assert guard.detector.temperature == found.best.temperature
     direct = igeood.IgeoodLogits(temperature=guard.detector.temperature).fit(classifier.train, classifier.labels)
     assert torch.equal(guard.score(classifier.test), direct.score(classifier.test))
 
@@ -149,6 +154,14 @@ def test_a_step_that_fails_leaves_the_guard_as_it_was(guard, classifier):
         lambda: guard.tune(classifier.held_out[:0], classifier.ood),
         lambda: guard.tune(classifier.held_out, classifier.ood[:0]),
         lambda: guard.tune(classifier.held_out, classifier.ood, search="random"),
+        lambda: guard.tune(classifier.held_out, classifier.ood, seed=-1),
+        lambda: guard.tune(classifier.held_out, classifier.ood, share="half"),
+        lambda: guard.tune(classifier.held_out, classifier.ood, epsilons=[0.1]),
+        lambda: guard.tune(classifier.held_out, classifier.ood, epsilons=[-0.1]),
+        lambda: guard.tune(classifier.held_out, "fgsm"),
+        lambda: guard.tune(classifier.held_out[:10], classifier.ood),
+        lambda: guard.tune(classifier.held_out, classifier.ood[:9]),
+        lambda: guard.calibrate(np.empty((0, 10))),
         lambda: guard.calibrate(bad),
         lambda: guard.calibrate(classifier.test[:18]),
         lambda: guard.calibrate(classifier.test, guarantee="none"),
@@ -176,6 +189,22 @@ def test_probabilities(classifier):
     guard = igeood.black_box(probabilities=True).fit(classifier.train.softmax(1), classifier.labels)
     verdict = guard.calibrate(classifier.held_out.softmax(1)).predict(classifier.ood.softmax(1))
     assert verdict.is_ood.double().mean() > 0.8
+
+
+def test_probabilities_that_were_not_declared_are_a_warning(classifier):
+    with pytest.warns(IgeoodWarning, match="are these probabilities"):
+        igeood.black_box().fit(classifier.train.softmax(1), classifier.labels)
+
+
+def test_threshold_and_promise_at_hand(guard, classifier):
+    for name in ("threshold", "promise"):
+        with pytest.raises(NotReadyError, match=f"{name}: no threshold yet"):
+            getattr(guard, name)
+    guard.calibrate(classifier.held_out)
+    assert guard.threshold == guard.calibration.threshold
+    assert guard.promise == guard.calibration.promise
+    assert "tensor" not in repr(guard.calibration)
+    assert len(guard.predict(classifier.test[:7])) == 7
 
 
 def test_two_classes_say_that_the_minimum_is_used(make, caplog):

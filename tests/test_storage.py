@@ -17,7 +17,7 @@ from igeood.errors import GuardFileError
 @pytest.fixture
 def saved(make, tmp_path):
     """A small tuned and calibrated guard, and its file."""
-    data = make(3, n=60, margin=4.0)
+    data = make(3, n=90, margin=4.0)
     guard = igeood.black_box().fit(data.train, data.labels).tune(data.held_out, data.ood).calibrate(data.held_out)
     path = tmp_path / "guard.safetensors"
     guard.save(path)
@@ -33,7 +33,7 @@ def test_round_trip_is_bit_identical(saved, tmp_path):
             assert torch.equal(getattr(one, name), getattr(other, name))
     assert loaded.tuning == guard.tuning
     assert loaded.calibration.promise == guard.calibration.promise
-    assert loaded.calibration.left_out == guard.calibration.left_out == 30
+    assert loaded.calibration.left_out == guard.calibration.left_out == guard.tuning.n_id
     loaded.save(tmp_path / "again.safetensors")
     assert (tmp_path / "again.safetensors").read_bytes() == path.read_bytes()
 
@@ -41,8 +41,8 @@ def test_round_trip_is_bit_identical(saved, tmp_path):
 def test_a_loaded_guard_remembers_what_tune_used(saved):
     _, path, data = saved
     loaded = igeood.load(path).calibrate(data.held_out)
-    assert loaded.calibration.left_out == 30
-    with pytest.raises(igeood.errors.NotReadyError, match=r"call fit\(logits, labels\) again"):
+    assert loaded.calibration.left_out == loaded.tuning.n_id > 0
+    with pytest.raises(igeood.errors.NotReadyError, match="call fit again"):
         loaded.tune(data.held_out, data.ood)
 
 
@@ -62,7 +62,7 @@ def test_the_metadata_is_readable_json(saved):
     assert (record["method"], record["n_classes"]) == ("igeood-logits", 3)
     assert record["params"] == guard.detector.params()
     assert record["calibration"]["threshold"] == guard.calibration.threshold
-    assert record["calibration"]["n"] == 30
+    assert record["calibration"]["n"] == len(guard.calibration.scores)
     assert set(tensors) == {"detector.centroids_", "calibration.scores", "tuned_on"}
 
 
@@ -134,6 +134,44 @@ def test_other_safetensors_files_are_no_guards(tmp_path):
         igeood.load(path)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"detector.centroids_": torch.zeros(7)},
+        {"detector.centroids_": torch.zeros(3, 4)},
+        {"detector.centroids_": torch.full((3, 3), torch.nan)},
+        {"detector.weights_": torch.zeros(3)},
+        {"tuned_on": torch.zeros(3, dtype=torch.int8)},
+        {"calibration.scores": torch.zeros(2)},
+    ],
+)
+def test_contents_that_do_not_fit_are_refused(saved, tmp_path, change):
+    record, tensors = storage.read(saved[1])
+    storage.write(tmp_path / "odd.safetensors", record, {**tensors, **change})
+    with pytest.raises(GuardFileError, match="does not describe a guard"):
+        igeood.load(tmp_path / "odd.safetensors")
+
+
+@pytest.mark.parametrize("change", [{"n_classes": 5}, {"n_classes": "x"}, {"params": {}}, {"method": "energy"}])
+def test_records_that_do_not_fit_are_refused(saved, tmp_path, change):
+    record, tensors = storage.read(saved[1])
+    if change == {"params": {}}:
+        change = {"params": {"temperature": -1.0}}
+    storage.write(tmp_path / "odd.safetensors", {**record, **change}, tensors)
+    with pytest.raises(GuardFileError, match="does not describe a guard"):
+        igeood.load(tmp_path / "odd.safetensors")
+
+
+def test_nested_and_foreign_metadata(tmp_path):
+    path = tmp_path / "deep.safetensors"
+    save_file({"w": torch.zeros(2)}, path, {"igeood": "[" * 100_000})
+    with pytest.raises(GuardFileError, match="no guard"):
+        igeood.load(path)
+    save_file({"w": torch.zeros(2, dtype=torch.bfloat16)}, path, {"igeood": '{"schema": 1}'})
+    with pytest.raises(GuardFileError, match="SHA-256"):
+        igeood.load(path)
+
+
 def test_a_header_of_absurd_size_is_refused(tmp_path):
     path = tmp_path / "guard.safetensors"
     path.write_bytes(struct.pack("<Q", 2**62) + b"{}")
@@ -142,9 +180,9 @@ def test_a_header_of_absurd_size_is_refused(tmp_path):
 
 
 def test_files_that_are_not_there(tmp_path):
-    with pytest.raises(GuardFileError, match="is no file"):
+    with pytest.raises(GuardFileError, match="there is no file"):
         igeood.load(tmp_path / "none.safetensors")
-    with pytest.raises(GuardFileError, match="is no file"):
+    with pytest.raises(GuardFileError, match="there is no file"):
         igeood.load(tmp_path)
 
 
@@ -160,6 +198,11 @@ def test_a_save_that_fails_leaves_the_old_file(saved, monkeypatch):
         guard.save(path)
     assert path.read_bytes() == before
     assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_saving_to_no_name(saved):
+    with pytest.raises(GuardFileError, match="names no file"):
+        saved[0].save(".")
 
 
 def test_saving_into_a_folder_that_is_not_there(saved, tmp_path):

@@ -7,15 +7,33 @@ from igeood.version import __version__
 
 if TYPE_CHECKING:
     from igeood import calibration, errors, geometry, metrics, networks
-    from igeood.detectors import METHODS, Energy, IgeoodLogits, KLDivergence, MaxSoftmax, Odin, detector
-    from igeood.guard import Guard, Verdict, black_box, load
+    from igeood.access import black_box, grey_box, load, white_box
+    from igeood.detectors import (
+        METHODS,
+        Energy,
+        Igeood,
+        IgeoodFeatures,
+        IgeoodLogits,
+        IgeoodPlus,
+        KLDivergence,
+        Mahalanobis,
+        MaxSoftmax,
+        Odin,
+        detector,
+    )
+    from igeood.diagnostics import diagnose
+    from igeood.extraction import extract
+    from igeood.guard import Guard, Verdict
     from igeood.outputs import Outputs
 
 # Where each name lives. They are imported on first use: `igeood --help` should not wait for torch.
 _HOMES = {
-    **dict.fromkeys(["METHODS", "Energy", "IgeoodLogits", "KLDivergence", "MaxSoftmax", "Odin"], "detectors"),
-    "detector": "detectors",
-    **dict.fromkeys(["Guard", "Verdict", "black_box", "load"], "guard"),
+    **dict.fromkeys(["METHODS", "Energy", "Igeood", "IgeoodFeatures", "IgeoodLogits", "IgeoodPlus"], "detectors"),
+    **dict.fromkeys(["KLDivergence", "Mahalanobis", "MaxSoftmax", "Odin", "detector"], "detectors"),
+    **dict.fromkeys(["black_box", "grey_box", "white_box", "load"], "access"),
+    **dict.fromkeys(["Guard", "Verdict"], "guard"),
+    "diagnose": "diagnostics",
+    "extract": "extraction",
     "Outputs": "outputs",
 }
 _MODULES = ("calibration", "errors", "geometry", "metrics", "networks")
@@ -24,8 +42,12 @@ __all__ = [
     "METHODS",
     "Energy",
     "Guard",
+    "Igeood",
+    "IgeoodFeatures",
     "IgeoodLogits",
+    "IgeoodPlus",
     "KLDivergence",
+    "Mahalanobis",
     "MaxSoftmax",
     "Odin",
     "Outputs",
@@ -34,11 +56,15 @@ __all__ = [
     "black_box",
     "calibration",
     "detector",
+    "diagnose",
     "errors",
+    "extract",
     "geometry",
+    "grey_box",
     "load",
     "metrics",
     "networks",
+    "white_box",
 ]
 
 

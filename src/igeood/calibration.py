@@ -6,7 +6,7 @@ samples; and the share that one calibration set keeps is at least a Beta(k, n+1â
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -36,7 +36,7 @@ class Calibration:
         Samples that were offered but not used, because tuning had seen them.
     """
 
-    scores: Tensor
+    scores: Tensor = field(repr=False)
     tpr: float = 0.95
     guarantee: Guarantee = "marginal"
     confidence: float = 0.95
@@ -187,7 +187,8 @@ def benjamini_hochberg(p: ArrayLike, fdr: float = 0.05) -> Array:
     exact_fraction(fdr, "fdr")
     values, is_numpy = as_vector(p, "p")
     if len(values) and not (float(values.min()) >= 0.0 and float(values.max()) <= 1.0):
-        raise InputError("p: p-values lie in [0, 1]")
+        place = int(((values < 0) | (values > 1)).nonzero()[0])
+        raise InputError(f"p: p-values lie in [0, 1]; position {place} has {float(values[place])}")
     adjusted: np.ndarray[Any, Any] = false_discovery_control(values.numpy()) if len(values) else values.numpy()
     called = torch.from_numpy(adjusted <= fdr)
     return as_kind(called if is_numpy else called.to(getattr(p, "device", "cpu")), is_numpy)

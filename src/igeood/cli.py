@@ -15,7 +15,7 @@ class _Group(click.Group):
         """Run the command."""
         try:
             return super().invoke(ctx)
-        except IgeoodError as error:
+        except (IgeoodError, OSError) as error:
             click.echo(f"igeood: {error}", err=True)
             sys.exit(2)
 
@@ -27,7 +27,13 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--seed", default=0, show_default=True, help="Seed of every split and of the classifier.")
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Seed of every split and of the classifier.",
+)
 @click.option("--save", "path", type=click.Path(dir_okay=False), help="Also write the guard to this file.")
 def demo(seed: int, path: str | None) -> None:
     """Guard a small digits classifier, and compare the black-box methods on it."""

@@ -1,23 +1,32 @@
-"""The guard: a detector with its threshold, from fit to predict."""
+"""The guard: a detector with its inputs and its threshold, from fit to predict."""
 
 import logging
 import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from igeood import storage, validation
-from igeood.calibration import Calibration, Guarantee, p_values
-from igeood.detectors import METHODS, Detector, method_name
-from igeood.detectors import detector as make_detector
-from igeood.errors import GuardFileError, IgeoodError, InputError, NotReadyError
-from igeood.outputs import Array, ArrayLike, Outputs
-from igeood.tuning import BAYES_TRIALS, Progress, Search, Trial, Tuning, tune_temperature
+from igeood.calibration import Calibration, Guarantee, needed_samples, p_values
+from igeood.detectors import Detector, method_name
+from igeood.errors import InputError, NotReadyError
+from igeood.explanation import Explanation, explain
+from igeood.inputs import ArrayInputs, ModelInputs, Seen, collect, fingerprint
+from igeood.outputs import Array, Keys, Outputs, as_kind
+from igeood.perturbation import check_epsilon
+from igeood.tuning import BAYES_TRIALS, Progress, Search, Tuning, tune_guard
 
 log = logging.getLogger("igeood")
+
+Access = Literal["black box", "grey box", "white box"]
+
+CALIBRATION_FIELDS = ("tpr", "guarantee", "confidence", "left_out")
+EPSILONS = tuple(round(0.0002 * i, 4) for i in range(21))  # the paper's 21 sizes of the input step
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +42,7 @@ class Verdict:
     p_value : array
         (N,) conformal p-value: small is out-of-distribution.
     label : array of int
-        (N,) the classifier's own answer, the largest logit.
+        (N,) the classifier's own answer, the largest logit of the clean input.
     """
 
     is_ood: Array
@@ -41,89 +50,168 @@ class Verdict:
     p_value: Array
     label: Array
 
+    def __len__(self) -> int:
+        return len(self.is_ood)
+
 
 class Guard:
-    """Tells which inputs a classifier was not made for. Build one with `igeood.black_box`.
+    """Tells which inputs a classifier was not made for. Build one with `black_box`, `grey_box` or `white_box`.
 
-    In order: `fit` on training outputs, `tune` if validation samples of both kinds are at hand, `calibrate` on
+    In order: `fit` on training samples, `tune` if OOD samples (or adversarial ones) are to help, `calibrate` on
     in-distribution samples kept apart, then `predict`. A step that fails leaves the guard as it was.
+
+    A guard with a model takes what the model takes: a loader of batches `(x, y)`, a tensor, a mapping of keywords.
+    One without takes logits. Samples are known again by their content: loaders should not augment at random.
 
     Parameters
     ----------
     detector : Detector
         What scores.
+    inputs : ArrayInputs or ModelInputs
+        How the inputs are seen.
+    access : {"black box", "grey box", "white box"}
+        What of the model is used: its logits, its gradients too, or its layers too.
     """
 
-    def __init__(self, detector: Detector) -> None:
+    def __init__(
+        self, detector: Detector, inputs: ArrayInputs | ModelInputs | None = None, access: Access = "black box"
+    ) -> None:
         self.detector = detector
+        self.access = access
+        self.inputs = inputs or ArrayInputs()
         self.calibration: Calibration | None = None
         self.tuning: Tuning | None = None
         self._train: Outputs | None = None
-        self._tuned_on: validation.Keys = np.empty(0, dtype=np.uint64)
+        self._tuned_on: Keys = np.empty(0, dtype=np.uint64)
 
-    def fit(self, logits: Outputs | ArrayLike, labels: ArrayLike | None = None) -> "Guard":
-        """Learn the classes from training outputs; forgets an earlier tuning and calibration.
+    @property
+    def epsilon(self) -> float:
+        """Size of the input step before scoring, in pixel units."""
+        return self.inputs.epsilon
+
+    @property
+    def layers(self) -> list[str]:
+        """The layers that are read."""
+        return self.inputs.layers
+
+    @property
+    def threshold(self) -> float:
+        """`is_ood = score > threshold`."""
+        return self._calibrated("threshold").threshold
+
+    @property
+    def promise(self) -> str:
+        """What the threshold promises, in a sentence."""
+        return self._calibrated("promise").promise
+
+    def fit(self, data: Any, labels: Any = None) -> "Guard":
+        """Learn the classes from training samples; forgets an earlier tuning and calibration.
 
         Parameters
         ----------
-        logits : Outputs or array
-            (N, C) logits of training samples.
+        data : loader, or array of logits
+            Training samples: batches `(x, y)` for a guard with a model, read once; (N, C) logits for one without.
         labels : array of int, optional
-            (N,) their true classes.
+            (N,) true classes, where `data` is one array.
         """
-        train = _copy(Outputs.of(logits, labels))
-        self.detector.fit(train)
-        for note in self.detector.notes_:
+        self.inputs.prepare(data)
+        logits: list[Outputs] = []
+
+        def clean(seen: Iterable[Seen]) -> Iterator[Outputs]:
+            for part in seen:
+                kept = None if part.clean.labels is None else part.clean.labels.clone()
+                logits.append(Outputs.checked(part.clean.logits.detach().clone(), {}, kept, part.clean.numpy))
+                yield part.clean
+
+        fresh = type(self.detector)(**self.detector.params())
+        with closing(self.inputs.see(data, fresh, labels=labels)) as seen:
+            fresh.fit_batches(clean(seen))
+        for note in fresh.notes_:
             log.warning(note)
-        self._train, self.tuning, self.calibration = train, None, None
+        self.detector, self._train, self.tuning, self.calibration = fresh, Outputs.concat(logits), None, None
         self._tuned_on = np.empty(0, dtype=np.uint64)
         return self
 
     def tune(
         self,
-        id_logits: Outputs | ArrayLike,
-        ood: Outputs | ArrayLike,
+        id_data: Any,
+        ood: Any,
         *,
         share: float = 0.5,
         tpr: float = 0.95,
         search: Search = "sweep",
+        epsilons: Sequence[float] | None = None,
+        attack: float = 0.05,
         seed: int = 0,
         trials: int = BAYES_TRIALS,
         progress: Progress | None = None,
     ) -> "Guard":
-        """Choose the temperature that refuses most OOD validation samples at `tpr`; calibrate again afterwards.
+        """Choose temperature, input step and weights that refuse most OOD samples at `tpr`; calibrate afterwards.
 
         Parameters
         ----------
-        id_logits : Outputs or array
-            (N, C) in-distribution validation logits. A seeded `share` of them is used and remembered: `calibrate`
-            may get the same array, and leaves those samples out.
-        ood : Outputs or array
-            (M, C) OOD validation logits.
+        id_data : loader, or array of logits
+            In-distribution validation samples. A seeded `share` of them is used and remembered: `calibrate` may get
+            the same ones, and leaves those out.
+        ood : loader, array of logits, or "fgsm"
+            OOD validation samples; or adversarial ones, made of the in-distribution samples by the model's gradient.
         share : float
-            Of `id_logits`; 1 uses them all.
-        tpr, search, seed, trials, progress
-            As in `igeood.tuning.tune_temperature`; the seed draws the share too.
+            Of `id_data`; 1 uses them all.
+        tpr : float
+            The operating point.
+        search : {"sweep", "bayes"}
+            How the temperature is sought: see `igeood.tuning.tune_temperature`.
+        epsilons : sequence of float, optional
+            Sizes of the input step to try. By default 21 from 0 to 0.004 for a grey box, else the guard's own.
+        attack : float
+            Size of the adversarial step, in pixel units.
+        seed : int
+            Of the share, the folds and the Bayesian search.
+        trials : int
+            Of the Bayesian search.
+        progress : callable, optional
+            Called with the number of temperatures tried and their total.
         """
         train = self._training_outputs()
-        inside, outside = Outputs.of(id_logits), Outputs.of(ood)
-        if len(inside) == 0:
-            raise InputError("id_logits: empty; tuning needs validation samples of both kinds")
-        rows, _ = validation.split(len(inside), share, seed)
-        used = inside[rows.to(inside.logits.device)]
+        grid = tuple(epsilons) if epsilons is not None else self._default_grid()
+        for epsilon in grid:
+            check_epsilon(epsilon)
+
+        def select(keys: Keys) -> Tensor:
+            return validation.chosen(keys, share, seed)
+
+        used: list[Keys] = []
+
+        def see(detector: Detector, sizes: Sequence[float]) -> tuple[list[Outputs], list[Outputs], Any]:
+            with closing(self.inputs.see(id_data, detector, name="id_data", select=select, epsilons=sizes)) as seen:
+                keys, inside = collect(seen)
+            used[:] = [keys]
+            if isinstance(ood, str):
+                if ood != "fgsm":
+                    raise InputError(f"ood: expected OOD samples or 'fgsm', got {ood!r}")
+                outside, report = self.inputs.attack(id_data, detector, attack, select=select, epsilons=sizes)
+            else:
+                report = None
+                with closing(self.inputs.see(ood, detector, name="ood", epsilons=sizes)) as seen:
+                    outside = collect(seen)[1]
+            return inside, outside, report
+
         with torch.no_grad():
-            tuning = tune_temperature(
-                self.detector, train, used, outside,
-                tpr=tpr, search=search, seed=seed, trials=trials, progress=progress,
-            )  # fmt: skip
-            tuned = self.detector.at_temperature(tuning.best.temperature, train)
+            tuned, tuning = tune_guard(
+                self.detector, train, see, grid, tpr=tpr, search=search, seed=seed, trials=trials, progress=progress
+            )
         self.detector, self.tuning, self.calibration = tuned, tuning, None
-        self._tuned_on = validation.merge(self._tuned_on, validation.row_keys(used.logits))
+        self.inputs.epsilon = tuning.epsilon
+        self._tuned_on = validation.merge(self._tuned_on, used[0])
+        log.info("tune: used %d in-distribution samples of the seeded share %g", len(used[0]), share)
         return self
+
+    def _default_grid(self) -> tuple[float, ...]:
+        return EPSILONS if self.access == "grey box" else (self.epsilon,)
 
     def calibrate(
         self,
-        id_logits: Outputs | ArrayLike,
+        id_data: Any,
         tpr: float = 0.95,
         *,
         guarantee: Guarantee = "marginal",
@@ -133,140 +221,123 @@ class Guard:
 
         Parameters
         ----------
-        id_logits : Outputs or array
-            (N, C) logits of in-distribution samples that training has not seen.
+        id_data : loader, or array of logits
+            In-distribution samples that training has not seen.
         tpr, guarantee, confidence
-            As in `igeood.calibration.threshold`; `guard.calibration.promise` says in words what they promise.
+            As in `igeood.calibration.threshold`; `guard.promise` says in words what they promise.
         """
         self.detector.check_fitted()
-        offered = Outputs.of(id_logits)
-        fresh = validation.unused(validation.row_keys(offered.logits), self._tuned_on)
-        left_out = int((~fresh).sum())
-        if left_out == len(offered) and left_out:
+        needed = needed_samples(tpr, guarantee, confidence)
+        keys, scores, _ = self._judge(id_data, name="id_data")
+        fresh = validation.unused(keys, self._tuned_on)
+        kept, left_out = int(fresh.sum()), int((~fresh).sum())
+        if kept < needed:
+            used = f" ({left_out} more were used by tune)" if left_out else ""
             raise InputError(
-                f"id_logits: tune has used all {left_out} of these samples; calibrate on others, or tune with share=0.5"
+                f"id_data: {kept} samples{used} cannot promise tpr={tpr:g}; at least {needed} are needed that neither "
+                f"training nor tune has used"
             )
-        scores = self._scores(offered[fresh.to(offered.logits.device)])
-        self.calibration = Calibration(scores.cpu(), tpr, guarantee, confidence, left_out)
+        self.calibration = Calibration(scores.cpu()[fresh], tpr, guarantee, confidence, left_out)
         if left_out:
-            log.warning("calibrate: left out %d of %d samples, which tune had used", left_out, len(offered))
+            log.warning("calibrate: left out %d of %d samples, which tune had used", left_out, len(keys))
         return self
 
-    def score(self, logits: Outputs | ArrayLike) -> Array:
-        """Scores (N,) of logits (N, C): higher is more out-of-distribution."""
-        batch = Outputs.of(logits)
-        return batch.like(self._scores(batch))
-
-    def predict(self, logits: Outputs | ArrayLike) -> Verdict:
-        """Judge logits (N, C); the guard must be calibrated."""
+    def score(self, data: Any) -> Array:
+        """Scores (N,) of a tensor, a loader, or logits: higher is more out-of-distribution."""
         self.detector.check_fitted()
-        if self.calibration is None:
-            raise NotReadyError("predict: no threshold yet; call calibrate(held_out_logits) first")
-        batch = Outputs.of(logits)
-        score = self._scores(batch)
-        p_value = torch.as_tensor(p_values(self.calibration.scores, score))
-        return Verdict(
-            is_ood=batch.like(score > self.calibration.threshold),
-            score=batch.like(score),
-            p_value=batch.like(p_value),
-            label=batch.like(batch.logits.argmax(dim=1)),
-        )
+        return as_kind(self._judge(data)[1], _is_numpy(data))
+
+    def predict(self, data: Any) -> Verdict:
+        """Judge a tensor, a loader, or logits; the guard must be calibrated."""
+        self.detector.check_fitted()
+        calibration = self._calibrated("predict")
+        _, score, label = self._judge(data)
+        p_value = torch.as_tensor(p_values(calibration.scores, score))
+        results = (score > calibration.threshold, score, p_value, label)
+        return Verdict(*(as_kind(result, _is_numpy(data)) for result in results))
+
+    def explain(self, data: Any, *, top: int = 5) -> Explanation:
+        """Say why: what each layer added to the score, the nearest classes, and the channels that stand out.
+
+        Parameters
+        ----------
+        data : tensor, loader, or array of logits
+            Samples to explain.
+        top : int
+            Channels to name, for each layer.
+        """
+        self.detector.check_fitted()
+        with closing(self.inputs.see(data, self.detector, epsilons=(self.epsilon,))) as seen:
+            _, stepped = collect(seen)
+        if not stepped:
+            raise InputError("data: no sample to explain")
+        with torch.no_grad():
+            return explain(self.detector, stepped[0], top)
+
+    def _judge(self, data: Any, name: str = "x") -> tuple[Keys, Tensor, Tensor]:
+        """Keys, scores and the classifier's labels of all samples."""
+        keys: list[Keys] = []
+        scores: list[Tensor] = []
+        labels: list[Tensor] = []
+        name = "logits" if name == "x" and self.inputs.model is None else name
+        with (
+            closing(self.inputs.see(data, self.detector, name=name, epsilons=(self.epsilon,))) as seen,
+            torch.no_grad(),
+        ):
+            for part in seen:
+                keys.append(part.keys)
+                scores.append(torch.as_tensor(self.detector.score(_as_tensors(part.stepped[0]))))
+                labels.append(part.clean.logits.argmax(dim=1))
+        if not keys:
+            raise InputError(f"{name}: no batch in the loader; is it a generator that was read already?")
+        return np.concatenate(keys), torch.cat(scores), torch.cat(labels)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the guard to one safetensors file, without the training outputs: `tune` needs `fit` after loading."""
-        state = self.detector.state()
-        tensors = {f"detector.{name}": value for name, value in state.items()}
+        """Write the guard to one safetensors file. Model and training outputs stay out: `tune` needs `fit` after `load`."""
+        tensors = {f"detector.{name}": value for name, value in self.detector.state().items()}
         tensors["tuned_on"] = torch.from_numpy(self._tuned_on.view(np.int64).copy())
         record: dict[str, Any] = {
-            "access": "black box",
+            "access": self.access,
             "method": method_name(self.detector),
             "params": self.detector.params(),
             "n_classes": self.detector.n_classes_,
+            "layers": self.layers,
+            "epsilon": self.epsilon,
+            "mean": getattr(self.inputs, "mean", None),
+            "std": getattr(self.inputs, "std", 1.0),
+            "model": None if self.inputs.model is None else fingerprint(self.inputs.model),
             "tuning": None if self.tuning is None else asdict(self.tuning),
             "calibration": None,
         }
         if self.calibration is not None:
             tensors["calibration.scores"] = self.calibration.scores
-            record["calibration"] = {
-                "n": len(self.calibration.scores),
-                "threshold": self.calibration.threshold,
-                **{name: getattr(self.calibration, name) for name in _CALIBRATION_FIELDS},
-            }
+            promised = {name: getattr(self.calibration, name) for name in CALIBRATION_FIELDS}
+            record["calibration"] = {"n": len(self.calibration.scores), "threshold": self.threshold, **promised}
         storage.write(path, record, tensors)
 
     def _training_outputs(self) -> Outputs:
         self.detector.check_fitted()
         if self._train is None:
-            raise NotReadyError("tune: a loaded guard has no training outputs; call fit(logits, labels) again first")
+            raise NotReadyError("tune: a loaded guard has no training outputs; call fit again first")
         return self._train
 
-    def _scores(self, batch: Outputs) -> Tensor:
-        tensors = Outputs._checked(batch.logits, batch.features, batch.labels, False)
-        with torch.no_grad():
-            return torch.as_tensor(self.detector.score(tensors))
+    def _calibrated(self, what: str) -> Calibration:
+        if self.calibration is None:
+            raise NotReadyError(f"{what}: no threshold yet; call calibrate with held-out samples first")
+        return self.calibration
 
     def __repr__(self) -> str:
-        state = "not calibrated" if self.calibration is None else self.calibration.promise
-        return f"Guard({self.detector!r}; {state})"
+        return f"Guard({self.detector!r}; {self.calibration.promise if self.calibration else 'not calibrated'})"
 
 
-_CALIBRATION_FIELDS = ("tpr", "guarantee", "confidence", "left_out")
+def _is_numpy(data: Any) -> bool:
+    """Whether results go back as NumPy arrays: for arrays, lists of numbers, and outputs made of them."""
+    if isinstance(data, Outputs):
+        return data.numpy
+    if isinstance(data, (list, tuple)):
+        return bool(data) and not any(isinstance(item, (Tensor, dict, tuple)) for item in data)
+    return hasattr(data, "__array__") and not isinstance(data, Tensor)
 
 
-def black_box(
-    *, method: str | Detector = "igeood-logits", temperature: float | None = None, probabilities: bool = False
-) -> Guard:
-    """Make a guard for whoever has logits only, from any framework.
-
-    Parameters
-    ----------
-    method : str or Detector
-        One of `igeood.METHODS`, or a detector of your own options.
-    temperature : float, optional
-        Of the softmax; each method has its own default.
-    probabilities : bool
-        The arrays hold probabilities, not logits.
-
-    Examples
-    --------
-    >>> guard = black_box().fit([[4.0, 0, 0], [0, 5.0, 0], [0, 0, 3.0]], [0, 1, 2])
-    >>> guard.score([[0.1, 0.2, 0.0]]).shape
-    (1,)
-    """
-    if isinstance(method, Detector):
-        if temperature is not None or probabilities:
-            raise InputError("method: a detector has its own options; give temperature and probabilities to it")
-        return Guard(method)
-    options: dict[str, Any] = {} if temperature is None else {"temperature": temperature}
-    return Guard(make_detector(method, probabilities=probabilities, **options))
-
-
-def load(path: str | os.PathLike[str]) -> Guard:
-    """Read a guard that `Guard.save` wrote. A damaged, foreign or newer file is an error, and nothing is executed."""
-    record, tensors = storage.read(path)
-    try:
-        return _restore(record, tensors)
-    except (KeyError, TypeError, AttributeError, IgeoodError) as error:
-        raise GuardFileError(f"path: {path} does not describe a guard ({error})") from None
-
-
-def _restore(record: dict[str, Any], tensors: dict[str, Tensor]) -> Guard:
-    method = record["method"]
-    options = {k: v for k, v in record["params"].items() if k not in METHODS[method].fixed}
-    prefix = "detector."
-    state = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-    guard = Guard(make_detector(method, **options).load_state(state, record["n_classes"]))
-    guard._tuned_on = tensors["tuned_on"].numpy().view(np.uint64)
-    if record["tuning"] is not None:
-        trials = tuple(Trial(**trial) for trial in record["tuning"]["trials"])
-        guard.tuning = Tuning(Trial(**record["tuning"]["best"]), trials)
-    if record["calibration"] is not None:
-        kept = {name: record["calibration"][name] for name in _CALIBRATION_FIELDS}
-        guard.calibration = Calibration(tensors["calibration.scores"], **kept)
-    return guard
-
-
-def _copy(outputs: Outputs) -> Outputs:
-    """Outputs whose logits and labels are the guard's own: the caller may reuse the arrays."""
-    labels = None if outputs.labels is None else outputs.labels.clone()
-    return Outputs._checked(outputs.logits.detach().clone(), outputs.features, labels, outputs.numpy)
+def _as_tensors(batch: Outputs) -> Outputs:
+    return Outputs.checked(batch.logits, batch.features, batch.labels, False)

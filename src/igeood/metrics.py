@@ -7,6 +7,7 @@ fractions. Scores come as NumPy arrays, tensors or lists.
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -71,9 +72,9 @@ def aupr(id_scores: ArrayLike, ood_scores: ArrayLike) -> float:
 
 def exact_fraction(share: float, name: str) -> Fraction:
     """The simple fraction that a float such as 0.95 stands for, in (0, 1): 19/20, not its binary neighbour."""
-    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0.0 < share < 1.0:
+    if isinstance(share, bool) or not isinstance(share, Real) or not 0.0 < share < 1.0:
         raise InputError(f"{name}: must lie strictly between 0 and 1, got {share!r}")
-    return Fraction(share).limit_denominator(10**9)
+    return Fraction(repr(float(share)))
 
 
 def _tnr(inside: Sorted, outside: Sorted, tpr: float) -> float:

@@ -12,6 +12,7 @@ from igeood.errors import InputError
 
 Array = np.ndarray[Any, Any] | Tensor
 ArrayLike = Array | Sequence[Any]
+Keys = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +48,11 @@ class Outputs:
         logits: ArrayLike,
         features: Mapping[str, ArrayLike] | None = None,
         labels: ArrayLike | None = None,
+        *,
+        name: str = "logits",
     ) -> None:
-        tensor, is_numpy = as_tensor(logits, "logits")
-        check_logits(tensor)
+        tensor, is_numpy = as_tensor(logits, name)
+        check_logits(tensor, name)
         checked = {layer: _features(value, layer, tensor) for layer, value in (features or {}).items()}
         self._set(tensor, checked, None if labels is None else _labels(labels, tensor), is_numpy)
 
@@ -58,7 +61,7 @@ class Outputs:
             object.__setattr__(self, name, value)
 
     @classmethod
-    def _checked(
+    def checked(
         cls, logits: Tensor, features: Mapping[str, Tensor], labels: Tensor | None, is_numpy: bool
     ) -> "Outputs":
         """Build from parts that have been checked already."""
@@ -67,13 +70,16 @@ class Outputs:
         return made
 
     @classmethod
-    def of(cls, value: "Outputs | ArrayLike", labels: ArrayLike | None = None) -> "Outputs":
-        """`value` itself if it is an `Outputs` (with `labels` put in where given), else `Outputs` of these logits."""
+    def of(cls, value: "Outputs | ArrayLike", labels: ArrayLike | None = None, name: str = "logits") -> "Outputs":
+        """`value` itself if it is an `Outputs` (with `labels` put in where given), else `Outputs` of these logits.
+
+        `name` is what errors call them.
+        """
         if not isinstance(value, Outputs):
-            return cls(value, labels=labels)
+            return cls(value, labels=labels, name=name)
         if labels is None:
             return value
-        return cls._checked(value.logits, value.features, _labels(labels, value.logits), value.numpy)
+        return cls.checked(value.logits, value.features, _labels(labels, value.logits), value.numpy)
 
     @classmethod
     def concat(cls, parts: Iterable["Outputs"]) -> "Outputs":
@@ -85,7 +91,7 @@ class Outputs:
         if len(shapes) > 1:
             raise InputError(f"parts: must agree in width, layers and having labels; got {sorted(map(str, shapes))}")
         labels = [p.labels for p in items if p.labels is not None]
-        return cls._checked(
+        return cls.checked(
             torch.cat([p.logits for p in items]),
             {layer: torch.cat([p.features[layer] for p in items]) for layer in items[0].features},
             torch.cat(labels) if labels else None,
@@ -98,7 +104,7 @@ class Outputs:
     def __getitem__(self, rows: slice | Tensor) -> "Outputs":
         labels = None if self.labels is None else self.labels[rows]
         features = {layer: value[rows] for layer, value in self.features.items()}
-        return self._checked(self.logits[rows], features, labels, self.numpy)
+        return self.checked(self.logits[rows], features, labels, self.numpy)
 
     @property
     def n_classes(self) -> int:
@@ -164,7 +170,13 @@ def _from_numpy(value: Any, name: str) -> Tensor:
 def check_logits(logits: Tensor, name: str = "logits") -> None:
     """Raise unless `logits` are (N, C), C ≥ 2, and every row has a finite maximum."""
     if logits.ndim != 2 or logits.shape[1] < 2:
-        cure = "; a single sample is logits[None, :]" if logits.ndim == 1 else "; C must be at least 2"
+        cure = ""
+        if logits.ndim == 1:
+            cure = (
+                "; a single sample is logits[None, :], the margins of a two-class model are np.stack([-m, m], axis=1)"
+            )
+        elif logits.ndim == 2:
+            cure = "; C must be at least 2"
         raise InputError(f"{name}: expected shape (N, C), one row a sample; got {tuple(logits.shape)}{cure}")
     peak = logits.detach().amax(dim=1)  # NaN and +inf show in a row's maximum, and so does a row of nothing but −inf
     bad = (~peak.isfinite()).nonzero()[:, 0]
@@ -199,7 +211,10 @@ def _labels(value: ArrayLike, logits: Tensor) -> Tensor:
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         raise InputError(f"labels: expected integers, got {tensor.dtype}; convert them to int64")
     if tuple(tensor.shape) != (n,):
-        raise InputError(f"labels: expected {n} of them, one for each row of logits; got shape {tuple(tensor.shape)}")
+        hint = "; flatten them with .ravel()" if tensor.numel() == n else ""
+        raise InputError(
+            f"labels: expected {n} of them, one for each row of logits; got shape {tuple(tensor.shape)}{hint}"
+        )
     tensor = tensor.to(logits.device, torch.int64)
     bad = ((tensor < 0) | (tensor >= classes)).nonzero()[:, 0]
     if len(bad):
@@ -211,7 +226,37 @@ def _labels(value: ArrayLike, logits: Tensor) -> Tensor:
 
 
 def _label_array(value: Any) -> Tensor:
-    array = np.asarray(value)
-    if array.dtype.kind == "b" or (array.dtype.kind == "f" and array.size):
-        raise InputError(f"labels: expected integers, got {array.dtype}; convert them with .astype(int)")
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise InputError(f"labels: cannot be read as an array of integers: {error}") from None
+    if array.dtype.kind == "f" and array.size == 0:
+        return torch.empty(0, dtype=torch.int64)
+    if array.dtype.kind not in "iu":
+        raise InputError(
+            f"labels: expected integers, one class for each sample, got {array.dtype}; {_label_cure(array)}"
+        )
     return _from_numpy(array, "labels").to(torch.int64)
+
+
+def _label_cure(array: np.ndarray[Any, Any]) -> str:
+    if array.ndim == 2 and array.shape[1] > 1:
+        return "one-hot labels become integers by .argmax(axis=1)"
+    if array.dtype.kind == "f" and np.array_equal(array, np.round(array)):
+        return "convert them with .astype(int)"
+    return "number the classes in the order of the logits' columns"
+
+
+def row_keys(values: Tensor) -> Keys:
+    """A 64-bit key for each row's content, (N,) uint64: equal rows have equal keys, others almost surely not.
+
+    Values are compared as float32, so that a row keeps its key whether it comes as float32 or as float64.
+    """
+    flat = values.detach().flatten(1).to("cpu", torch.float32) + 0.0  # −0.0 is 0.0
+    bits = np.ascontiguousarray(flat.numpy()).view(np.uint32).astype(np.uint64)  # (N, d)
+    odd = np.random.default_rng(0x16E00D).integers(2**63, size=bits.shape[1], dtype=np.uint64) * np.uint64(
+        2
+    ) + np.uint64(1)
+    key = ((bits ^ (bits >> np.uint64(15))) * odd).sum(axis=1, dtype=np.uint64)  # low bits of floats are often 0
+    keys: Keys = key ^ (key >> np.uint64(29))
+    return keys

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -25,6 +26,8 @@ SCHEMA = 1
 def write(path: str | os.PathLike[str], record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Write a record and its tensors to `path`, replacing what was there only once everything is on disk."""
     target = Path(path)
+    if not target.name:
+        raise GuardFileError(f"path: {str(target)!r} names no file")
     if not target.parent.is_dir():
         raise GuardFileError(f"path: {target.parent} is no folder; make it first")
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -47,7 +50,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor
     """Read what `write` wrote. A damaged, foreign or newer file is an error."""
     source = Path(path)
     if not source.is_file():
-        raise GuardFileError(f"path: {source} is no file")
+        raise GuardFileError(f"path: there is no file {source}; Guard.save writes one")
     try:
         with safe_open(source, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -66,7 +69,7 @@ def _record(source: Path, text: str | None) -> dict[str, Any]:
     """The JSON text's content, if its schema is one that this version reads."""
     try:
         record = json.loads(text) if text is not None else None
-    except ValueError:
+    except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict) or not isinstance(record.get("schema"), int):
         raise GuardFileError(f"path: {source} is a safetensors file, but no guard; give a file that Guard.save wrote")
@@ -82,5 +85,5 @@ def _digest(record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.numpy().tobytes())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
     return digest.hexdigest()

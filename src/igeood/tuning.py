@@ -1,17 +1,21 @@
-"""Choose a detector's temperature on validation data: the one that refuses most OOD at a given true-positive rate."""
+"""Choose temperature, input step and weights on validation data: those that refuse most OOD at a true-positive rate."""
 
+import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from igeood.detectors import Detector
+from igeood.detectors import Detector, Ensemble
+from igeood.detectors.ensemble import FEWEST as FEWEST_OOD
+from igeood.detectors.ensemble import WeightSearch
 from igeood.errors import InputError, MissingExtraError
 from igeood.metrics import evaluate
 from igeood.outputs import Outputs
+from igeood.perturbation import Attack
 
 Search = Literal["sweep", "bayes"]
 Progress = Callable[[int, int], None]  # done, of how many
@@ -22,6 +26,7 @@ REFINEMENTS = 2
 BAYES_RANGE = (1.0, 1000.0)  # this and the next two are the paper's
 BAYES_TRIALS = 500
 BAYES_SEEDS = 5
+FEWEST_ID = 20  # 95% of fewer is all of them
 
 
 @dataclass(frozen=True)
@@ -38,11 +43,132 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Tuning:
+class TemperatureSearch:
     """Outcome of a search: the best trial, and all of them by temperature."""
 
     best: Trial
     trials: tuple[Trial, ...]
+
+
+@dataclass(frozen=True)
+class StepTrial:
+    """A size of the input step tried, with the TNR it reached on the validation data."""
+
+    epsilon: float
+    tnr: float
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What `Guard.tune` found, on how many validation samples.
+
+    Attributes
+    ----------
+    temperature : TemperatureSearch or None
+        None for a method without temperature.
+    epsilon : float
+        Size of the input step.
+    steps : tuple of StepTrial
+        All sizes that were tried.
+    weights : WeightSearch or None
+        None for a method without weights.
+    attack : Attack or None
+        What the adversarial samples did, where those were used.
+    n_id, n_ood : int
+        Validation samples used.
+    """
+
+    temperature: TemperatureSearch | None
+    epsilon: float
+    steps: tuple[StepTrial, ...]
+    weights: WeightSearch | None
+    attack: Attack | None
+    n_id: int
+    n_ood: int
+
+
+See = Callable[[Detector, Sequence[float]], tuple[list[Outputs], list[Outputs], Attack | None]]
+
+
+def tune_guard(
+    detector: Detector,
+    train: Outputs,
+    see: See,
+    epsilons: Sequence[float],
+    *,
+    tpr: float,
+    search: Search,
+    seed: int,
+    trials: int,
+    progress: Progress | None,
+) -> tuple[Detector, Tuning]:
+    """Choose temperature, then input step and weights together, on validation samples.
+
+    Parameters
+    ----------
+    detector : Detector
+        Fitted; it is not changed.
+    train : Outputs
+        Training logits, to refit centroids with.
+    see : callable
+        Gives validation outputs of both kinds for each size of the input step, and what an attack did.
+    epsilons : sequence of float
+        Sizes of the step to try.
+    tpr, search, seed, trials, progress
+        As in `tune_temperature`; the seed is that of the regression's folds too.
+
+    Returns
+    -------
+    Detector
+        Tuned.
+    Tuning
+        What was found.
+    """
+    inside, outside, attack = see(detector, (0.0,))
+    _check_enough(inside, outside)
+    temperature = None
+    softmax_part = detector.output_ if isinstance(detector, Ensemble) else detector
+    if softmax_part is not None:
+        temperature = tune_temperature(
+            softmax_part,
+            train,
+            inside[0],
+            outside[0],
+            tpr=tpr,
+            search=search,
+            seed=seed,
+            trials=trials,
+            progress=progress,
+        )
+        detector = detector.at_temperature(temperature.best.temperature, train)
+    if any(epsilons):
+        inside, outside, attack = see(detector, epsilons)
+    found = [_finish(detector, *pair, tpr, seed) for pair in zip(inside, outside, strict=True)]
+    steps = tuple(StepTrial(epsilon, tnr) for epsilon, (_, tnr, _) in zip(epsilons, found, strict=True))
+    best = max(range(len(steps)), key=lambda i: (steps[i].tnr, -epsilons[i]))  # of equals, the smallest step
+    tuned, _, weights = found[best]
+    return tuned, Tuning(
+        temperature, float(epsilons[best]), steps, weights, attack, len(inside[best]), len(outside[best])
+    )
+
+
+def _finish(
+    detector: Detector, inside: Outputs, outside: Outputs, tpr: float, seed: int
+) -> tuple[Detector, float, WeightSearch | None]:
+    """The detector with its weights learnt, where it has any, and the TNR that it reaches."""
+    if not isinstance(detector, Ensemble):
+        return detector, evaluate(detector.score(inside), detector.score(outside), tpr).tnr_at_tpr, None
+    weighted = copy.copy(detector)
+    weights = weighted.fit_weights(inside, outside, tpr=tpr, seed=seed)
+    return weighted, weights.tnr, weights
+
+
+def _check_enough(inside: list[Outputs], outside: list[Outputs]) -> None:
+    for name, parts, needed in (("id_data", inside, FEWEST_ID), ("ood", outside, FEWEST_OOD)):
+        n = len(parts[0]) if parts else 0
+        if n < needed:
+            share = " in the share that tune uses" if name == "id_data" else ""
+            raise InputError(f"{name}: {n} samples{share}; tuning needs at least {needed}")
 
 
 def tune_temperature(
@@ -56,7 +182,7 @@ def tune_temperature(
     seed: int = 0,
     trials: int = BAYES_TRIALS,
     progress: Progress | None = None,
-) -> Tuning:
+) -> TemperatureSearch:
     """Find the temperature with the highest TNR at `tpr` on validation samples.
 
     Parameters
@@ -81,12 +207,13 @@ def tune_temperature(
 
     Returns
     -------
-    Tuning
+    TemperatureSearch
         The best trial and all others.
     """
     for name, outputs in (("id_validation", id_validation), ("ood_validation", ood_validation)):
         if len(outputs) == 0:
             raise InputError(f"{name}: empty; tuning needs validation samples of both kinds")
+    detector.check_fitted()
     latest = detector
 
     def attempt(temperature: float) -> Trial:
@@ -103,7 +230,7 @@ def tune_temperature(
         tried = _bayes(attempt, seed, trials, progress)
     else:
         raise InputError(f"search: expected 'sweep' or 'bayes', got {search!r}")
-    return Tuning(max(tried, key=Trial.rank), tuple(sorted(tried, key=lambda t: t.temperature)))
+    return TemperatureSearch(max(tried, key=Trial.rank), tuple(sorted(tried, key=lambda t: t.temperature)))
 
 
 def _sweep(attempt: Callable[[float], Trial], progress: Progress | None) -> list[Trial]:
@@ -128,6 +255,8 @@ def _sweep(attempt: Callable[[float], Trial], progress: Progress | None) -> list
 
 def _bayes(attempt: Callable[[float], Trial], seed: int, trials: int, progress: Progress | None) -> list[Trial]:
     """The paper's search: tree-structured Parzen estimators in log T, once for each seed."""
+    if trials < 1:
+        raise InputError(f"trials: must be at least 1, got {trials}")
     try:
         import optuna  # noqa: PLC0415 (an extra, and slow to import)
     except ImportError as error:

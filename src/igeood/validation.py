@@ -1,5 +1,6 @@
 """Which samples tuning used, so that calibration never sees them again."""
 
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -7,37 +8,22 @@ import torch
 from torch import Tensor
 
 from igeood.errors import InputError
+from igeood.outputs import Keys
 
-Keys = np.ndarray[Any, np.dtype[np.uint64]]
 
+def chosen(keys: Keys, share: float, seed: int) -> Tensor:
+    """Which samples to use, (N,) bool: about `share` of them, drawn by their content and a seed.
 
-def split(n: int, share: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Rows of n samples drawn with a seed: `share` of them, and the others, each in ascending order.
-
-    >>> split(4, 0.5, seed=0)
-    (tensor([0, 2]), tensor([1, 3]))
+    A sample is drawn or not whatever its batch and place, so a loader can be read in any order.
     """
-    if not 0.0 < share <= 1.0:
-        raise InputError(f"share: must lie in (0, 1], got {share}")
-    order = np.random.default_rng(seed).permutation(n)
-    cut = max(1, round(share * n))
-    return torch.from_numpy(np.sort(order[:cut])), torch.from_numpy(np.sort(order[cut:]))
-
-
-def row_keys(values: Tensor) -> Keys:
-    """A 64-bit key for each row's content, (N,) uint64: equal rows have equal keys, others almost surely not.
-
-    Values are compared as float64, so that a row keeps its key whether it comes as float32 or as float64.
-    """
-    flat = values.detach().reshape(len(values), -1).to("cpu", torch.float64) + 0.0  # −0.0 is 0.0
-    bits = np.ascontiguousarray(flat.numpy()).view(np.uint64)  # (N, d)
-    odd = np.random.default_rng(0x16E00D).integers(2**63, size=bits.shape[1], dtype=np.uint64) * np.uint64(
-        2
-    ) + np.uint64(1)
-    mixed = bits ^ (bits >> np.uint64(31))  # the low bits of a float's mantissa are often 0: bring the high ones down
-    key = (mixed * odd).sum(axis=1, dtype=np.uint64)
-    keys: Keys = key ^ (key >> np.uint64(29))
-    return keys
+    if isinstance(share, bool) or not isinstance(share, Real) or not 0.0 < share <= 1.0:
+        raise InputError(f"share: must lie in (0, 1], got {share!r}")
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise InputError(f"seed: must be an integer from 0 to 2³²−1, got {seed!r}")
+    mixed = (keys ^ np.uint64(seed * 0x9E3779B97F4A7C15 % 2**64)) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    uniform = ((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) / 2.0**53
+    return torch.from_numpy(uniform < share)
 
 
 def merge(first: Keys, second: Keys) -> Keys:

@@ -187,7 +187,7 @@ def test_bad_input():
         centroids(logits, labels + 1, 3)
     with pytest.raises(InputError, match="labels: expected 3 integers"):
         centroids(logits, labels.float(), 3)
-    with pytest.raises(InputError, match="a row has NaN"):
+    with pytest.raises(InputError, match="row 0 has NaN"):
         centroids(logits * torch.nan, labels, 3)
     with pytest.raises(InputError, match="temperature"):
         centroids(logits, labels, 3, 0.0)
@@ -197,23 +197,79 @@ def test_bad_input():
         stream_centroids([], 3)
 
 
-def test_shards_in_separate_processes_add_up(classifier):
-    """A pass over shards, each summed alone and then merged, drives the iteration to the same centroids."""
+def awkward():
+    """Few samples, samples along one geodesic, tight clusters, vertices: where a descent crawls or overshoots."""
+    for seed in range(12):
+        g = torch.Generator().manual_seed(seed)
+        labels = torch.arange(12) % 3
+        yield "few", torch.randn(12, 3, generator=g, dtype=torch.float64) * 10, labels, 1.0
+        a, b = torch.randn(2, 5, 5, generator=g, dtype=torch.float64) * 3
+        labels = torch.arange(75) % 5
+        t = torch.rand(75, 1, generator=g, dtype=torch.float64)
+        near = 1e-4 * torch.randn(75, 5, generator=g, dtype=torch.float64)
+        yield "collinear", a[labels] * t + b[labels] * (1 - t) + near, labels, 1.0
+        centres = torch.randn(3, 6, generator=g, dtype=torch.float64) * 5
+        picked = centres[torch.randint(3, (120,), generator=g)]
+        yield "clusters", picked + 0.01 * torch.randn(120, 6, generator=g), torch.arange(120) % 6, 1.0
+        hot = 5 * torch.nn.functional.one_hot(torch.arange(400) % 10, 10)
+        yield "cold", torch.randn(400, 10, generator=g) * 2 + hot, torch.arange(400) % 10, 0.1
+    few = torch.randn(12, 3, generator=torch.Generator().manual_seed(389), dtype=torch.float64) * 10
+    yield "valley", few, torch.arange(12) % 3, 1.0
 
-    class Shards:
-        def __iter__(self):
-            return iter([(classifier.train[i::3], classifier.labels[i::3]) for i in range(3)])
 
-    whole = centroids(classifier.train, classifier.labels, 10)
-    torch.testing.assert_close(stream_centroids(Shards(), 10), whole, rtol=1e-9, atol=1e-9)
+@pytest.mark.parametrize(("name", "logits", "labels", "temperature"), list(awkward()))
+def test_awkward_classes_reach_the_optimum(name, logits, labels, temperature):
+    n_classes = logits.shape[1]
+    found = centroids(logits, labels, n_classes, temperature)
+    ours = objectives(logits, labels, found, temperature)
+    torch.testing.assert_close(found.exp().sum(dim=1), torch.ones(n_classes, dtype=torch.float64), rtol=0, atol=1e-9)
+    for c in range(min(3, n_classes)):
+        best = lbfgs_objective(logits[labels == c].double(), temperature, found[c])
+        assert ours[c].item() <= best * (1 + 1e-6), name
 
 
-@pytest.mark.parametrize("temperature", [0.05, 0.3, 100.0])
-def test_saturated_classes_converge(make, temperature):
-    """Most samples within 1e-9 of a vertex and a few far away: rounding must not keep the iteration from ending."""
-    data = make(10, n=1000, margin=25.0)
-    logits = torch.where(
-        torch.rand(1000, 1, generator=torch.Generator().manual_seed(0)) < 0.1, data.ood.repeat(1, 1), data.train
-    )
-    found = centroids(logits, data.labels, 10, temperature)
-    assert found.exp().isfinite().all()
+@pytest.mark.parametrize("scale", [0.1, 30.0, 300.0])
+def test_any_start_leads_to_the_optimum(classifier, scale):
+    """A start far away: no step may leave the sphere's positive part for nowhere."""
+    cold = objectives(classifier.train, classifier.labels, centroids(classifier.train, classifier.labels, 10))
+    for seed in range(5):
+        noise = torch.randn(10, 10, generator=torch.Generator().manual_seed(seed)) * scale
+        found = centroids(classifier.train, classifier.labels, 10, start=categorical.log_softmax(noise))
+        warm = objectives(classifier.train, classifier.labels, found)
+        torch.testing.assert_close(warm, cold, rtol=1e-6, atol=0)
+
+
+def test_a_start_is_checked_like_everything_else(classifier):
+    start = categorical.log_softmax(torch.eye(10))
+    with pytest.raises(InputError, match=r"start: expected log-probabilities \(10, 10\)"):
+        centroids(classifier.train, classifier.labels, 10, start=start[:2])
+    with pytest.raises(InputError, match="start: row 0 has NaN"):
+        centroids(classifier.train, classifier.labels, 10, start=start * torch.nan)
+    with pytest.raises(InputError, match="no sample of class 9"):
+        centroids(classifier.train, classifier.labels % 9, 10, start=start)
+
+
+@pytest.mark.parametrize("margin", [300.0, 1000.0])
+def test_kl_centroids_keep_probabilities_that_are_too_small_for_a_float(margin):
+    logits = torch.tensor([[0.0, -margin], [0.0, -2 * margin], [-margin, 0.0]], dtype=torch.float64)
+    found = kl_centroids(logits, torch.tensor([0, 0, 1]), 2)
+    assert found[0, 1].item() == pytest.approx(-margin - np.log(2), rel=1e-12)
+    assert found[1, 0].item() == pytest.approx(-margin, rel=1e-12)
+
+
+def test_kl_centroids_of_masked_classes_and_chunks(classifier, monkeypatch):
+    masked = classifier.train.clone()
+    masked[:, 3] = -torch.inf
+    masked[classifier.labels == 3, 3] = 1.0
+    found = kl_centroids(masked, classifier.labels, 10)
+    assert found[0, 3].item() == -torch.inf
+    monkeypatch.setattr("igeood.geometry.precision.CHUNK_ELEMENTS", 70)
+    torch.testing.assert_close(kl_centroids(masked, classifier.labels, 10), found, rtol=1e-12, atol=1e-12)
+
+
+def test_labels_of_any_integer_type(classifier):
+    expected = centroids(classifier.train, classifier.labels, 10)
+    for dtype in (torch.uint8, torch.int32):
+        assert torch.equal(centroids(classifier.train, classifier.labels.to(dtype), 10), expected)
+    with pytest.raises(InputError, match="labels: expected 400 integers"):
+        centroids(classifier.train, classifier.labels.bool(), 10)

@@ -136,9 +136,15 @@ def test_law_broadcast_is_a_loop_and_channels_permute(items, random):
 
 def test_standard_deviations_must_be_positive():
     one = torch.ones(3)
-    with pytest.raises(InputError, match=r"std_q: must be positive, got 0.0 at \(1,\)"):
+    with pytest.raises(InputError, match=r"std_q: must be positive and finite, got 0.0 at \(1,\)"):
         gaussian.distance(one, one, one, torch.tensor([1.0, 0.0, 1.0]))
-    with pytest.raises(InputError, match="std: must be positive, got nan"):
+    with pytest.raises(InputError, match="std: must be positive and finite, got nan"):
         gaussian.nearest_distance(one[None], one[None], torch.tensor([1.0, math.nan, 1.0]))
+    with pytest.raises(InputError, match="mean_p: has NaN"):
+        gaussian.distance(one * math.nan, one, one, one)
+    with pytest.raises(InputError, match="must broadcast"):
+        gaussian.distance(one, one, one, torch.ones(2))
+    with pytest.raises(InputError, match="expected x"):
+        gaussian.nearest_distance(one[None], torch.ones(0, 3), one)
     with pytest.raises(InputError, match=r"std \(k,\)"):
         gaussian.nearest_distance(one[None], one[None], torch.ones(2))

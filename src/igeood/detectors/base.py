@@ -1,14 +1,16 @@
 """What every detector is: fit on in-distribution outputs, then score."""
 
 import inspect
+import itertools
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
-from igeood.errors import InputError, NotReadyError
+from igeood.errors import IgeoodWarning, InputError, NotReadyError
 from igeood.outputs import Array, ArrayLike, Outputs
 
 D = TypeVar("D", bound="Detector")
@@ -50,13 +52,32 @@ class Detector(ABC):
         Detector
             Itself.
         """
-        batch = self._read(Outputs.of(outputs, labels))
-        if len(batch) == 0:
+        return self.fit_batches([Outputs.of(outputs, labels)])
+
+    def fit_batches(self: D, batches: Iterable[Outputs]) -> D:
+        """Learn from in-distribution samples that come in batches, which are read once, one at a time."""
+        readable = self._readable(batches)
+        first = next(readable, None)
+        if first is None:
             raise InputError(f"outputs: no sample to fit {type(self).__name__} on; give at least one")
-        if self.needs_labels and batch.labels is None:
-            raise InputError(f"labels: {type(self).__name__} needs the true class of each sample: fit(logits, labels)")
-        self._fit(batch)
-        return self._fitted(batch.n_classes)
+        self._fit(itertools.chain([first], readable))
+        return self._fitted(first.n_classes)
+
+    def _readable(self, batches: Iterable[Outputs]) -> Iterator[Outputs]:
+        """The batches that are not empty, as logits, with labels where they are needed, all of one width."""
+        width = None
+        for batch in batches:
+            if len(batch) == 0:
+                continue
+            if self.needs_labels and batch.labels is None:
+                raise InputError(
+                    f"labels: {type(self).__name__} needs the true class of each sample: fit(logits, labels), or "
+                    f"batches (x, y)"
+                )
+            width = width or batch.n_classes
+            if batch.n_classes != width:
+                raise InputError(f"logits: a batch has {batch.n_classes} columns, an earlier one {width}")
+            yield self.read(batch)
 
     def score(self, outputs: Outputs | ArrayLike) -> Array:
         """Score samples: (N,) float64 where the device has it, higher is more out-of-distribution.
@@ -72,32 +93,41 @@ class Detector(ABC):
     def _scorable(self, outputs: Outputs | ArrayLike) -> Outputs:
         """Outputs as logits, once the detector is fitted and their width is right."""
         self.check_fitted()
-        batch = self._read(Outputs.of(outputs))
+        batch = self.read(Outputs.of(outputs))
         if batch.n_classes != self.n_classes_:
             raise InputError(
                 f"logits: {batch.n_classes} columns, but {type(self).__name__} was fitted on {self.n_classes_} classes"
             )
         return batch
 
-    def _read(self, batch: Outputs) -> Outputs:
+    def read(self, batch: Outputs) -> Outputs:
         """Outputs whose logits are logits: where probabilities were declared, their logarithm."""
         if not self.probabilities:
+            warn_of_probabilities(batch.logits)
             return batch
         logits = log_probabilities(batch.logits)
-        return Outputs._checked(logits, batch.features, batch.labels, batch.numpy)
+        return Outputs.checked(logits, batch.features, batch.labels, batch.numpy)
 
     def check_fitted(self) -> None:
         """Raise unless `fit` has run."""
         if not hasattr(self, "n_classes_"):
-            raise NotReadyError(f"{type(self).__name__}: not fitted yet; call fit(logits, labels) first")
+            how = "fit(logits, labels)" if self.needs_labels else "fit(logits), which needs no labels,"
+            raise NotReadyError(f"{type(self).__name__}: not fitted yet; call {how} first")
 
     @abstractmethod
-    def _fit(self, batch: Outputs) -> None:
-        """Learn from checked outputs; assigns only once everything is computed."""
+    def _fit(self, batches: Iterable[Outputs]) -> None:
+        """Learn from checked batches, read once; assigns only when everything is computed."""
 
     @abstractmethod
     def _score(self, batch: Outputs) -> Tensor:
         """Score checked outputs, (N,)."""
+
+    def step_scores(self, batch: Outputs) -> list[tuple[Tensor, tuple[str, ...] | None]]:
+        """What one input step should lower: scores (N,), each with the layers that are read after its step.
+
+        None stands for everything: the logits and all layers are those of the one stepped input.
+        """
+        return [(self._score(batch), None)]
 
     def _notes(self, n_classes: int) -> tuple[str, ...]:  # noqa: ARG002
         """What the user should know of this fit."""
@@ -120,15 +150,26 @@ class Detector(ABC):
         return type(self)(**{**self.params(), "temperature": temperature})
 
     def state(self) -> dict[str, Tensor]:
-        """Fitted tensors by name; with `params` and `n_classes_` all there is to save."""
+        """Fitted tensors by name, a layer's as `name:layer`; with `params` and `n_classes_` all there is to save."""
         self.check_fitted()
-        return {name: getattr(self, name) for name in self.state_names}
+        tensors: dict[str, Tensor] = {}
+        for name in self.state_names:
+            value = getattr(self, name)
+            tensors |= {name: value} if isinstance(value, Tensor) else {f"{name}:{k}": v for k, v in value.items()}
+        return tensors
 
     def load_state(self: D, state: Mapping[str, Tensor], n_classes: int) -> D:
         """Take over what `state` gave, in place of `fit`."""
-        if set(state) != set(self.state_names):
-            raise InputError(f"state: expected {sorted(self.state_names)}, got {sorted(state)}")
-        for name, value in state.items():
+        by_name: dict[str, Any] = {name: {} for name in self.state_names}
+        for key, value in state.items():
+            name, colon, layer = key.partition(":")
+            if name not in by_name:
+                raise InputError(f"state: expected {list(self.state_names)}, got {key!r}")
+            if colon:
+                by_name[name][layer] = value
+            else:
+                by_name[name] = value
+        for name, value in by_name.items():
             setattr(self, name, value)
         return self._fitted(n_classes)
 
@@ -145,6 +186,19 @@ def parameter_names(kind: type[Detector]) -> list[str]:
     return [name for name in inspect.signature(kind).parameters if name != "self"]
 
 
+def warn_of_probabilities(logits: Tensor) -> None:
+    """Warn where what should be logits looks like probabilities in every row."""
+    first = logits[:1].detach()  # the others are looked at only if this one looks like it
+    for rows in (first, logits.detach()):
+        if len(rows) == 0 or bool((rows < 0).any()) or bool(((rows.sum(dim=1) - 1.0).abs() > 1e-3).any()):
+            return
+    warnings.warn(
+        "logits: every row is ≥ 0 and sums to 1: are these probabilities? Then say so with probabilities=True",
+        IgeoodWarning,
+        stacklevel=6,
+    )
+
+
 def log_probabilities(probabilities: Tensor) -> Tensor:
     """Logarithm of declared probabilities (N, C), once every row is known to be ≥ 0 and to sum to 1.
 
@@ -157,6 +211,6 @@ def log_probabilities(probabilities: Tensor) -> Tensor:
         what = "has a negative entry" if bool(low[row]) else f"sums to {float(probabilities[row].sum()):.6g}"
         raise InputError(
             f"probabilities: row {row} {what}, not a distribution ({int(off.sum())} of {len(off)} rows are not); "
-            f"if these are logits, leave probabilities=False"
+            f"renormalise rounded probabilities; if these are logits, leave probabilities=False"
         )
-    return torch.log(probabilities)
+    return torch.log(probabilities.double().clamp(min=1e-300))  # a 0 has a gradient then: none

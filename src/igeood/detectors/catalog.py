@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from igeood.detectors.base import Detector, parameter_names
+from igeood.detectors.ensemble import Ensemble, Igeood, IgeoodPlus, MahalanobisEnsemble
 from igeood.detectors.logits import Energy, IgeoodLogits, KLDivergence, MaxSoftmax, Odin
 from igeood.errors import InputError
 
@@ -16,6 +17,11 @@ class Method:
 
     kind: type[Detector]
     fixed: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def needs_layers(self) -> bool:
+        """Whether the method reads hidden layers: the white box's."""
+        return issubclass(self.kind, Ensemble)
 
     @property
     def options(self) -> list[str]:
@@ -31,6 +37,9 @@ METHODS: Mapping[str, Method] = {
     "kl-min": Method(KLDivergence, {"reduce": "min"}),
     "igeood-logits": Method(IgeoodLogits, {"reduce": "sum"}),
     "igeood-logits-min": Method(IgeoodLogits, {"reduce": "min"}),
+    "mahalanobis": Method(MahalanobisEnsemble),
+    "igeood": Method(Igeood),
+    "igeood+": Method(IgeoodPlus),
 }
 
 
@@ -70,6 +79,6 @@ def method_name(instance: Detector) -> str:
 
 
 def _suggest(name: str, known: Mapping[str, Method]) -> str:
-    close = difflib.get_close_matches(str(name), list(known), n=2, cutoff=0.5)
+    close = difflib.get_close_matches(str(name).lower(), list(known), n=2, cutoff=0.5)
     hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
     return f"{hint}methods: {', '.join(known)}"

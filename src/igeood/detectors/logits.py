@@ -3,6 +3,7 @@ r"""The black-box family: detectors that need the logits only.
 A function for each score, as its paper writes it, and a thin class above it that has the common orientation.
 """
 
+from collections.abc import Iterable
 from typing import ClassVar, Literal
 
 import torch
@@ -68,13 +69,17 @@ class LogitsDetector(Detector):
     def __init__(self, *, temperature: float = 1.0, probabilities: bool = False) -> None:
         categorical.check_temperature(temperature)
         super().__init__(probabilities=probabilities)
-        self.temperature = temperature
+        self.temperature = float(temperature)
 
-    def _fit(self, batch: Outputs) -> None:
-        """Nothing to learn but the number of classes."""
+    def _fit(self, batches: Iterable[Outputs]) -> None:
+        """Nothing to learn but the number of classes, of which `fit_batches` sees to; all batches are checked."""
+        for _ in batches:
+            pass
 
     def _score(self, batch: Outputs) -> Tensor:
-        parts = [self._score_rows(batch.logits[rows]) for rows in row_chunks(len(batch), batch.n_classes)]
+        parts = [
+            self._score_rows(batch.logits[rows]) for rows in row_chunks(len(batch), batch.n_classes, batch.n_classes)
+        ]
         return torch.cat(parts) if parts else wide(batch.logits.new_empty(0))
 
     def _score_rows(self, logits: Tensor) -> Tensor:
@@ -155,11 +160,9 @@ class KLDivergence(LogitsDetector):
         super().__init__(temperature=temperature, probabilities=probabilities)
         self.reduce = check_reduce(reduce)
 
-    def _fit(self, batch: Outputs) -> None:
-        assert batch.labels is not None  # noqa: S101 (fit has checked it; this tells the type checker)
-        self.centroids_ = categorical.kl_centroids(
-            batch.logits.detach(), batch.labels, batch.n_classes, self.temperature
-        )
+    def _fit(self, batches: Iterable[Outputs]) -> None:
+        logits, labels = gather(batches)
+        self.centroids_ = categorical.kl_centroids(logits, labels, logits.shape[1], self.temperature)
 
     def _score_rows(self, logits: Tensor) -> Tensor:
         centroids = self.centroids_.to(logits.device)
@@ -229,10 +232,10 @@ class IgeoodLogits(LogitsDetector):
             return ("two classes: FR₀ is constant between the centroids, so the minimum distance is used",)
         return ()
 
-    def _fit(self, batch: Outputs, start: Tensor | None = None) -> None:
-        assert batch.labels is not None  # noqa: S101 (fit has checked it; this tells the type checker)
+    def _fit(self, batches: Iterable[Outputs], start: Tensor | None = None) -> None:
+        logits, labels = gather(batches)
         fitted_at = self.temperature if self.centroid_temperature is None else self.centroid_temperature
-        centroids = categorical.centroids(batch.logits.detach(), batch.labels, batch.n_classes, fitted_at, start=start)
+        centroids = categorical.centroids(logits, labels, logits.shape[1], fitted_at, start=start)
         self.centroids_ = categorical.retemper(centroids, fitted_at, self.temperature)
 
     def at_temperature(self, temperature: float, train: Outputs, *, warm: bool = False) -> "IgeoodLogits":
@@ -240,9 +243,8 @@ class IgeoodLogits(LogitsDetector):
         other = self._with_temperature(temperature)
         if not warm or self.centroid_temperature is not None:
             return other.fit(train)
-        batch = other._read(train)
-        other._fit(batch, start=categorical.retemper(self.centroids_, self.temperature, temperature))
-        return other._fitted(batch.n_classes)
+        other._fit(other._readable([train]), categorical.retemper(self.centroids_, self.temperature, temperature))
+        return other._fitted(train.n_classes)
 
     def _score_rows(self, logits: Tensor) -> Tensor:
         centroids = self.centroids_.to(logits.device)
@@ -259,6 +261,13 @@ class IgeoodLogits(LogitsDetector):
             for rows in row_chunks(len(batch), batch.n_classes)
         ]
         return batch.like(torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64))
+
+
+def gather(batches: Iterable[Outputs]) -> tuple[Tensor, Tensor]:
+    """Logits (N, C) and labels (N,) of all batches, without gradients."""
+    parts = [(batch.logits.detach(), batch.labels) for batch in batches]
+    labels = [labels for _, labels in parts if labels is not None]
+    return torch.cat([logits for logits, _ in parts]), torch.cat(labels)
 
 
 def check_reduce(reduce: str) -> Reduce:

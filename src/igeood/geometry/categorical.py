@@ -1,16 +1,23 @@
 r"""Fisher–Rao geometry of softmax outputs (the paper's Eq. 1–3), with the Kullback–Leibler divergence beside it."""
 
-import math
-
 import torch
 from torch import Tensor
 
 from igeood.errors import InputError
-from igeood.geometry.centroids import centroids, kl_centroids, retemper, sgd_centroids, stream_centroids
-from igeood.geometry.precision import result_dtype
+from igeood.geometry.centroids import (
+    CentroidSums,
+    centroids,
+    kl_centroids,
+    retemper,
+    sgd_centroids,
+    sphere_sums,
+    stream_centroids,
+)
+from igeood.geometry.precision import broadcastable, result_dtype
 from igeood.geometry.sphere import check_temperature, chord_distance, log_softmax, sphere, sphere_distances
 
 __all__ = [
+    "CentroidSums",
     "centroids",
     "check_temperature",
     "distance",
@@ -21,8 +28,11 @@ __all__ = [
     "pairwise_kl_divergence",
     "retemper",
     "sgd_centroids",
+    "sphere_sums",
     "stream_centroids",
 ]
+
+_LOG_ZERO = -1e4
 
 
 def distance(logits_p: Tensor, logits_q: Tensor) -> Tensor:
@@ -86,7 +96,7 @@ def kl_divergence(logits_p: Tensor, logits_q: Tensor) -> Tensor:
     Returns
     -------
     Tensor
-        (...,) ≥ 0, finite: a probability of 0 in `q` counts as the smallest float64.
+        (...,) ≥ 0, finite: the logarithm of a probability of 0 in `q` counts as −10,000.
 
     Examples
     --------
@@ -130,13 +140,15 @@ def pairwise_kl_divergence(logits: Tensor, centroids: Tensor, temperature: float
 
 
 def _floored(log_p: Tensor) -> Tensor:
-    """Log-probabilities with −inf replaced by the smallest number's: 0·log 0 = 0, and divergences stay finite."""
-    return log_p.clamp(min=math.log(torch.finfo(log_p.dtype).tiny))
+    """Log-probabilities with −inf replaced: 0·log 0 = 0, and divergences stay finite."""
+    return log_p.masked_fill(log_p == -torch.inf, _LOG_ZERO)
 
 
 def _check_classes(p: Tensor, q: Tensor, what: str) -> None:
-    if p.ndim == 0 or q.ndim == 0 or p.shape[-1] != q.shape[-1] or p.shape[-1] == 0:
-        raise InputError(f"{what} must share a last axis of C classes; got {tuple(p.shape)} and {tuple(q.shape)}")
+    if not (p.ndim and q.ndim and p.shape[-1] == q.shape[-1] > 0 and broadcastable(p, q)):
+        raise InputError(
+            f"{what} must broadcast, with the same last axis of C classes; got {tuple(p.shape)} and {tuple(q.shape)}"
+        )
 
 
 def _check_pairs(logits: Tensor, centroids: Tensor, what: str) -> None:

@@ -9,20 +9,25 @@ smallest subgradient and the reach of the optimum bound the relative distance to
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from scipy.optimize import minimize
 from torch import Tensor
 
 from igeood.errors import IgeoodWarning, InputError
 from igeood.geometry.precision import chunk_rows, row_chunks, wide
 from igeood.geometry.sphere import check_temperature, chord_distance, log_softmax, sphere
+from igeood.outputs import check_logits
 
 _TINY = 1e-300
 _COINCIDENT = 1e-12  # an angle below this is a sample on the centre itself
 _OCTAVES = 44  # bins of angles: up to 2, up to 1, up to 1/2, …
-_LONGEST = 100.0  # steps, of Weiszfeld's
-_SNAPS = frozenset(2**i for i in range(2, 12))  # passes at which the nearest sample is tried as the centre
+_STRETCH = 1000.0  # Weiszfeld steps, at most, in one
+_PATIENCE = 60  # passes after which unfinished classes are finished another way
+_LONGEST = 0.5  # radians, at most, in one
+_MEMORY = 10  # objectives that a step is compared with
+_SNAPS = frozenset([4, 8, *range(16, 10_000, 16)])  # passes at which the nearest sample is tried as the centre
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 
@@ -75,7 +80,7 @@ def centroids(
     if solver != "weiszfeld":
         raise InputError(f"solver: expected 'weiszfeld' or 'sgd', got {solver!r}")
     return stream_centroids(
-        [(logits, labels)], n_classes, temperature, start=start, tolerance=tolerance, max_passes=max_passes
+        [(logits.detach(), labels)], n_classes, temperature, start=start, tolerance=tolerance, max_passes=max_passes
     )
 
 
@@ -105,16 +110,22 @@ def stream_centroids(
     check_temperature(temperature)
     if iter(batches) is batches:
         raise InputError("batches: is read many times; give a list or an object with __iter__, not a generator")
-    trial = _mean_direction(batches, n_classes, temperature) if start is None else sphere(start)
+    _class_counts(batches, n_classes)
+    trial = _mean_direction(batches, n_classes, temperature) if start is None else _start_points(start, n_classes)
     search = _Search(trial, sphere_sums(batches, trial, temperature))
     for number in range(1, max_passes + 1):
-        done = search.sums.gap(search.centre) <= tolerance
-        if bool(done.all()):
-            return _log_probabilities(search.centre)
-        trial = search.propose(to_nearest=number in _SNAPS)
-        search = search.move(trial, sphere_sums(batches, trial, temperature), ~done)
-    _warn_unfinished(search.sums.gap(search.centre), tolerance, max_passes)
-    return _log_probabilities(search.centre)
+        if bool((search.gap <= tolerance).all()):
+            return _log_probabilities(search.best)
+        if number % _PATIENCE == 0:
+            trial = _polish(batches, search, search.gap > tolerance, temperature)
+        else:
+            trial = search.sums.nearest if number in _SNAPS else search.propose()
+        sums = sphere_sums(batches, trial, temperature)
+        search.note(trial, sums.gap(trial))
+        if number not in _SNAPS:
+            search.move(trial, sums)
+    _warn_unfinished(search.gap, tolerance, max_passes)
+    return _log_probabilities(search.best)
 
 
 @dataclass(frozen=True)
@@ -183,42 +194,79 @@ class CentroidSums:
         return CentroidSums(*(torch.where(classes if a.ndim == 1 else classes[:, None], a, b) for a, b in pairs))
 
 
-@dataclass(frozen=True)
 class _Search:
-    """Where the iteration stands: for each class the best centre so far, its sums, and the size of the next step.
+    """Where the iteration stands: a centre for each class, its sums, and the size of the next step.
 
     Weiszfeld's step, Σ u / Σ 1/θ, never raises the objective but can crawl. The step is lengthened by the curvature
-    seen between the last two centres (Barzilai, Borwein), and taken back to Weiszfeld's where that did not help.
+    seen between the last two centres (Barzilai, Borwein). Such steps need freedom to go uphill for a while: one is
+    taken where it is below the worst of the last few objectives; where not, the next step is Weiszfeld's.
     """
 
-    centre: Tensor  # (C, C)
-    sums: CentroidSums
-    stretch: Tensor | None = None  # (C,) length of the next step in Weiszfeld steps; None: 1
+    def __init__(self, centre: Tensor, sums: CentroidSums) -> None:
+        self.centre, self.sums = centre, sums  # (C, C)
+        self.best = centre  # (C, C) of the smallest gap so far
+        self.gap = sums.gap(centre)  # (C,) its bound
+        self.recent = sums.angle.expand(_MEMORY, -1).clone()  # (_MEMORY, C) objectives
+        self.memory = float(
+            _MEMORY
+        )  # objectives that a step is compared with: fewer and fewer, or it might go in circles
+        self.stretch = torch.ones_like(sums.angle)  # (C,) length of the next step in Weiszfeld steps
 
-    def propose(self, *, to_nearest: bool) -> Tensor:
-        """Centres to try next, (C, C): a step along the geodesic of steepest descent, or the nearest sample itself."""
-        if to_nearest:
-            return self.sums.nearest
+    def propose(self) -> Tensor:
+        """Centres to try next, (C, C): a step along the geodesic of steepest descent."""
         step = self.sums.descent(self.centre) / self.sums.weight.clamp(min=0.5)[:, None]  # Σ 1/θ ≥ 2/π
-        if self.stretch is not None:
-            step = step * self.stretch[:, None]
+        step = step * self.stretch[:, None]
         size = torch.linalg.vector_norm(step, dim=1, keepdim=True)
+        size, step = size.clamp(max=_LONGEST), step * (_LONGEST / size.clamp(min=_LONGEST))
         moved = torch.cos(size) * self.centre + torch.sinc(size / torch.pi) * step
         return torch.nn.functional.normalize(moved.clamp(min=0.0), dim=1)
 
-    def move(self, trial: Tensor, sums: CentroidSums, wanted: Tensor) -> "_Search":
-        """Take the trial for those of the wanted classes where it lowers the objective; others stay where they are."""
-        level = sums.angle <= self.sums.angle * (1.0 + 1e-12)  # up to rounding: the gradient is the better judge then
-        flatter = level & (sums.gap(trial) < self.sums.gap(self.centre))
-        better = ((sums.angle < self.sums.angle) | flatter) & wanted
+    def note(self, trial: Tensor, gap: Tensor) -> None:
+        """Remember the trial for those classes where its bound is the smallest yet."""
+        closer = gap < self.gap
+        self.best = torch.where(closer[:, None], trial, self.best)
+        self.gap = torch.where(closer, gap, self.gap)
+
+    def move(self, trial: Tensor, sums: CentroidSums) -> None:
+        """Take the trial for those classes where it is good enough; the others stay where they are."""
+        taken = sums.angle <= self.recent[-max(1, round(self.memory)) :].amax(dim=0)
+        self.memory = self.memory * 0.95 if self.memory > 0.1 else float(_MEMORY)
         moved, turned = trial - self.centre, self.sums.descent(self.centre) - sums.descent(trial)
         curvature = (moved * turned).sum(dim=1) / (moved * moved).sum(dim=1).clamp(min=_COINCIDENT**2)  # (C,)
-        stretch = (sums.weight / curvature.clamp(min=_COINCIDENT)).clamp(1.0, _LONGEST)
-        return _Search(
-            torch.where(better[:, None], trial, self.centre),
-            sums.where(better, self.sums),
-            torch.where(better, stretch, torch.ones_like(stretch)),
-        )
+        stretch = (sums.weight / curvature.clamp(min=_COINCIDENT)).clamp(1.0, _STRETCH)
+        self.centre = torch.where(taken[:, None], trial, self.centre)
+        self.sums = sums.where(taken, self.sums)
+        self.stretch = torch.where(taken, stretch, (0.2 * self.stretch).clamp(min=1.0))
+        self.recent = torch.cat([self.recent[1:], self.sums.angle[None]])
+
+
+def _polish(batches: Batches, search: _Search, unfinished: Tensor, temperature: float) -> Tensor:
+    """Centres (C, C) with those of unfinished classes replaced by what L-BFGS makes of them.
+
+    A few samples along one geodesic make so flat a valley that steps along the gradient take thousands of passes.
+    """
+    centres = search.best.clone()
+    for label in unfinished.nonzero()[:, 0].tolist():
+        parts = [sphere(logits[labels == label], temperature) for logits, labels in batches]
+        points = torch.cat(parts)
+        start = centres[label].cpu().numpy()
+        found = minimize(
+            _angle_and_gradient, start, (points,), "L-BFGS-B", jac=True, bounds=[(0.0, None)] * len(start),
+            options={"maxiter": 1000, "maxcor": 30, "ftol": 0.0, "gtol": 0.0},
+        ).x  # fmt: skip
+        if float((found**2).sum()) > 0.01:
+            centres[label] = torch.nn.functional.normalize(torch.from_numpy(found).to(centres), dim=0)
+    return centres
+
+
+def _angle_and_gradient(v: Any, points: Tensor) -> tuple[float, Any]:
+    """Σ θ of the points (n, C) to the direction of v (C,), with its gradient."""
+    vector = torch.from_numpy(v).to(points)
+    length = torch.linalg.vector_norm(vector)
+    centre = (vector / length)[None]
+    sums = _chunk_sums(points, torch.zeros(len(points), dtype=torch.int64, device=points.device), centre)
+    gradient = -sums.descent(centre)[0] / length
+    return float(sums.angle), gradient.cpu().numpy()
 
 
 def sphere_sums(batches: Batches, centre: Tensor, temperature: float = 1.0) -> CentroidSums:
@@ -236,8 +284,9 @@ def _chunks(batches: Batches) -> Iterator[tuple[Tensor, Tensor]]:
     """The same samples cut anew, in chunks that do not depend on the batches: sums come out the same to the bit."""
     held: list[tuple[Tensor, Tensor]] = []
     room = size = 0
-    for logits, labels in batches:
-        size = size or chunk_rows(logits.shape[-1])
+    for logits, given in batches:
+        labels = given.long()
+        size = size or max(chunk_rows(logits.shape[-1]), logits.shape[-1])  # sums over classes cost C rows themselves
         start = 0
         while len(logits) - start >= size - room:
             stop = start + size - room
@@ -283,9 +332,21 @@ def _chunk_sums(points: Tensor, labels: Tensor, centre: Tensor) -> CentroidSums:
     )
 
 
+def _start_points(start: Tensor, n_classes: int) -> Tensor:
+    if tuple(start.shape) != (n_classes, n_classes):
+        raise InputError(f"start: expected log-probabilities ({n_classes}, {n_classes}), got {tuple(start.shape)}")
+    check_logits(start, "start")
+    return sphere(start)
+
+
 def _mean_direction(batches: Batches, n_classes: int, temperature: float) -> Tensor:
     """Normalised mean of the class's points on the sphere, (C, C): where Weiszfeld starts."""
-    return torch.nn.functional.normalize(_class_sums(batches, n_classes, temperature, power=0.5), dim=1)
+    total: Tensor | None = None
+    for logits, labels in _chunks(batches):
+        points = sphere(logits, temperature)
+        total = points.new_zeros(n_classes, points.shape[1]) if total is None else total
+        total.index_add_(0, labels, points)
+    return torch.nn.functional.normalize(total if total is not None else torch.eye(n_classes), dim=1)
 
 
 def kl_centroids(logits: Tensor, labels: Tensor, n_classes: int, temperature: float = 1.0) -> Tensor:
@@ -307,8 +368,17 @@ def kl_centroids(logits: Tensor, labels: Tensor, n_classes: int, temperature: fl
     tensor([[0.5000, 0.5000],
             [0.2689, 0.7311]], dtype=torch.float64)
     """
-    total = _class_sums([(logits, labels)], n_classes, temperature, power=1.0)
-    return total.log() - total.sum(dim=1, keepdim=True).log()
+    count = _class_counts([(logits, labels)], n_classes)
+    peak = torch.full((n_classes, n_classes), -torch.inf, dtype=count.dtype, device=logits.device)
+    total = torch.zeros_like(peak)
+    for chunk, classes in _chunks([(logits.detach(), labels)]):  # log Σ exp, so that no small probability is lost
+        log_q = log_softmax(chunk, temperature)
+        highest = peak.scatter_reduce(0, classes[:, None].expand_as(log_q), log_q, "amax")
+        finite = highest.clamp(min=torch.finfo(peak.dtype).min)  # −inf: a class masked in every sample
+        total = total * torch.exp(peak - finite)
+        total.index_add_(0, classes, torch.exp(log_q - finite[classes]))
+        peak = highest
+    return total.log() + peak.clamp(min=torch.finfo(peak.dtype).min) - count.log()[:, None]
 
 
 def retemper(centroids: Tensor, fitted_at: float, temperature: float) -> Tensor:
@@ -350,24 +420,12 @@ def sgd_centroids(
         for _ in range(epochs):
             gradient = torch.zeros_like(centre)
             for rows in row_chunks(len(logits), n_classes):
-                apart = chord_distance(sphere(logits[rows].detach(), temperature), sphere(centre)[labels[rows]])
-                loss = (apart / count[labels[rows]]).sum()
+                classes = labels[rows].long()
+                apart = chord_distance(sphere(logits[rows].detach(), temperature), sphere(centre)[classes])
+                loss = (apart / count[classes]).sum()
                 gradient += torch.autograd.grad(loss, centre)[0]
             centre = (centre - learning_rate * gradient).detach().requires_grad_()
     return log_softmax(centre.detach())
-
-
-def _class_sums(batches: Batches, n_classes: int, temperature: float, power: float) -> Tensor:
-    """Σ softmax(f/T)^power over each class's samples, (C, C); a class without a sample is an error."""
-    _class_counts(batches, n_classes)
-    total: Tensor | None = None
-    for logits, labels in _chunks(batches):
-        points = torch.exp(power * log_softmax(logits, temperature))
-        total = points.new_zeros(n_classes, points.shape[1]) if total is None else total
-        total.index_add_(0, labels, points)
-    if total is None:
-        raise InputError("batches: empty; centroids need at least one sample of each class")
-    return total
 
 
 def _class_counts(batches: Batches, n_classes: int) -> Tensor:
@@ -375,7 +433,7 @@ def _class_counts(batches: Batches, n_classes: int) -> Tensor:
     total: Tensor | None = None
     for logits, labels in batches:
         _check_batch(logits, labels, n_classes)
-        counts = torch.bincount(labels, minlength=n_classes)
+        counts = torch.bincount(labels.long(), minlength=n_classes)
         total = counts if total is None else total + counts
     if total is None:
         raise InputError("batches: empty; centroids need at least one sample of each class")
@@ -391,12 +449,11 @@ def _class_counts(batches: Batches, n_classes: int) -> Tensor:
 def _check_batch(logits: Tensor, labels: Tensor, n_classes: int) -> None:
     if logits.ndim != 2 or logits.shape[1] != n_classes:
         raise InputError(f"logits: expected shape (N, {n_classes}), got {tuple(logits.shape)}")
-    if labels.shape != logits.shape[:1] or labels.is_floating_point():
+    if labels.shape != logits.shape[:1] or labels.is_floating_point() or labels.dtype == torch.bool:
         raise InputError(f"labels: expected {len(logits)} integers, got {labels.dtype} of shape {tuple(labels.shape)}")
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < n_classes:
         raise InputError(f"labels: must lie in 0…{n_classes - 1}, got {int(labels.min())}…{int(labels.max())}")
-    if not bool(logits.amax(dim=1).isfinite().all()):
-        raise InputError("logits: a row has NaN, +inf or nothing but −inf; remove such rows")
+    check_logits(logits)
 
 
 def _log_probabilities(point: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from igeood.errors import InputError
-from igeood.geometry.precision import result_dtype, row_chunks, wide
+from igeood.geometry.precision import broadcastable, result_dtype, row_chunks, wide
 
 _TWO_SQRT2 = 2.0 * math.sqrt(2.0)
 
@@ -36,8 +36,13 @@ def univariate_distance(mean_p: Tensor, std_p: Tensor, mean_q: Tensor, std_q: Te
     >>> round(univariate_distance(one, one, one, e).item(), 6)  # same mean: √2·|log(σ₁/σ₂)|
     1.414214
     """
-    _check_positive(std_p, "std_p")
-    _check_positive(std_q, "std_q")
+    if not broadcastable(mean_p, std_p, mean_q, std_q):
+        shapes = ", ".join(str(tuple(t.shape)) for t in (mean_p, std_p, mean_q, std_q))
+        raise InputError(f"mean_p, std_p, mean_q, std_q: must broadcast; got {shapes}")
+    for name, value in (("mean_p", mean_p), ("mean_q", mean_q)):
+        _check_finite(value, name)
+    for name, value in (("std_p", std_p), ("std_q", std_q)):
+        _check_positive(value, name)
     dtype = result_dtype(mean_p, std_p, mean_q, std_q)
     mean_p, std_p, mean_q, std_q = (wide(t) for t in (mean_p, std_p, mean_q, std_q))
     scale = 2.0 * std_p.sqrt() * std_q.sqrt()  # two roots: the product could leave the floating-point range
@@ -99,7 +104,13 @@ def nearest_distance(x: Tensor, means: Tensor, std: Tensor) -> tuple[Tensor, Ten
     >>> y.item()
     1
     """
-    if x.ndim != 2 or means.ndim != 2 or std.shape != (x.shape[-1],) or means.shape[-1] != x.shape[-1]:
+    if (
+        x.ndim != 2
+        or means.ndim != 2
+        or len(means) == 0
+        or std.shape != (x.shape[-1],)
+        or means.shape[-1] != x.shape[-1]
+    ):
         raise InputError(
             f"nearest_distance: expected x (N, k), means (C, k) and std (k,); "
             f"got {tuple(x.shape)}, {tuple(means.shape)} and {tuple(std.shape)}"
@@ -124,9 +135,12 @@ def _nearest_class(x: Tensor, means: Tensor) -> Tensor:
 
 
 def _check_positive(std: Tensor, name: str) -> None:
-    bad = (~(std > 0)).nonzero()
+    bad = (~((std > 0) & std.isfinite())).nonzero()
     if len(bad):
         place = tuple(bad[0].tolist())
-        raise InputError(
-            f"{name}: must be positive, got {float(std[place])} at {place}; raise it to a small floor first"
-        )
+        raise InputError(f"{name}: must be positive and finite, got {float(std[place])} at {place}; mend it first")
+
+
+def _check_finite(mean: Tensor, name: str) -> None:
+    if not bool(mean.detach().isfinite().all()):
+        raise InputError(f"{name}: has NaN or infinity; remove those samples")

@@ -19,13 +19,22 @@ def result_dtype(*tensors: Tensor) -> torch.dtype:
     return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
 
 
+def broadcastable(*tensors: Tensor) -> bool:
+    """Whether the tensors' shapes broadcast together."""
+    try:
+        torch.broadcast_shapes(*(t.shape for t in tensors))  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return False
+    return True
+
+
 def chunk_rows(width: int) -> int:
     """Rows of `width` elements in a chunk."""
     return max(1, CHUNK_ELEMENTS // max(1, width))
 
 
-def row_chunks(n: int, width: int) -> Iterator[slice]:
-    """Slices of `n` rows such that each chunk has about `CHUNK_ELEMENTS` elements of `width` a row."""
-    step = chunk_rows(width)
+def row_chunks(n: int, width: int, least: int = 1) -> Iterator[slice]:
+    """Slices of `n` rows such that each chunk has about `CHUNK_ELEMENTS` elements of `width` a row, or `least` rows."""
+    step = max(chunk_rows(width), least)
     for start in range(0, n, step):
         yield slice(start, min(start + step, n))

@@ -4,7 +4,7 @@ Points are made from log-softmax in float64, and angles from chords where an arc
 keep their relative accuracy down to 0, and gradients are finite everywhere.
 """
 
-import math
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from igeood.errors import InputError
 from igeood.geometry.precision import row_chunks, wide
 
 # Above this inner product the arc cosine has lost digits, and the angle is recomputed from the chord.
-_NEAR = {torch.float64: 1.0 - 1e-7, torch.float32: 0.9}
+_NEAR = {torch.float64: 1.0 - 1e-9, torch.float32: 0.9}
 
 
 def log_softmax(logits: Tensor, temperature: float = 1.0) -> Tensor:
@@ -26,7 +26,10 @@ def log_softmax(logits: Tensor, temperature: float = 1.0) -> Tensor:
     """
     check_temperature(temperature)
     logits = wide(logits)
-    shifted = logits - logits.detach().amax(dim=-1, keepdim=True)
+    peak = logits.detach().amax(dim=-1, keepdim=True)
+    if not bool(peak.isfinite().all()):
+        raise InputError("logits: a row has NaN, +inf or nothing but −inf; remove such rows")
+    shifted = logits - peak
     return torch.log_softmax(shifted / temperature, dim=-1)
 
 
@@ -58,7 +61,7 @@ def chord_distance(s: Tensor, t: Tensor) -> Tensor:
 
 def check_temperature(temperature: float, name: str = "temperature") -> None:
     """Raise unless the temperature is a positive finite number."""
-    if isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
+    if isinstance(temperature, bool) or not isinstance(temperature, Real):
         raise InputError(f"{name}: expected a positive number, got {temperature!r}")
-    if not (math.isfinite(temperature) and temperature > 0):
+    if not 0 < temperature < (1 << 1000):
         raise InputError(f"{name}: must be a positive finite number, got {temperature}")

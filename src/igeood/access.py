@@ -1,0 +1,202 @@
+"""Guards by what the user has of the model: its logits, its gradients, its hidden layers; and guards from files."""
+
+import os
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from igeood import storage
+from igeood.calibration import Calibration
+from igeood.detectors import METHODS, Detector
+from igeood.detectors import detector as make_detector
+from igeood.detectors.ensemble import WeightSearch
+from igeood.errors import GuardFileError, IgeoodError, InputError
+from igeood.extraction import Layers
+from igeood.guard import CALIBRATION_FIELDS, Access, Guard
+from igeood.inputs import ArrayInputs, ModelInputs, fingerprint
+from igeood.outputs import Outputs
+from igeood.perturbation import Attack, Channels, check_epsilon
+from igeood.tuning import StepTrial, TemperatureSearch, Trial, Tuning
+
+
+def black_box(
+    model: nn.Module | None = None,
+    *,
+    method: str | Detector = "igeood-logits",
+    temperature: float | None = None,
+    probabilities: bool = False,
+) -> Guard:
+    """Make a guard that uses logits only: a model's, or arrays from any framework.
+
+    Parameters
+    ----------
+    model : Module, optional
+        The classifier. Without it the guard takes logits in place of inputs.
+    method : str or Detector
+        One of `igeood.METHODS` that needs no layers, or a detector of your own options.
+    temperature : float, optional
+        Of the softmax; each method has its own default.
+    probabilities : bool
+        The model, or the arrays, give probabilities, not logits.
+
+    Examples
+    --------
+    >>> guard = black_box().fit([[4.0, 0, 0], [0, 5.0, 0], [0, 0, 3.0]], [0, 1, 2])
+    >>> guard.score([[0.1, 0.2, 0.0]]).shape
+    (1,)
+    """
+    detector = _detector(method, "black box", temperature, probabilities)
+    return Guard(detector, ArrayInputs() if model is None else ModelInputs(model, ()), "black box")
+
+
+def grey_box(
+    model: nn.Module,
+    *,
+    epsilon: float = 0.0012,
+    std: Channels = 1.0,
+    method: str | Detector = "igeood-logits",
+    temperature: float | None = None,
+    probabilities: bool = False,
+) -> Guard:
+    """Make a guard that moves each input one signed-gradient step before scoring its logits (Eq. 6).
+
+    Parameters
+    ----------
+    model : Module
+        The classifier.
+    epsilon : float
+        Size of the step in pixel units; `tune` chooses one.
+    std : float or one for each channel
+        Of the input's normalisation; 1 for inputs in [0, 1].
+    method, temperature, probabilities
+        As in `black_box`.
+    """
+    check_epsilon(epsilon)
+    detector = _detector(method, "grey box", temperature, probabilities)
+    return Guard(detector, ModelInputs(model, (), epsilon=epsilon, std=std), "grey box")
+
+
+def white_box(
+    model: nn.Module,
+    *,
+    layers: Layers = "auto",
+    plus: bool = False,
+    epsilon: float = 0.0,
+    mean: Channels | None = None,
+    std: Channels = 1.0,
+    method: str | Detector | None = None,
+    temperature: float | None = None,
+) -> Guard:
+    """Make a guard that uses hidden layers too: IGEOOD, which works before `tune`, with no OOD sample.
+
+    Parameters
+    ----------
+    model : Module
+        The classifier.
+    layers : "auto" or names
+        Keys of `model.named_modules()`; "auto" finds the ends of the model's blocks.
+    plus : bool
+        IGEOOD+: `tune` learns the OOD samples' own statistics as well.
+    epsilon : float
+        Size of the input step in pixel units; 0 for none.
+    mean, std : float or one for each channel
+        Of the input's normalisation: for the step, and for adversarial samples.
+    method : str or Detector, optional
+        Another white-box method, such as `"mahalanobis"`.
+    temperature : float, optional
+        Of the softmax in FR₀.
+    """
+    check_epsilon(epsilon)
+    if method is not None and plus:
+        raise InputError("plus: means method='igeood+'; give one of the two")
+    detector = _detector(method or ("igeood+" if plus else "igeood"), "white box", temperature, False)
+    return Guard(detector, ModelInputs(model, layers, epsilon=epsilon, mean=mean, std=std), "white box")
+
+
+def _detector(method: str | Detector, access: Access, temperature: float | None, probabilities: bool) -> Detector:
+    if isinstance(method, Detector):
+        if temperature is not None or probabilities:
+            raise InputError("method: a detector has its own options; give temperature and probabilities to it")
+        return method
+    options: dict[str, Any] = {} if temperature is None else {"temperature": temperature}
+    made = make_detector(method, probabilities=probabilities, **options)
+    if METHODS[method].needs_layers != (access == "white box"):
+        fitting = [name for name, m in METHODS.items() if m.needs_layers == (access == "white box")]
+        raise InputError(f"method: {method!r} is not one for a {access}; those are {', '.join(fitting)}")
+    return made
+
+
+def load(path: str | os.PathLike[str], model: nn.Module | None = None, *, strict: bool = True) -> Guard:
+    """Read a guard that `Guard.save` wrote. A damaged, foreign or newer file is an error, and nothing is executed.
+
+    Parameters
+    ----------
+    path : path
+        The file.
+    model : Module, optional
+        The classifier that the guard was made with, if it was made with one.
+    strict : bool
+        Refuse another model than that, by its fingerprint.
+    """
+    record, tensors = storage.read(path)
+    try:
+        wanted = record["model"]
+        if (wanted is None) != (model is None):
+            need = "was made without a model; leave it out" if wanted is None else "needs its model: load(path, model)"
+            raise InputError(f"model: the guard in {path} {need}")
+        if model is not None and strict and fingerprint(model) != wanted:
+            raise InputError(
+                f"model: its fingerprint is {fingerprint(model)}, the guard in {path} was made with {wanted}; "
+                f"load that model's weights, or pass strict=False"
+            )
+    except KeyError as error:
+        raise GuardFileError(f"path: {path} does not describe a guard ({error})") from None
+    try:
+        return _restore(record, tensors, model)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, IgeoodError) as error:
+        raise GuardFileError(f"path: {path} does not describe a guard ({error})") from None
+
+
+def _restore(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Module | None) -> Guard:
+    method = record["method"]
+    options = {k: v for k, v in record["params"].items() if k not in METHODS[method].fixed}
+    prefix = "detector."
+    state = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    detector = make_detector(method, **options).load_state(state, record["n_classes"])
+    inputs: ArrayInputs | ModelInputs = ArrayInputs()
+    if model is not None:
+        inputs = ModelInputs(model, record["layers"], epsilon=record["epsilon"], mean=record["mean"], std=record["std"])
+    guard = Guard(detector, inputs, record["access"])
+    guard._tuned_on = tensors["tuned_on"].numpy().view(np.uint64)
+    guard.tuning = None if record["tuning"] is None else _restore_tuning(record["tuning"])
+    if record["calibration"] is not None:
+        kept = {name: record["calibration"][name] for name in CALIBRATION_FIELDS}
+        guard.calibration = Calibration(tensors["calibration.scores"], **kept)
+    _try_out(detector)
+    return guard
+
+
+def _restore_tuning(record: dict[str, Any]) -> Tuning:
+    temperature = record["temperature"]
+    return Tuning(
+        temperature=None
+        if temperature is None
+        else TemperatureSearch(Trial(**temperature["best"]), tuple(Trial(**t) for t in temperature["trials"])),
+        epsilon=record["epsilon"],
+        steps=tuple(StepTrial(**step) for step in record["steps"]),
+        weights=None if record["weights"] is None else WeightSearch(**record["weights"]),
+        attack=None if record["attack"] is None else Attack(**record["attack"]),
+        n_id=record["n_id"],
+        n_ood=record["n_ood"],
+    )
+
+
+def _try_out(detector: Detector) -> None:
+    """Score one made-up sample: a state whose shapes do not fit fails here, not at the first input."""
+    layers = getattr(getattr(detector, "features_", None), "mean_", {})
+    features = {layer: torch.zeros(1, mean.shape[1]) for layer, mean in layers.items()}
+    score = detector.score(Outputs(torch.arange(float(detector.n_classes_))[None], features))
+    if not bool(torch.as_tensor(score).isfinite().all()):
+        raise InputError("its state has values that are not finite")

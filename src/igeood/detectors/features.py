@@ -1,0 +1,310 @@
+r"""The per-layer family: one Gaussian a class on each layer's features (the paper's Eq. 8–12), and Mahalanobis.
+
+Statistics stream: `ClassSums` of batches add up, so no more than one batch of features is held while fitting.
+"""
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from igeood.detectors.base import Detector
+from igeood.errors import IgeoodWarning, InputError
+from igeood.geometry import gaussian
+from igeood.geometry.precision import row_chunks, wide
+from igeood.outputs import Array, ArrayLike, Outputs
+
+DEAD = 1e-4  # a channel whose deviation is below this part of the layer's median has its deviation raised to it
+
+
+@dataclass(frozen=True)
+class ClassSums:
+    """Count, mean and scatter of the classes' features, in float64; those of batches and shards add with ``+``.
+
+    The scatter is about each class's own mean and summed over classes: (k,) for each channel, or (k, k) in full.
+    """
+
+    count: Tensor  # (C,)
+    mean: Tensor  # (C, k)
+    scatter: Tensor  # (k,) or (k, k)
+
+    @classmethod
+    def of(cls, features: Tensor, labels: Tensor, n_classes: int, *, full: bool = False) -> "ClassSums":
+        """Sums of one batch: features (N, k) and labels (N,)."""
+        x = wide(features.detach())
+        count = torch.bincount(labels, minlength=n_classes).to(x.dtype)
+        total = x.new_zeros(n_classes, x.shape[1]).index_add_(0, labels, x)
+        mean = total / count.clamp(min=1.0)[:, None]
+        apart = x - mean[labels]  # (N, k)
+        return cls(count, mean, apart.T @ apart if full else apart.square().sum(dim=0))
+
+    def __add__(self, other: "ClassSums") -> "ClassSums":
+        count = self.count + other.count
+        share = other.count / count.clamp(min=1.0)  # (C,)
+        apart = other.mean - self.mean  # (C, k)
+        between = (self.count * share)[:, None] * apart  # (C, k)
+        cross = apart.T @ between if self.scatter.ndim == 2 else (apart * between).sum(dim=0)
+        return ClassSums(count, self.mean + share[:, None] * apart, self.scatter + other.scatter + cross)
+
+    def pooled(self) -> "ClassSums":
+        """Sums of all classes taken as one, about their common mean."""
+        n = self.count.sum()
+        mean = (self.count[:, None] * self.mean).sum(dim=0, keepdim=True) / n  # (1, k)
+        apart = self.mean - mean
+        weighted = self.count[:, None] * apart
+        between = apart.T @ weighted if self.scatter.ndim == 2 else (apart * weighted).sum(dim=0)
+        return ClassSums(n[None], mean, self.scatter + between)
+
+    @property
+    def covariance(self) -> Tensor:
+        """Pooled covariance, or its diagonal, with 1/N (Eq. 8)."""
+        return self.scatter / self.count.sum()
+
+
+def sum_layers(batches: Iterable[Outputs], *, full: bool = False) -> dict[str, ClassSums]:
+    """`ClassSums` of each layer over all batches, which are read once."""
+    totals: dict[str, ClassSums] = {}
+    for batch in batches:
+        if not batch.features or batch.labels is None:
+            raise InputError("outputs: no features to learn from; give Outputs(logits, features, labels)")
+        for layer, features in batch.features.items():
+            part = ClassSums.of(features, batch.labels, batch.n_classes, full=full)
+            totals[layer] = totals[layer] + part if layer in totals else part
+    _check_counts(next(iter(totals.values())).count)
+    return totals
+
+
+def _check_counts(count: Tensor) -> None:
+    missing, alone = ((count == c).nonzero()[:, 0].tolist() for c in (0, 1))
+    if missing:
+        raise InputError(
+            f"labels: no sample of class {missing[0]} ({len(missing)} of {len(count)} classes have none); "
+            f"every class needs at least one to have a mean"
+        )
+    if alone:
+        warnings.warn(
+            f"labels: class {alone[0]} has a single sample ({len(alone)} of {len(count)} classes do); "
+            f"its mean is that sample, the deviation is pooled over all classes",
+            IgeoodWarning,
+            stacklevel=5,
+        )
+
+
+def floored_std(variance: Tensor) -> tuple[Tensor, Tensor]:
+    """Standard deviations (k,) with those of dead channels raised to a floor, and which those are, (k,) bool.
+
+    The floor is 1e-4 of the median of the deviations that are not 0; with none such, 1.
+    """
+    std = variance.clamp(min=0.0).sqrt()
+    alive = std[std > 0]
+    floor = DEAD * float(alive.median()) if len(alive) else 1.0
+    return std.clamp(min=floor), std < floor
+
+
+class LayerDetector(Detector):
+    """A detector with one score a layer: `layer_scores` gives them all, `score` their sum over layers.
+
+    Attributes
+    ----------
+    mean_ : dict of Tensor
+        For each layer (C, k) class means, in the order of the columns.
+    """
+
+    needs_labels: ClassVar[bool] = True
+    mean_: dict[str, Tensor]
+
+    @property
+    def layers_(self) -> list[str]:
+        """The layers, in the order of the columns."""
+        self.check_fitted()
+        return list(self.mean_)
+
+    def layer_scores(self, outputs: Outputs) -> Array:
+        """Score of each layer, (N, L): higher is more out-of-distribution."""
+        batch = self._scorable(outputs)
+        return batch.like(self._layer_scores(batch))
+
+    def _scorable(self, outputs: Outputs | ArrayLike) -> Outputs:
+        batch = super()._scorable(outputs)
+        check_features(batch, self.layers_, type(self).__name__)
+        return batch
+
+    @abstractmethod
+    def _layer_scores(self, batch: Outputs) -> Tensor:
+        """Layer scores of checked outputs, (N, L)."""
+
+    @abstractmethod
+    def channel_shares(self, batch: Outputs, layer: str) -> tuple[Tensor, Tensor]:
+        """What each channel adds to the squared distance to the layer's nearest class, (N, k); and that class, (N,)."""
+
+    def step_scores(self, batch: Outputs) -> list[tuple[Tensor, tuple[str, ...] | None]]:
+        """See `Detector.step_scores`: each layer has an input step of its own."""
+        columns = self._layer_scores(batch)
+        return [(columns[:, i], (layer,)) for i, layer in enumerate(self.layers_)]
+
+    def _score(self, batch: Outputs) -> Tensor:
+        return self._layer_scores(batch).sum(dim=1)
+
+
+def check_features(batch: Outputs, layers: Iterable[str], what: str) -> None:
+    """Raise unless the outputs have these layers."""
+    for layer in layers:
+        if layer not in batch.features:
+            have = ", ".join(map(repr, batch.features)) or "none"
+            raise InputError(f"outputs: {what} needs the features of layer {layer!r}; these have {have}")
+
+
+class IgeoodFeatures(LayerDetector):
+    r"""Fisher–Rao distance to the nearest class's Gaussian on each layer, FR_ℓ (Eq. 11); FR′_ℓ with `fit_ood` (Eq. 12).
+
+    Attributes
+    ----------
+    mean_, std_ : dict of Tensor
+        For each layer (C, k) class means and (k,) pooled deviation.
+    dead_ : dict of Tensor
+        Number of channels of each layer whose deviation was raised to the floor.
+    ood_mean_, ood_std_ : dict of Tensor
+        (k,) of OOD validation samples; empty before `fit_ood`.
+    """
+
+    state_names: ClassVar[tuple[str, ...]] = ("mean_", "std_", "dead_", "ood_mean_", "ood_std_")
+    mean_: dict[str, Tensor]
+    std_: dict[str, Tensor]
+    dead_: dict[str, Tensor]
+    ood_mean_: dict[str, Tensor]
+    ood_std_: dict[str, Tensor]
+
+    def _fit(self, batches: Iterable[Outputs]) -> None:
+        sums = sum_layers(batches)
+        std = {layer: floored_std(s.covariance) for layer, s in sums.items()}
+        self.mean_ = {layer: s.mean for layer, s in sums.items()}
+        self.std_ = {layer: value for layer, (value, _) in std.items()}
+        self.dead_ = {layer: dead.sum() for layer, (_, dead) in std.items()}
+        self.ood_mean_, self.ood_std_ = {}, {}
+
+    def fit_ood(self, outputs: Outputs) -> "IgeoodFeatures":
+        """Take the OOD Gaussian of each layer from OOD samples, for FR′_ℓ."""
+        batch = self._scorable(outputs)
+        if len(batch) < 2:
+            raise InputError(f"ood: {len(batch)} sample(s); a mean and a deviation need at least 2")
+        one = torch.zeros(len(batch), dtype=torch.int64, device=batch.logits.device)
+        sums = {layer: ClassSums.of(batch.features[layer], one, 1) for layer in self.layers_}
+        self.ood_mean_ = {layer: s.mean[0] for layer, s in sums.items()}
+        self.ood_std_ = {layer: floored_std(s.covariance)[0] for layer, s in sums.items()}
+        return self
+
+    def fr_layer(self, batch: Outputs) -> tuple[Tensor, Tensor]:
+        """FR_ℓ (Eq. 11) and the nearest class, each (N, L): higher is out-of-distribution."""
+        found = [
+            gaussian.nearest_distance(wide(batch.features[layer]), *_to(batch, self.mean_[layer], self.std_[layer]))
+            for layer in self.layers_
+        ]
+        return torch.stack([d for d, _ in found], dim=1), torch.stack([y for _, y in found], dim=1)
+
+    def fr_layer_ood(self, batch: Outputs) -> Tensor:
+        """FR′_ℓ (Eq. 12), (N, L): the distance to the OOD Gaussian; **lower** is out-of-distribution."""
+        found = [
+            gaussian.nearest_distance(
+                wide(batch.features[layer]), *_to(batch, self.ood_mean_[layer][None], self.ood_std_[layer])
+            )[0]
+            for layer in self.layers_
+        ]
+        return torch.stack(found, dim=1)
+
+    def _layer_scores(self, batch: Outputs) -> Tensor:
+        return self.fr_layer(batch)[0]
+
+    def channel_shares(self, batch: Outputs, layer: str) -> tuple[Tensor, Tensor]:
+        """What each channel adds to FR_ℓ², its ρ² (Eq. 9), (N, k); and the nearest class, (N,)."""
+        x, (means, std) = wide(batch.features[layer]), _to(batch, self.mean_[layer], self.std_[layer])
+        _, nearest = gaussian.nearest_distance(x, means, std)
+        return gaussian.univariate_distance(x, std, means[nearest], std).square(), nearest
+
+
+class Mahalanobis(LayerDetector):
+    r"""Mahalanobis distance to the nearest class on each layer, :math:`\min_y (f-\mu_y)^\top\Sigma^+(f-\mu_y)`.
+
+    The covariance is tied: pooled over the classes. Its pseudo-inverse comes from an eigendecomposition in float64.
+
+    Parameters
+    ----------
+    relative : bool
+        Take off the distance to one background Gaussian of all classes together (relative Mahalanobis).
+    probabilities : bool
+        See `Detector`.
+
+    Attributes
+    ----------
+    mean_ : dict of Tensor
+        For each layer (C, k) class means.
+    whitening_ : dict of Tensor
+        For each layer (k, r), a root of the pseudo-inverse: its rank is r.
+    background_mean_, background_whitening_ : dict of Tensor
+        The same of all classes together, (k,) and (k, r); empty unless relative.
+    """
+
+    state_names: ClassVar[tuple[str, ...]] = ("mean_", "whitening_", "background_mean_", "background_whitening_")
+    whitening_: dict[str, Tensor]
+    background_mean_: dict[str, Tensor]
+    background_whitening_: dict[str, Tensor]
+
+    def __init__(self, *, relative: bool = False, probabilities: bool = False) -> None:
+        super().__init__(probabilities=probabilities)
+        self.relative = relative
+
+    def _fit(self, batches: Iterable[Outputs]) -> None:
+        sums = sum_layers(batches, full=True)
+        whitening = {layer: whiten(s.covariance) for layer, s in sums.items()}
+        background = {layer: s.pooled() for layer, s in sums.items()} if self.relative else {}
+        self.mean_ = {layer: s.mean for layer, s in sums.items()}
+        self.whitening_ = whitening
+        self.background_mean_ = {layer: s.mean[0] for layer, s in background.items()}
+        self.background_whitening_ = {layer: whiten(s.covariance) for layer, s in background.items()}
+
+    def _layer_scores(self, batch: Outputs) -> Tensor:
+        return torch.stack([self._layer_score(layer, wide(batch.features[layer])) for layer in self.layers_], dim=1)
+
+    def channel_shares(self, batch: Outputs, layer: str) -> tuple[Tensor, Tensor]:
+        """What each channel adds to the squared distance, its part of the product with Σ⁺, (N, k); and the class."""
+        x, (means, whitening) = wide(batch.features[layer]), _to(batch, self.mean_[layer], self.whitening_[layer])
+        _, nearest = mahalanobis_distance(x, means, whitening)
+        apart = x - means[nearest]
+        return apart * (apart @ whitening @ whitening.T), nearest
+
+    def _layer_score(self, layer: str, x: Tensor) -> Tensor:
+        score, _ = mahalanobis_distance(x, self.mean_[layer].to(x), self.whitening_[layer].to(x))
+        if self.relative:
+            mean, whitening = self.background_mean_[layer].to(x), self.background_whitening_[layer].to(x)
+            score = score - mahalanobis_distance(x, mean[None], whitening)[0]
+        return score
+
+
+def whiten(covariance: Tensor) -> Tensor:
+    """A root W (k, r) of the pseudo-inverse of a covariance (k, k): W Wᵀ = Σ⁺, in float64."""
+    values, vectors = torch.linalg.eigh(covariance)
+    kept = values > values.max().clamp(min=0.0) * len(values) * torch.finfo(values.dtype).eps
+    root: Tensor = vectors[:, kept] / values[kept].sqrt()
+    return root
+
+
+def mahalanobis_distance(x: Tensor, means: Tensor, whitening: Tensor) -> tuple[Tensor, Tensor]:
+    """Squared Mahalanobis distance (N,) of x (N, k) to the nearest of the means (C, k), and that class.
+
+    The nearest is found by one matmul in the whitened space; its distance is then computed without cancellation.
+    """
+    origin = means.mean(dim=0)
+    x, means = (x - origin) @ whitening, (means - origin) @ whitening  # (N, r), (C, r)
+    with torch.no_grad():
+        half = 0.5 * means.square().sum(dim=1)
+        chunks = [(half - x[rows] @ means.T).argmin(dim=1) for rows in row_chunks(len(x), len(means))]
+        nearest = torch.cat(chunks) if chunks else torch.empty(0, dtype=torch.int64, device=x.device)
+    return (x - means[nearest]).square().sum(dim=1), nearest
+
+
+def _to(batch: Outputs, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors on the device of the outputs."""
+    return tuple(tensor.to(batch.logits.device) for tensor in tensors)

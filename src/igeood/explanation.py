@@ -1,0 +1,80 @@
+"""Why a sample got its score: layers, classes, channels."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from igeood.detectors import Detector, Ensemble, IgeoodLogits
+from igeood.geometry import categorical
+from igeood.outputs import Outputs
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """Reasons for the scores of N samples.
+
+    Attributes
+    ----------
+    score : Tensor
+        (N,) what is explained.
+    columns : list of str
+        What the score is made of: the output, and the layers.
+    contributions : Tensor
+        (N, P) what each column added: weight × standardised score. They sum to the score.
+    nearest : dict of Tensor
+        For each layer (N,) the nearest class there.
+    channels : dict of Tensor
+        For each layer (N, top) the channels that add most to the distance from that class, in order.
+    channel_shares : dict of Tensor
+        For each layer (N, top) the share of the squared distance that they add.
+    centroid_distance : Tensor or None
+        (N, C) Fisher–Rao distance of the output to each class's centroid, where the method has centroids.
+    """
+
+    score: Tensor
+    columns: list[str]
+    contributions: Tensor
+    nearest: dict[str, Tensor] = field(default_factory=dict)
+    channels: dict[str, Tensor] = field(default_factory=dict)
+    channel_shares: dict[str, Tensor] = field(default_factory=dict)
+    centroid_distance: Tensor | None = None
+
+    def __str__(self) -> str:
+        return "\n".join(self._line(row) for row in range(len(self.score)))
+
+    def _line(self, row: int) -> str:
+        """One sample in a line: the score, and the columns by the size of what they added."""
+        order = self.contributions[row].abs().argsort(descending=True).tolist()
+        parts = []
+        for i in order:
+            name = self.columns[i]
+            near = f" (nearest class {int(self.nearest[name][row])})" if name in self.nearest else ""
+            parts.append(f"{name} {float(self.contributions[row, i]):+.3g}{near}")
+        return f"sample {row}: score {float(self.score[row]):.4g} = " + ", ".join(parts)
+
+
+def explain(detector: Detector, outputs: Outputs, top: int = 5) -> Explanation:
+    """Explain the scores of outputs, as the detector sees them."""
+    batch = detector._scorable(Outputs.checked(outputs.logits, outputs.features, outputs.labels, False))
+    distance = _centroid_distance(detector, batch)
+    if not isinstance(detector, Ensemble):
+        score = detector._score(batch)
+        return Explanation(score, ["output"], score[:, None], centroid_distance=distance)
+    contributions = detector._contributions(batch)
+    nearest, channels, shares = {}, {}, {}
+    for layer in detector.features_.layers_:
+        parts, nearest[layer] = detector.features_.channel_shares(batch, layer)
+        largest = parts.topk(min(top, parts.shape[1]), dim=1)
+        channels[layer] = largest.indices
+        shares[layer] = largest.values / parts.sum(dim=1, keepdim=True).clamp(min=torch.finfo(parts.dtype).tiny)
+    return Explanation(contributions.sum(dim=1), detector.columns_, contributions, nearest, channels, shares, distance)
+
+
+def _centroid_distance(detector: Detector, batch: Outputs) -> Tensor | None:
+    part = detector.output_ if isinstance(detector, Ensemble) else detector
+    if not isinstance(part, IgeoodLogits):
+        return None
+    return categorical.pairwise_distance(
+        batch.logits.double(), part.centroids_.to(batch.logits.device), part.temperature
+    )

@@ -1,0 +1,203 @@
+"""How a guard sees its inputs: through a model, or as logits that come as arrays."""
+
+import hashlib
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from igeood.detectors import Detector
+from igeood.errors import InputError
+from igeood.extraction import Batch, Layers, Reader, batches, reading, resolve_layers
+from igeood.outputs import Keys, Outputs, row_keys
+from igeood.perturbation import Attack, Channels, fgsm, input_gradients, per_channel, signed_step
+
+Select = Callable[[Keys], Tensor]  # keys → which rows, (N,) bool
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A batch: its samples' keys, their clean outputs, and the outputs to score, one for each size of the step."""
+
+    keys: Keys
+    clean: Outputs
+    stepped: list[Outputs]
+
+
+class ArrayInputs:
+    """Logits as arrays: nothing to run."""
+
+    model: nn.Module | None = None
+    layers: list[str] = []  # noqa: RUF012 (never written to)
+    epsilon = 0.0
+
+    def prepare(self, source: Any) -> None:
+        """Nothing to find out."""
+
+    def see(
+        self, source: Any, detector: Detector, *, name: str = "logits", select: Select | None = None,
+        labels: Any = None, epsilons: Sequence[float] = (0.0,),
+    ) -> Generator[Seen, None, None]:  # fmt: skip
+        """The whole array as one batch."""
+        if any(epsilons):
+            raise InputError("epsilons: an input step needs the model; make the guard with grey_box(model)")
+        outputs = Outputs.of(source, labels, name)
+        if outputs.n_classes != getattr(detector, "n_classes_", outputs.n_classes):
+            raise InputError(
+                f"{name}: {outputs.n_classes} columns, but the guard was fitted on {detector.n_classes_} classes"
+            )
+        keys = row_keys(outputs.logits)
+        if select is not None:
+            rows = select(keys)
+            keys, outputs = keys[rows.numpy()], outputs[rows.to(outputs.logits.device)]
+        yield Seen(keys, outputs, [outputs])
+
+    def attack(self, *_: Any, **__: Any) -> tuple[list[Outputs], Attack]:
+        """Arrays cannot be attacked."""
+        raise InputError("ood: 'fgsm' makes samples with the model's gradient; a guard of logits has no model")
+
+
+class ModelInputs:
+    """Whatever the model takes: batches, tensors, mappings.
+
+    Parameters
+    ----------
+    model : Module
+        The classifier; left as it is found.
+    layers : "auto" or names
+        Layers to read; "auto" is resolved by `prepare`.
+    epsilon : float
+        Size of the input step, in pixel units.
+    mean, std : float or one for each channel
+        Of the input's normalisation; without a mean, adversarial samples are clamped to the range of their batch.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Layers,
+        *,
+        epsilon: float = 0.0,
+        mean: Channels | None = None,
+        std: Channels = 1.0,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            hint = f"; did you mean method={model!r}?" if isinstance(model, str) else ""
+            raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}{hint}")
+        self.model, self.epsilon, self.mean, self.std = model, epsilon, mean, std
+        self._wanted = layers
+        self.layers = [] if layers == "auto" else resolve_layers(model, None, layers)
+
+    def prepare(self, source: Any) -> None:
+        """Find the layers, if that was left to us."""
+        if self._wanted == "auto":
+            self.layers = resolve_layers(self.model, source, "auto")
+
+    def see(
+        self, source: Any, detector: Detector, *, name: str = "x", select: Select | None = None,
+        labels: Any = None, epsilons: Sequence[float] = (0.0,),
+    ) -> Generator[Seen, None, None]:  # fmt: skip
+        """Run each batch through the model, and through the step where one is wanted."""
+        if labels is not None:
+            source = (source, labels)
+        elif isinstance(source, Outputs):
+            raise InputError(f"{name}: this guard has a model and takes its inputs, not outputs; use guard.detector")
+        with reading(self.model, self.layers) as reader, torch.no_grad():
+            for batch in batches(source):
+                keys = row_keys(batch.x)
+                rows = slice(None) if select is None else select(keys)
+                placed = reader.place(batch[rows])
+                if len(placed) == 0 < len(batch):
+                    continue
+                keys = keys[rows if isinstance(rows, slice) else rows.numpy()]
+                clean = reader(placed)
+                yield Seen(keys, clean, self._stepped(reader, placed, clean, detector, epsilons))
+
+    def _stepped(
+        self, reader: Reader, batch: Batch, clean: Outputs, detector: Detector, epsilons: Sequence[float]
+    ) -> list[Outputs]:
+        """Outputs after a step that lowers the detector's score (Eq. 6), for each size; they share one gradient."""
+        if not any(epsilons):
+            return [clean] * len(epsilons)
+        targets: list[tuple[str, ...] | None] = []
+
+        def objectives(x: Tensor) -> list[Tensor]:
+            steps = detector.step_scores(detector.read(reader(batch.with_x(x))))
+            targets[:] = [layers for _, layers in steps]
+            return [score for score, _ in steps]
+
+        gradients = input_gradients(objectives, batch.x)
+        found = []
+        for epsilon in epsilons:
+            parts = [reader(batch.with_x(signed_step(batch.x, g, -epsilon, self.std))) for g in gradients]
+            found.append(_merge(clean, parts, targets))
+        return found
+
+    def attack(
+        self, source: Any, detector: Detector, size: float, *, select: Select | None = None,
+        epsilons: Sequence[float] = (0.0,),
+    ) -> tuple[list[Outputs], Attack]:  # fmt: skip
+        """Outputs of FGSM samples made from the source, for each size of the input step; and what the attack did."""
+        found: list[list[Outputs]] = []
+        right = moved = 0.0
+        with reading(self.model, self.layers) as reader, torch.no_grad():
+            for given in batches(source):
+                batch = reader.place(given if select is None else given[select(row_keys(given.x))])
+                if len(batch) == 0:
+                    continue
+                labels = reader(batch).logits.argmax(dim=1) if batch.labels is None else batch.labels.to(batch.x.device)
+                x = self._fgsm(reader, batch, labels, size)
+                adversarial = batch.with_x(x)
+                outputs = reader(adversarial)
+                right += float((outputs.logits.argmax(dim=1) == labels).sum())
+                moved += float((x - batch.x).abs().flatten(1).amax(dim=1).sum())
+                found.append(self._stepped(reader, adversarial, outputs, detector, epsilons))
+        if not found:
+            raise InputError("id: no sample to attack")
+        joined = [Outputs.concat(parts) for parts in zip(*found, strict=True)]
+        n = len(joined[0])
+        return joined, Attack(n, moved / n, right / n)
+
+    def _fgsm(self, reader: Reader, batch: Batch, labels: Tensor, size: float) -> Tensor:
+        x = batch.x
+        if self.mean is not None:
+            mean, std = (per_channel(v, x, name) for v, name in ((self.mean, "mean"), (self.std, "std")))
+            low, high = -mean / std, (1.0 - mean) / std
+        elif self.std == 1.0 and float(x.min()) >= 0.0 and float(x.max()) <= 1.0:
+            low, high = x.new_zeros(()), x.new_ones(())
+        else:
+            axes = [0, *range(2, x.ndim)]
+            low, high = x.amin(dim=axes, keepdim=True), x.amax(dim=axes, keepdim=True)
+        return fgsm(lambda z: reader(batch.with_x(z)).logits, x, labels, size, std=self.std, low=low, high=high)
+
+
+def _merge(clean: Outputs, parts: list[Outputs], targets: list[tuple[str, ...] | None]) -> Outputs:
+    """Outputs after the steps: all of the one step's, or each layer from its own step and the logits clean."""
+    if targets == [None]:
+        return parts[0]
+    features = {
+        layer: part.features[layer] for part, layers in zip(parts, targets, strict=True) for layer in layers or ()
+    }
+    return Outputs(clean.logits, features, clean.labels)
+
+
+def collect(seen: Iterable[Seen]) -> tuple[Keys, list[Outputs]]:
+    """Keys and stepped outputs of all batches."""
+    parts = list(seen)
+    if not parts:
+        return np.empty(0, dtype=np.uint64), []
+    stepped = [Outputs.concat(column) for column in zip(*(part.stepped for part in parts), strict=True)]
+    return np.concatenate([part.keys for part in parts]), stepped
+
+
+def fingerprint(model: nn.Module) -> str:
+    """SHA-256 over the names, types, shapes and values of a model's parameters and buffers, 16 hex digits."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        plain = tensor.detach().cpu().contiguous()
+        digest.update(f"{name} {plain.dtype} {tuple(plain.shape)}\n".encode())
+        digest.update(plain.flatten().view(torch.uint8).numpy().tobytes() if plain.numel() else b"")
+    return digest.hexdigest()[:16]

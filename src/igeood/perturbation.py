@@ -1,0 +1,126 @@
+r"""One signed-gradient step on the input: the grey box's pre-processing (the paper's Eq. 6), and FGSM.
+
+Sizes are in pixel units: on an input normalised by a standard deviation, the step is ε/std for each channel. Only the
+input's gradient is computed; no parameter is touched.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from igeood.errors import InputError
+
+Channels = float | Sequence[float]
+
+
+def input_gradients(objectives: Callable[[Tensor], Sequence[Tensor]], x: Tensor) -> list[Tensor]:
+    """Gradients of summed objectives with respect to the input only, each of the shape of `x`; one forward pass.
+
+    Parameters
+    ----------
+    objectives : callable
+        Maps inputs (N, ...) to one or more numbers a sample, each (N,).
+    x : Tensor
+        (N, ...) floating-point inputs.
+    """
+    check_floating(x)
+    with torch.inference_mode(False), torch.enable_grad():
+        leaf = x.detach().clone().requires_grad_()
+        values = objectives(leaf)
+        if not all(value.requires_grad for value in values):
+            raise InputError("model: its output has no gradient in the input; the input step needs one")
+        last = len(values) - 1
+        return [torch.autograd.grad(v.sum(), leaf, retain_graph=i < last)[0] for i, v in enumerate(values)]
+
+
+def signed_step(x: Tensor, gradient: Tensor, epsilon: float, std: Channels = 1.0) -> Tensor:
+    r"""Eq. 6's step, :math:`x + \frac{\varepsilon}{\mathrm{std}}\,\operatorname{sign}(\mathrm{gradient})`.
+
+    The sign of 0 is 0, and nothing is clamped.
+
+    Parameters
+    ----------
+    x, gradient : Tensor
+        (N, C, ...) inputs and the direction to go.
+    epsilon : float
+        In pixel units; negative goes down the gradient.
+    std : float or one for each channel
+        Of the input's normalisation.
+
+    Examples
+    --------
+    >>> signed_step(torch.zeros(1, 3), torch.tensor([[2.0, 0.0, -5.0]]), 0.1, std=0.5)
+    tensor([[ 0.2000,  0.0000, -0.2000]])
+    """
+    return x + gradient.sign() * (epsilon / per_channel(std, x, "std"))
+
+
+def fgsm(
+    logits: Callable[[Tensor], Tensor],
+    x: Tensor,
+    labels: Tensor,
+    epsilon: float = 0.05,
+    *,
+    std: Channels = 1.0,
+    low: Tensor | float = 0.0,
+    high: Tensor | float = 1.0,
+) -> Tensor:
+    r"""Adversarial inputs by one step that raises the cross entropy, clamped to the range of images.
+
+    Parameters
+    ----------
+    logits : callable
+        The classifier: inputs (N, ...) to logits (N, C).
+    x : Tensor
+        (N, ...) clean inputs.
+    labels : Tensor
+        (N,) their classes.
+    epsilon : float
+        In pixel units.
+    std : float or one for each channel
+        Of the input's normalisation.
+    low, high : Tensor or float
+        Range of the inputs, broadcast to `x`: for pixels in [0, 1], (0 − mean)/std and (1 − mean)/std.
+    """
+    check_epsilon(epsilon)
+    (gradient,) = input_gradients(lambda z: [functional.cross_entropy(logits(z), labels, reduction="none")], x)
+    stepped = signed_step(x, gradient, epsilon, std)
+    return torch.maximum(torch.minimum(stepped, torch.as_tensor(high).to(x)), torch.as_tensor(low).to(x))
+
+
+@dataclass(frozen=True)
+class Attack:
+    """What adversarial samples did: their number, their mean L∞ size in the input's units, the accuracy left."""
+
+    samples: int
+    linf: float
+    accuracy: float
+
+
+def check_epsilon(epsilon: float) -> None:
+    """Raise unless ε is a number ≥ 0."""
+    if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not 0.0 <= epsilon < float("inf"):
+        raise InputError(f"epsilon: must be a finite number ≥ 0, in pixel units; got {epsilon!r}")
+
+
+def check_floating(x: Tensor) -> None:
+    """Raise unless the input can be moved by a gradient step."""
+    if not x.is_floating_point():
+        raise InputError(
+            f"x: a gradient step needs a floating-point input, got {x.dtype}; token ids cannot be perturbed: "
+            f"use black_box or white_box with epsilon=0"
+        )
+
+
+def per_channel(values: Channels, x: Tensor, name: str) -> Tensor:
+    """One number, or one for each channel (the second axis), shaped to broadcast to `x`."""
+    tensor = torch.as_tensor(values, dtype=x.dtype, device=x.device)
+    if tensor.ndim == 0:
+        return tensor
+    if tensor.ndim != 1 or x.ndim < 2 or len(tensor) != x.shape[1]:
+        channels = x.shape[1] if x.ndim > 1 else 0
+        raise InputError(f"{name}: expected one number, or one for each of {channels} channels; got {values!r}")
+    return tensor.view(1, -1, *[1] * (x.ndim - 2))
