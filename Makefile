@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow lint format bench clean
+.PHONY: help install demo test test-slow lint format bench reproduction clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ format: install  ## let ruff rewrite what it can
 
 bench: install  ## speed, side by side
 	$(BIN)/python benchmarks/black_box.py
+
+reproduction: install  ## docs/reproduction.md from the data in $$IGEOOD_DATA: 15 minutes, seconds the second time
+	$(BIN)/python benchmarks/reproduction.py > docs/reproduction.md.part && mv docs/reproduction.md.part docs/reproduction.md
 
 clean:  ## remove everything that make made
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,10 +1,13 @@
 """Data that many tests share: small, made here, seeded."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import Tensor
+
+from igeood.outputs import Outputs
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,46 @@ def make_classifier(n_classes: int = 10, n: int = 400, margin: float = 8.0, seed
     train, labels = known()
     ood = torch.randn(n, n_classes, generator=generator) * 1.5
     return Classifier(train, labels, known()[0], known()[0], ood)
+
+
+def with_features(logits: Tensor, labels: Tensor | None, seed: int, shift: float) -> Outputs:
+    """Outputs with two layers of features: about the class's mean, or about nothing for OOD samples."""
+    generator = torch.Generator().manual_seed(seed)
+    n_classes = logits.shape[1]
+    features = {}
+    for layer, width in (("early", 6), ("block.late", 9)):
+        means = torch.randn(n_classes, width, generator=torch.Generator().manual_seed(width)) * 2
+        noise = torch.randn(len(logits), width, generator=generator)
+        features[layer] = noise * 1.5 + shift if labels is None else means[labels] + noise
+    return Outputs(logits, features, labels)
+
+
+@dataclass(frozen=True)
+class Known:
+    """A classifier's outputs, layers and all."""
+
+    train: Outputs
+    held_out: Outputs
+    test: Outputs
+    ood: Outputs
+
+
+def make_known(n_classes: int = 10, n: int = 400, seed: int = 0) -> Known:
+    c = make_classifier(n_classes, n, seed=seed)
+    parts = (c.train, c.held_out, c.test)
+    inside = [with_features(part, c.labels, 10 * seed + i, 0.0) for i, part in enumerate(parts)]
+    return Known(*inside, with_features(c.ood, None, 10 * seed + 9, 3.0))
+
+
+@pytest.fixture(scope="session")
+def known() -> Known:
+    return make_known()
+
+
+@pytest.fixture(scope="session")
+def make_known_() -> Callable[..., Known]:
+    """`make_known`, for tests that need another size."""
+    return make_known
 
 
 @pytest.fixture(scope="session")

@@ -293,7 +293,7 @@ class Guard:
         return np.concatenate(keys), torch.cat(scores), torch.cat(labels)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the guard to one safetensors file. Model and training outputs stay out: `tune` needs `fit` after `load`."""
+        """Write the guard to one safetensors file. The training outputs stay out: `tune` needs `fit` after `load`."""
         tensors = {f"detector.{name}": value for name, value in self.detector.state().items()}
         tensors["tuned_on"] = torch.from_numpy(self._tuned_on.view(np.int64).copy())
         record: dict[str, Any] = {

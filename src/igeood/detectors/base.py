@@ -150,25 +150,31 @@ class Detector(ABC):
         return type(self)(**{**self.params(), "temperature": temperature})
 
     def state(self) -> dict[str, Tensor]:
-        """Fitted tensors by name, a layer's as `name:layer`; with `params` and `n_classes_` all there is to save."""
+        """Fitted tensors by name; with `params` and `n_classes_` all there is to save.
+
+        Those of the layers are `name:place:layer`: their order matters, and files do not keep it.
+        """
         self.check_fitted()
         tensors: dict[str, Tensor] = {}
         for name in self.state_names:
             value = getattr(self, name)
-            tensors |= {name: value} if isinstance(value, Tensor) else {f"{name}:{k}": v for k, v in value.items()}
+            if isinstance(value, Tensor):
+                tensors[name] = value
+            else:
+                tensors |= {f"{name}:{i}:{layer}": tensor for i, (layer, tensor) in enumerate(value.items())}
         return tensors
 
     def load_state(self: D, state: Mapping[str, Tensor], n_classes: int) -> D:
         """Take over what `state` gave, in place of `fit`."""
         by_name: dict[str, Any] = {name: {} for name in self.state_names}
-        for key, value in state.items():
-            name, colon, layer = key.partition(":")
+        for key in sorted(state, key=lambda key: int(key.split(":", 2)[1]) if ":" in key else 0):
+            name, *place = key.split(":", 2)
             if name not in by_name:
-                raise InputError(f"state: expected {list(self.state_names)}, got {key!r}")
-            if colon:
-                by_name[name][layer] = value
+                raise InputError(f"state: expected {list(self.state_names)}, got {name!r}")
+            if place:
+                by_name[name][place[1]] = state[key]
             else:
-                by_name[name] = value
+                by_name[name] = state[key]
         for name, value in by_name.items():
             setattr(self, name, value)
         return self._fitted(n_classes)

@@ -187,7 +187,8 @@ class Ensemble(Detector):
         if self.output_ is not None:
             self.output_.load_state(of("output_."), n_classes)
         self.features_.load_state(of("features_."), n_classes)
-        return super().load_state({name: v for name, v in state.items() if name in self.state_names}, n_classes)
+        own = {name: value for name, value in state.items() if not name.startswith(("output_.", "features_."))}
+        return super().load_state(own, n_classes)
 
 
 def _standardise(columns: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ Points are made from log-softmax in float64, and angles from chords where an arc
 keep their relative accuracy down to 0, and gradients are finite everywhere.
 """
 
+import math
 from numbers import Real
 
 import torch
@@ -63,5 +64,9 @@ def check_temperature(temperature: float, name: str = "temperature") -> None:
     """Raise unless the temperature is a positive finite number."""
     if isinstance(temperature, bool) or not isinstance(temperature, Real):
         raise InputError(f"{name}: expected a positive number, got {temperature!r}")
-    if not 0 < temperature < (1 << 1000):
+    try:
+        value = float(temperature)
+    except OverflowError:
+        value = math.inf
+    if not 0.0 < value < math.inf:
         raise InputError(f"{name}: must be a positive finite number, got {temperature}")

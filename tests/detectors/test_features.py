@@ -1,0 +1,160 @@
+"""The per-layer detectors against float64 loops, scipy, and awkward channels."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.spatial.distance import mahalanobis
+
+import igeood
+from igeood.detectors.features import ClassSums, IgeoodFeatures, Mahalanobis, floored_std
+from igeood.errors import IgeoodWarning, InputError
+from igeood.outputs import Outputs
+
+
+def loop_fr(x, means, std):
+    """FR_ℓ by a loop over samples, classes and channels: Eq. 9 in its stable form, Eq. 10, Eq. 11."""
+    found = []
+    for row in x:
+        distances = []
+        for mean in means:
+            rho = 2 * np.sqrt(2) * np.arcsinh(np.abs(row - mean) / (2 * np.sqrt(2) * std))
+            distances.append(np.sqrt((rho**2).sum()))
+        found.append(min(distances))
+    return np.array(found)
+
+
+def test_fr_layer_and_fr_layer_ood_are_the_papers(known):
+    detector = IgeoodFeatures().fit(known.train)
+    detector.fit_ood(known.ood)
+    columns, nearest = detector.fr_layer(known.test)
+    primed = detector.fr_layer_ood(known.test)
+    for i, layer in enumerate(detector.layers_):
+        train, test = (o.features[layer].double().numpy() for o in (known.train, known.test))
+        labels = known.train.labels.numpy()
+        means = np.stack([train[labels == c].mean(0) for c in range(10)])
+        std = np.sqrt(((train - means[labels]) ** 2).mean(0))
+        np.testing.assert_allclose(columns[:, i], loop_fr(test, means, std), rtol=1e-5)
+        ood = known.ood.features[layer].double().numpy()
+        np.testing.assert_allclose(primed[:, i], loop_fr(test, ood.mean(0)[None], ood.std(0)), rtol=1e-5)
+        assert (nearest[:, i] == known.test.labels).double().mean() > 0.5
+    ood_columns, ood_primed = detector.fr_layer(known.ood)[0], detector.fr_layer_ood(known.ood)
+    assert (ood_columns.mean(0) > columns.mean(0)).all()  # FR is higher for OOD,
+    assert (ood_primed.mean(0) < primed.mean(0)).all()  # FR′ is lower
+
+
+def test_mahalanobis_is_scipys(known):
+    detector = Mahalanobis().fit(known.train)
+    scores = detector.layer_scores(known.test)
+    for i, layer in enumerate(detector.layers_):
+        train, test = (o.features[layer].double().numpy() for o in (known.train, known.test))
+        labels = known.train.labels.numpy()
+        means = np.stack([train[labels == c].mean(0) for c in range(10)])
+        residual = train - means[labels]
+        precision = np.linalg.inv(residual.T @ residual / len(train))
+        expected = [min(mahalanobis(row, mean, precision) ** 2 for mean in means) for row in test[:60]]
+        np.testing.assert_allclose(scores[:60, i], expected, rtol=1e-6)
+
+
+def test_relative_mahalanobis_takes_off_the_background(known):
+    plain, relative = (Mahalanobis(relative=r).fit(known.train) for r in (False, True))
+    layer = plain.layers_[0]
+    train = known.train.features[layer].double().numpy()
+    precision = np.linalg.inv(np.cov(train.T, bias=True))
+    background = [
+        mahalanobis(row, train.mean(0), precision) ** 2 for row in known.test.features[layer].double().numpy()
+    ]
+    difference = plain.layer_scores(known.test)[:, 0] - relative.layer_scores(known.test)[:, 0]
+    np.testing.assert_allclose(difference, background, rtol=1e-6)
+
+
+def test_mahalanobis_of_rank_deficient_features(known):
+    """A copied channel and a constant one: the pseudo-inverse ignores the directions that never vary."""
+
+    def widened(outputs):
+        extra = {k: torch.cat([v, v[:, :1], torch.ones(len(v), 1)], 1) for k, v in outputs.features.items()}
+        return Outputs(outputs.logits, extra, outputs.labels)
+
+    plain = Mahalanobis().fit(known.train).layer_scores(known.test)
+    wide = Mahalanobis().fit(widened(known.train)).layer_scores(widened(known.test))
+    torch.testing.assert_close(wide, plain, rtol=1e-6, atol=1e-8)
+
+
+@given(cuts=st.lists(st.integers(1, 399), max_size=4), full=st.booleans())
+@settings(max_examples=25)
+def test_law_sums_of_shards_are_those_of_the_whole(known, cuts, full):
+    x, labels = known.train.features["early"].double() + 1e5, known.train.labels
+    edges = [0, *sorted(cuts), 400]
+    parts = [ClassSums.of(x[a:b], labels[a:b], 10, full=full) for a, b in itertools.pairwise(edges) if b > a]
+    merged = sum(parts[1:], parts[0])
+    whole = ClassSums.of(x, labels, 10, full=full)
+    torch.testing.assert_close(merged.mean, whole.mean, rtol=1e-12, atol=0)
+    torch.testing.assert_close(merged.covariance, whole.covariance, rtol=1e-9, atol=1e-9)
+
+
+def test_one_pass_variance_survives_a_large_offset(known):
+    x = known.train.features["early"].double()
+    found = sum(
+        (ClassSums.of(x[i : i + 7] + 1e5, known.train.labels[i : i + 7], 10) for i in range(7, 400, 7)),
+        ClassSums.of(x[:7] + 1e5, known.train.labels[:7], 10),
+    )
+    expected = ClassSums.of(x, known.train.labels, 10).covariance
+    torch.testing.assert_close(found.covariance, expected, rtol=1e-8, atol=0)
+
+
+def dead_channel(outputs, value=0.5):
+    features = {k: v.clone() for k, v in outputs.features.items()}
+    features["early"][:, 2] = value
+    return Outputs(outputs.logits, features, outputs.labels)
+
+
+def test_dead_channels_are_floored_counted_and_finite(known):
+    detector = igeood.Igeood().fit(dead_channel(known.train))
+    assert {k: int(v) for k, v in detector.features_.dead_.items()} == {"early": 1, "block.late": 0}
+    assert detector.notes_ == ("layer 'early': 1 dead channels, deviation raised to a floor",)
+    assert detector.score(known.test).isfinite().all()  # where the channel is alive again
+    assert (detector.features_.std_["early"] > 0).all()
+
+
+def test_all_channels_dead():
+    std, dead = floored_std(torch.zeros(3, dtype=torch.float64))
+    assert std.tolist() == [1.0, 1.0, 1.0]
+    assert dead.all()
+
+
+def test_one_sample_in_a_class_is_a_warning(known):
+    rows = torch.cat([(known.train.labels != 4).nonzero()[:, 0], (known.train.labels == 4).nonzero()[:1, 0]])
+    with pytest.warns(IgeoodWarning, match="class 4 has a single sample"):
+        detector = igeood.Igeood().fit(known.train[rows])
+    assert detector.score(known.test).isfinite().all()
+
+
+def test_missing_features(known):
+    detector = IgeoodFeatures().fit(known.train)
+    with pytest.raises(InputError, match="needs the features of layer 'early'; these have none"):
+        detector.score(known.test.logits)
+    with pytest.raises(InputError, match="no features to learn from"):
+        IgeoodFeatures().fit(known.train.logits, known.train.labels)
+    with pytest.raises(InputError, match="need at least 2"):
+        detector.fit_ood(known.ood[:1])
+
+
+@pytest.mark.parametrize("kind", [IgeoodFeatures, Mahalanobis])
+def test_channel_shares_add_up_to_the_squared_distance(known, kind):
+    detector = kind().fit(known.train)
+    for i, layer in enumerate(detector.layers_):
+        shares, _ = detector.channel_shares(known.test, layer)
+        distance = detector.layer_scores(known.test)[:, i]
+        squared = distance.square() if kind is IgeoodFeatures else distance
+        torch.testing.assert_close(shares.sum(1), squared, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(detector.score(known.test), detector.layer_scores(known.test).sum(1))
+
+
+def test_one_class_of_many_channels_and_one_channel(make):
+    data = make(3, n=60)
+    outputs = Outputs(data.train, {"one": torch.randn(60, 1, generator=torch.Generator().manual_seed(0))}, data.labels)
+    for kind in (IgeoodFeatures, Mahalanobis):
+        assert kind().fit(outputs).score(outputs).isfinite().all()
