@@ -9,8 +9,9 @@ from scipy.optimize import minimize
 
 from igeood.errors import IgeoodWarning, InputError
 from igeood.geometry import categorical
-from igeood.geometry.centroids import centroids, kl_centroids, sgd_centroids, sphere_sums, stream_centroids
+from igeood.geometry.centroids import centroids, kl_centroids, sgd_centroids, stream_centroids
 from igeood.geometry.sphere import chord_distance, sphere
+from igeood.geometry.weiszfeld import sphere_sums
 
 
 def objectives(logits, labels, centres, temperature=1.0):

@@ -4,17 +4,10 @@ import torch
 from torch import Tensor
 
 from igeood.errors import InputError
-from igeood.geometry.centroids import (
-    CentroidSums,
-    centroids,
-    kl_centroids,
-    retemper,
-    sgd_centroids,
-    sphere_sums,
-    stream_centroids,
-)
+from igeood.geometry.centroids import centroids, kl_centroids, retemper, sgd_centroids, stream_centroids
 from igeood.geometry.precision import broadcastable, result_dtype
 from igeood.geometry.sphere import check_temperature, chord_distance, log_softmax, sphere, sphere_distances
+from igeood.geometry.weiszfeld import CentroidSums, sphere_sums
 
 __all__ = [
     "CentroidSums",

@@ -1,0 +1,231 @@
+"""Geometric medians on the sphere, for all classes at once: the sums of one pass, and the search they drive.
+
+Weiszfeld's iteration is a descent whose passes are sums over samples: they stream over batches and merge over shards.
+The problem is geodesically convex on the sphere's positive part, which gives a certificate: the smallest subgradient
+and the reach of the optimum bound the relative distance to it (`CentroidSums.gap`).
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from igeood.errors import InputError
+from igeood.geometry.precision import chunk_rows
+from igeood.geometry.sphere import sphere
+
+_TINY = 1e-300
+_COINCIDENT = 1e-12  # an angle below this is a sample on the centre itself
+_OCTAVES = 44  # bins of angles: up to 2, up to 1, up to 1/2, …
+_STRETCH = 1000.0  # Weiszfeld steps, at most, in one
+_LONGEST = 0.5  # radians, at most, in one
+_MEMORY = 10  # objectives that a step is compared with
+
+Batches = Iterable[tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class CentroidSums:
+    """One pass of Weiszfeld's iteration: sums over samples, which add over batches and shards.
+
+    θ is the angle between a sample and its class's centre, and u the unit tangent at the centre towards the sample.
+    """
+
+    pull: Tensor  # (C, C) Σ u, up to multiples of the centre
+    weight: Tensor  # (C,) Σ 1/θ
+    angle: Tensor  # (C,) Σ θ: half the objective of Eq. 3, times the class's size
+    count: Tensor  # (C,) number of samples
+    coincident: Tensor  # (C,) those on the centre itself: they are in neither `pull` nor `weight`
+    nearest_angle: Tensor  # (C,) the smallest θ that is not coincident
+    nearest: Tensor  # (C, C) its sample
+    octaves: Tensor  # (C, _OCTAVES) number of samples in each octave of θ, ascending
+
+    def __add__(self, other: "CentroidSums") -> "CentroidSums":
+        closer = other.nearest_angle < self.nearest_angle
+        return CentroidSums(
+            self.pull + other.pull,
+            self.weight + other.weight,
+            self.angle + other.angle,
+            self.count + other.count,
+            self.coincident + other.coincident,
+            torch.where(closer, other.nearest_angle, self.nearest_angle),
+            torch.where(closer[:, None], other.nearest, self.nearest),
+            self.octaves + other.octaves,
+        )
+
+    def _tangent(self, centre: Tensor) -> tuple[Tensor, Tensor]:
+        """Σ u at the centre, and its length."""
+        tangent = self.pull - (self.pull * centre).sum(dim=1, keepdim=True) * centre
+        return tangent, torch.linalg.vector_norm(tangent, dim=1)
+
+    def gap(self, centre: Tensor) -> Tensor:
+        """Bound on the objective's relative distance to its optimum, (C,).
+
+        By convexity f(μ) − f* ≤ ‖g‖·d(μ, μ*), with the smallest subgradient g: samples on the centre contribute any
+        tangent of length ≤ 1, so they can cancel as much of the pull.
+        """
+        _, length = self._tangent(centre)
+        return (length - self.coincident).clamp(min=0.0) * self._reach() / self.angle.clamp(min=_TINY)
+
+    def _reach(self) -> Tensor:
+        """Bound on the angle between centre and optimum, (C,).
+
+        By the triangle inequality it is at most twice the mean θ. And if a share α > ½ of the samples has θ ≤ r, it is
+        at most 2αr/(2α−1): farther away those samples lose more than the others can gain.
+        """
+        share = self.octaves.cumsum(dim=1) / self.count[:, None]
+        radius = torch.exp2(torch.arange(2 - _OCTAVES, 2, dtype=share.dtype, device=share.device))
+        bound = torch.where(share > 0.501, 2.0 * share * radius / (2.0 * share - 1.0), torch.inf).amin(dim=1)
+        return torch.minimum(bound, 2.0 * self.angle / self.count)
+
+    def descent(self, centre: Tensor) -> Tensor:
+        """Steepest descent of Σ θ, (C, C) tangents: the pull, shortened by the coincident samples (Vardi, Zhang)."""
+        tangent, length = self._tangent(centre)
+        shorter = (1.0 - self.coincident / length.clamp(min=_COINCIDENT)).clamp(min=0.0)
+        return tangent * shorter[:, None]
+
+    def where(self, classes: Tensor, other: "CentroidSums") -> "CentroidSums":
+        """These sums for some classes, (C,) bool, and another's for the others."""
+        pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+        return CentroidSums(*(torch.where(classes if a.ndim == 1 else classes[:, None], a, b) for a, b in pairs))
+
+
+class Search:
+    """Where the iteration stands: a centre for each class, its sums, and the size of the next step.
+
+    Weiszfeld's step, Σ u / Σ 1/θ, never raises the objective but can crawl. The step is lengthened by the curvature
+    seen between the last two centres (Barzilai, Borwein). Such steps need freedom to go uphill for a while: one is
+    taken where it is below the worst of the last few objectives; where not, the next step is Weiszfeld's.
+    """
+
+    def __init__(self, centre: Tensor, sums: CentroidSums) -> None:
+        self.centre, self.sums = centre, sums  # (C, C)
+        self.best = centre  # (C, C) of the smallest gap so far
+        self.gap = sums.gap(centre)  # (C,) its bound
+        self.recent = sums.angle.expand(_MEMORY, -1).clone()  # (_MEMORY, C) objectives
+        self.memory = float(
+            _MEMORY
+        )  # objectives that a step is compared with: fewer and fewer, or it might go in circles
+        self.stretch = torch.ones_like(sums.angle)  # (C,) length of the next step in Weiszfeld steps
+
+    def propose(self) -> Tensor:
+        """Centres to try next, (C, C): a step along the geodesic of steepest descent."""
+        step = self.sums.descent(self.centre) / self.sums.weight.clamp(min=0.5)[:, None]  # Σ 1/θ ≥ 2/π
+        step = step * self.stretch[:, None]
+        size = torch.linalg.vector_norm(step, dim=1, keepdim=True)
+        size, step = size.clamp(max=_LONGEST), step * (_LONGEST / size.clamp(min=_LONGEST))
+        moved = torch.cos(size) * self.centre + torch.sinc(size / torch.pi) * step
+        return torch.nn.functional.normalize(moved.clamp(min=0.0), dim=1)
+
+    def note(self, trial: Tensor, gap: Tensor) -> None:
+        """Remember the trial for those classes where its bound is the smallest yet."""
+        closer = gap < self.gap
+        self.best = torch.where(closer[:, None], trial, self.best)
+        self.gap = torch.where(closer, gap, self.gap)
+
+    def move(self, trial: Tensor, sums: CentroidSums) -> None:
+        """Take the trial for those classes where it is good enough; the others stay where they are."""
+        taken = sums.angle <= self.recent[-max(1, round(self.memory)) :].amax(dim=0)
+        self.memory = self.memory * 0.95 if self.memory > 0.1 else float(_MEMORY)
+        moved, turned = trial - self.centre, self.sums.descent(self.centre) - sums.descent(trial)
+        curvature = (moved * turned).sum(dim=1) / (moved * moved).sum(dim=1).clamp(min=_COINCIDENT**2)  # (C,)
+        stretch = (sums.weight / curvature.clamp(min=_COINCIDENT)).clamp(1.0, _STRETCH)
+        self.centre = torch.where(taken[:, None], trial, self.centre)
+        self.sums = sums.where(taken, self.sums)
+        self.stretch = torch.where(taken, stretch, (0.2 * self.stretch).clamp(min=1.0))
+        self.recent = torch.cat([self.recent[1:], self.sums.angle[None]])
+
+
+def polish(batches: Batches, search: Search, unfinished: Tensor, temperature: float) -> Tensor:
+    """Centres (C, C) with those of unfinished classes replaced by what L-BFGS makes of them.
+
+    A few samples along one geodesic make so flat a valley that steps along the gradient take thousands of passes.
+    """
+    centres = search.best.clone()
+    for label in unfinished.nonzero()[:, 0].tolist():
+        parts = [sphere(logits[labels == label], temperature) for logits, labels in batches]
+        points = torch.cat(parts)
+        start = centres[label].cpu().numpy()
+        found = minimize(
+            _angle_and_gradient, start, (points,), "L-BFGS-B", jac=True, bounds=[(0.0, None)] * len(start),
+            options={"maxiter": 1000, "maxcor": 30, "ftol": 0.0, "gtol": 0.0},
+        ).x  # fmt: skip
+        if float((found**2).sum()) > 0.01:
+            centres[label] = torch.nn.functional.normalize(torch.from_numpy(found).to(centres), dim=0)
+    return centres
+
+
+def _angle_and_gradient(v: Any, points: Tensor) -> tuple[float, Any]:
+    """Σ θ of the points (n, C) to the direction of v (C,), with its gradient."""
+    vector = torch.from_numpy(v).to(points)
+    length = torch.linalg.vector_norm(vector)
+    centre = (vector / length)[None]
+    sums = _chunk_sums(points, torch.zeros(len(points), dtype=torch.int64, device=points.device), centre)
+    gradient = -sums.descent(centre)[0] / length
+    return float(sums.angle), gradient.cpu().numpy()
+
+
+def sphere_sums(batches: Batches, centre: Tensor, temperature: float = 1.0) -> CentroidSums:
+    """One Weiszfeld pass over all batches, at the centres (C, C) of the unit sphere; sums of shards add with ``+``."""
+    total: CentroidSums | None = None
+    for logits, labels in chunks(batches):
+        part = _chunk_sums(sphere(logits, temperature), labels, centre)
+        total = part if total is None else total + part
+    if total is None:
+        raise InputError("batches: empty; centroids need at least one sample of each class")
+    return total
+
+
+def chunks(batches: Batches) -> Iterator[tuple[Tensor, Tensor]]:
+    """The same samples cut anew, in chunks that do not depend on the batches: sums come out the same to the bit."""
+    held: list[tuple[Tensor, Tensor]] = []
+    room = size = 0
+    for logits, given in batches:
+        labels = given.long()
+        size = size or max(chunk_rows(logits.shape[-1]), logits.shape[-1])  # sums over classes cost C rows themselves
+        start = 0
+        while len(logits) - start >= size - room:
+            stop = start + size - room
+            yield _join([*held, (logits[start:stop], labels[start:stop])])
+            held, room, start = [], 0, stop
+        if start < len(logits):
+            held.append((logits[start:], labels[start:]))
+            room += len(logits) - start
+    if held:
+        yield _join(held)
+
+
+def _join(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat([logits for logits, _ in parts]), torch.cat([labels for _, labels in parts])
+
+
+def _chunk_sums(points: Tensor, labels: Tensor, centre: Tensor) -> CentroidSums:
+    n_classes = len(centre)
+    diff = points - centre[labels]  # (n, C)
+    angle = 2.0 * torch.asin((0.5 * torch.linalg.vector_norm(diff, dim=1)).clamp(max=1.0))  # (n,)
+    on_centre = angle <= _COINCIDENT
+    safe = angle.masked_fill(on_centre, torch.inf)
+
+    def per_class(values: Tensor) -> Tensor:
+        return values.new_zeros((n_classes, *values.shape[1:])).index_add_(0, labels, values)
+
+    octave = (angle.clamp(min=_TINY).log2().ceil().long() + (_OCTAVES - 2)).clamp(0, _OCTAVES - 1)
+    nearest_angle = safe.new_full((n_classes,), torch.inf).scatter_reduce_(0, labels, safe, "amin")
+    winners = (safe == nearest_angle[labels]).nonzero(as_tuple=True)[0]
+    nearest = centre.clone()
+    nearest[labels[winners]] = points[winners]
+    return CentroidSums(
+        pull=per_class(diff * torch.sin(angle).masked_fill(on_centre, torch.inf).reciprocal()[:, None]),
+        weight=per_class(safe.reciprocal()),
+        angle=per_class(angle),
+        count=per_class(torch.ones_like(angle)),
+        coincident=per_class(on_centre.to(angle.dtype)),
+        nearest_angle=nearest_angle,
+        nearest=nearest,
+        octaves=torch.bincount(labels * _OCTAVES + octave, minlength=n_classes * _OCTAVES).view(n_classes, _OCTAVES),
+    )
