@@ -265,7 +265,7 @@ def test_streams_hold_one_batch_at_a_time(net):
 
 def test_threads_do_not_see_each_others_features_and_training_mode_comes_back(net, images):
     net.train()
-    guard = igeood.white_box(net, layers=["conv", "relu"]).fit(images).calibrate(images[0])
+    guard = igeood.white_box(net, layers=["conv", "relu"]).fit(images).calibrate(images[0].flip(-1))
     alone = guard.predict(images[0]).score
     buffers = {k: v.clone() for k, v in net.state_dict().items()}
     barrier = threading.Barrier(8)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import igeood
-from igeood.errors import InputError, NotReadyError
+from igeood.errors import IgeoodWarning, InputError, NotReadyError
 
 
 def images(n, seed, *, flipped=False):
@@ -152,6 +152,8 @@ def test_another_model_is_refused_by_its_fingerprint(model, tmp_path):
     other = igeood.networks.ResNet((1, 1, 1, 1), classes=4, width=4)
     with pytest.raises(InputError, match=r"its fingerprint is [0-9a-f]{16}, .* made with [0-9a-f]{16}.*strict=False"):
         igeood.load(path, other)
+    with pytest.raises(InputError, match="layers: the model has no '2'"):
+        igeood.load(path, other, strict=False)
     with pytest.raises(InputError, match="needs its model"):
         igeood.load(path)
     changed = copy.deepcopy(model)
@@ -170,8 +172,8 @@ def test_loaders_without_labels_or_with_wrong_ones(model):
     guard = igeood.white_box(model)
     with pytest.raises(InputError, match=r"labels: .* needs the true class of each sample.*batches \(x, y\)"):
         guard.fit([x])
-    with pytest.raises(InputError, match="labels: 4 at position"):
-        guard.fit([(x, y + 1)])
+    with pytest.raises(InputError, match=r"x: batch 1: labels: 4 at position"):
+        guard.fit([(x, y), (x, y + 1)])
     with pytest.raises(InputError, match="no sample of class 2"):
         guard.fit([(x[y != 2], y[y != 2])])
     with pytest.raises(NotReadyError):
@@ -181,12 +183,51 @@ def test_loaders_without_labels_or_with_wrong_ones(model):
 def test_a_generator_is_read_once(model):
     x, y = images(200, 1)
     guard = igeood.black_box(model).fit(batch for batch in [(x[:100], y[:100]), (x[100:], y[100:])])
-    source = (part for part in [x[:50], x[50:100]])
+    held_out = images(100, 2)[0]
+    source = (part for part in [held_out[:50], held_out[50:]])
     guard.calibrate(source)
     with pytest.raises(InputError, match="no batch in the loader"):
         guard.score(source)
     with pytest.raises(InputError, match="must be re-iterable"):
         igeood.white_box(model).fit(iter([(x, y)]))
+    with pytest.raises(InputError, match="ood: is read more than once"):
+        guard.tune(loader(400, 2), iter([x]))
+
+
+def test_calibrating_on_training_samples_is_a_warning(model):
+    guard = igeood.black_box(model).fit(loader(800, 1))
+    with pytest.warns(IgeoodWarning, match="id_data: 300 of 400 samples are training samples"):
+        guard.calibrate(torch.cat([images(800, 1)[0][:300], images(100, 2)[0]]))
+    guard.calibrate(loader(400, 2))
+
+
+def test_ood_samples_that_are_in_distribution_ones(model):
+    guard = igeood.black_box(model).fit(loader(800, 1))
+    with pytest.raises(InputError, match=r"ood: \d+ of 400 samples are among the in-distribution ones"):
+        guard.tune(loader(400, 2), loader(400, 2))
+
+
+def test_inputs_that_no_model_takes(model):
+    guard = igeood.black_box(model).fit(loader(800, 1))
+    x = images(100, 3)[0]
+    broken = x.clone()
+    broken[70, 0, 0, 0] = torch.nan
+    with pytest.raises(InputError, match=r"x: batch 1: sample 6 has NaN or infinity \(1 of 36"):
+        guard.score(list(broken.split(64)))
+    with pytest.raises(InputError, match=r"images of bytes \(uint8\)"):
+        guard.score((255 * x).to(torch.uint8))
+
+
+@pytest.mark.parametrize("std", [0.0, (0.2, -0.1, 0.3), "x", (float("nan"),), None])
+def test_deviations_that_are_none(model, std):
+    with pytest.raises(InputError, match=r"^std: "):
+        igeood.grey_box(model, std=std)
+
+
+def test_the_repr_tells_what_was_chosen(model):
+    guard = igeood.white_box(model, layers=["2"], epsilon=0.001)
+    assert repr(guard).startswith("Guard(white box: Igeood(temperature=1.0")
+    assert "layers=['2'], epsilon=0.001; not calibrated" in repr(guard)
 
 
 def test_few_ood_samples(model):
@@ -204,6 +245,10 @@ def test_methods_belong_to_their_access(model):
         igeood.white_box(model, method="mahalanobis", plus=True)
     with pytest.raises(InputError, match=r"model: expected a torch.nn.Module, got str; did you mean method='energy'"):
         igeood.black_box("energy")
+    with pytest.raises(InputError, match="layers: empty"):
+        igeood.white_box(model, layers=[])
+    with pytest.raises(InputError, match="layers: expected names"):
+        igeood.white_box(model, layers=[9])
     with pytest.raises(InputError, match="the model has no 'fifth'"):
         igeood.white_box(model, layers=["fifth"])
     with pytest.raises(InputError, match="takes its inputs, not outputs"):
@@ -212,7 +257,7 @@ def test_methods_belong_to_their_access(model):
 
 def test_numpy_in_numpy_out(model):
     x, y = images(200, 1)
-    guard = igeood.white_box(model, layers=["2"]).fit(x.numpy(), y.numpy()).calibrate(x.numpy())
+    guard = igeood.white_box(model, layers=["2"]).fit(x.numpy(), y.numpy()).calibrate(images(100, 2)[0].numpy())
     assert isinstance(guard.score(x.numpy()), np.ndarray)
     assert isinstance(guard.predict(x.numpy()).label, np.ndarray)
     assert isinstance(guard.score(x), torch.Tensor)
@@ -228,7 +273,8 @@ def test_a_text_classifier():
     bert = transformers.BertForSequenceClassification(config)
     ids = torch.randint(20, (90, 6), generator=torch.Generator().manual_seed(0))
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.arange(90) % 3}
-    guard = igeood.white_box(bert).fit([batch]).calibrate([batch])
+    other = {"input_ids": ids.flip(1), "attention_mask": torch.ones_like(ids)}
+    guard = igeood.white_box(bert).fit([batch]).calibrate([other])
     verdict = guard.predict({"input_ids": ids + 20, "attention_mask": torch.ones_like(ids)})
     assert verdict.score.isfinite().all()
     assert guard.explain(batch).score.shape == (90,)

@@ -14,6 +14,7 @@ from igeood.detectors import detector as make_detector
 from igeood.detectors.ensemble import WeightSearch
 from igeood.errors import GuardFileError, IgeoodError, InputError
 from igeood.extraction import Layers
+from igeood.layers import check_layers
 from igeood.guard import CALIBRATION_FIELDS, Access, Guard
 from igeood.inputs import ArrayInputs, ModelInputs, fingerprint
 from igeood.outputs import Outputs
@@ -109,6 +110,8 @@ def white_box(
         Of the softmax in FR₀.
     """
     check_epsilon(epsilon)
+    if layers != "auto" and not isinstance(layers, str) and not list(layers):
+        raise InputError("layers: empty; name at least one layer, or leave it to 'auto'")
     if method is not None and plus:
         raise InputError("plus: means method='igeood+'; give one of the two")
     detector = _detector(method or ("igeood+" if plus else "igeood"), "white box", temperature, False)
@@ -146,11 +149,14 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None, *, strict
         if (wanted is None) != (model is None):
             need = "was made without a model; leave it out" if wanted is None else "needs its model: load(path, model)"
             raise InputError(f"model: the guard in {path} {need}")
-        if model is not None and strict and fingerprint(model) != wanted:
-            raise InputError(
-                f"model: its fingerprint is {fingerprint(model)}, the guard in {path} was made with {wanted}; "
-                f"load that model's weights, or pass strict=False"
-            )
+        if model is not None:
+            found = fingerprint(model)
+            if strict and found != wanted:
+                raise InputError(
+                    f"model: its fingerprint is {found}, the guard in {path} was made with {wanted}: other weights, "
+                    f"precision or architecture; load that model, or pass strict=False"
+                )
+            check_layers(model, [str(layer) for layer in record["layers"]])
     except KeyError as error:
         raise GuardFileError(f"path: {path} does not describe a guard ({error})") from None
     try:

@@ -49,8 +49,10 @@ def diagnose(outputs: Outputs) -> dict[str, LayerDiagnostics]:
     dict of LayerDiagnostics
         By layer.
     """
-    if not outputs.features or outputs.labels is None or len(outputs) < 3:
-        raise InputError("outputs: diagnostics need features and labels of at least 3 samples")
+    if not isinstance(outputs, Outputs) or not outputs.features or outputs.labels is None or len(outputs) < 3:
+        raise InputError(
+            "outputs: diagnostics need features and labels of 3 samples or more: igeood.extract(model, loader)"
+        )
     return {layer: _layer(outputs, layer) for layer in outputs.features}
 
 

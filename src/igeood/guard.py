@@ -2,6 +2,7 @@
 
 import logging
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -14,7 +15,7 @@ from torch import Tensor
 from igeood import storage, validation
 from igeood.calibration import Calibration, Guarantee, needed_samples, p_values
 from igeood.detectors import Detector, method_name
-from igeood.errors import InputError, NotReadyError
+from igeood.errors import IgeoodWarning, InputError, NotReadyError
 from igeood.explanation import Explanation, explain
 from igeood.inputs import ArrayInputs, ModelInputs, Seen, collect, fingerprint
 from igeood.outputs import Array, Keys, Outputs, as_kind
@@ -82,6 +83,7 @@ class Guard:
         self.calibration: Calibration | None = None
         self.tuning: Tuning | None = None
         self._train: Outputs | None = None
+        self._fitted_on: Keys = np.empty(0, dtype=np.uint64)
         self._tuned_on: Keys = np.empty(0, dtype=np.uint64)
 
     @property
@@ -116,9 +118,11 @@ class Guard:
         """
         self.inputs.prepare(data)
         logits: list[Outputs] = []
+        keys: list[Keys] = []
 
         def clean(seen: Iterable[Seen]) -> Iterator[Outputs]:
             for part in seen:
+                keys.append(part.keys)
                 kept = None if part.clean.labels is None else part.clean.labels.clone()
                 logits.append(Outputs.checked(part.clean.logits.detach().clone(), {}, kept, part.clean.numpy))
                 yield part.clean
@@ -129,7 +133,7 @@ class Guard:
         for note in fresh.notes_:
             log.warning(note)
         self.detector, self._train, self.tuning, self.calibration = fresh, Outputs.concat(logits), None, None
-        self._tuned_on = np.empty(0, dtype=np.uint64)
+        self._fitted_on, self._tuned_on = np.concatenate(keys), np.empty(0, dtype=np.uint64)
         return self
 
     def tune(
@@ -173,6 +177,9 @@ class Guard:
             Called with the number of temperatures tried and their total.
         """
         train = self._training_outputs()
+        for name, source in (("id_data", id_data), ("ood", ood)):
+            if isinstance(source, Iterator):
+                raise InputError(f"{name}: is read more than once; give a loader or a list, not a generator")
         grid = tuple(epsilons) if epsilons is not None else self._default_grid()
         for epsilon in grid:
             check_epsilon(epsilon)
@@ -193,7 +200,10 @@ class Guard:
             else:
                 report = None
                 with closing(self.inputs.see(ood, detector, name="ood", epsilons=sizes)) as seen:
-                    outside = collect(seen)[1]
+                    foreign, outside = collect(seen)
+                shared = int(np.isin(foreign, keys).sum())
+                if shared:
+                    raise InputError(f"ood: {shared} of {len(foreign)} samples are among the in-distribution ones too")
             return inside, outside, report
 
         with torch.no_grad():
@@ -226,7 +236,7 @@ class Guard:
         tpr, guarantee, confidence
             As in `igeood.calibration.threshold`; `guard.promise` says in words what they promise.
         """
-        self.detector.check_fitted()
+        self._check_fitted("calibrate")
         needed = needed_samples(tpr, guarantee, confidence)
         keys, scores, _ = self._judge(id_data, name="id_data")
         fresh = validation.unused(keys, self._tuned_on)
@@ -237,19 +247,28 @@ class Guard:
                 f"id_data: {kept} samples{used} cannot promise tpr={tpr:g}; at least {needed} are needed that neither "
                 f"training nor tune has used"
             )
-        self.calibration = Calibration(scores.cpu()[fresh], tpr, guarantee, confidence, left_out)
+        calibration = Calibration(scores.cpu()[fresh], tpr, guarantee, confidence, left_out)
+        seen_before = int(np.isin(keys[fresh.numpy()], self._fitted_on).sum())
+        if seen_before:
+            warnings.warn(
+                f"id_data: {seen_before} of {kept} samples are training samples, on which a classifier is surer than on "
+                f"new ones: the threshold's promise does not hold; calibrate on samples kept apart",
+                IgeoodWarning,
+                stacklevel=2,
+            )
+        self.calibration = calibration
         if left_out:
             log.warning("calibrate: left out %d of %d samples, which tune had used", left_out, len(keys))
         return self
 
     def score(self, data: Any) -> Array:
         """Scores (N,) of a tensor, a loader, or logits: higher is more out-of-distribution."""
-        self.detector.check_fitted()
+        self._check_fitted("score")
         return as_kind(self._judge(data)[1], _is_numpy(data))
 
     def predict(self, data: Any) -> Verdict:
         """Judge a tensor, a loader, or logits; the guard must be calibrated."""
-        self.detector.check_fitted()
+        self._check_fitted("predict")
         calibration = self._calibrated("predict")
         _, score, label = self._judge(data)
         p_value = torch.as_tensor(p_values(calibration.scores, score))
@@ -266,7 +285,7 @@ class Guard:
         top : int
             Channels to name, for each layer.
         """
-        self.detector.check_fitted()
+        self._check_fitted("explain")
         with closing(self.inputs.see(data, self.detector, epsilons=(self.epsilon,))) as seen:
             _, stepped = collect(seen)
         if not stepped:
@@ -294,6 +313,7 @@ class Guard:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the guard to one safetensors file. The training outputs stay out: `tune` needs `fit` after `load`."""
+        self._check_fitted("save")
         tensors = {f"detector.{name}": value for name, value in self.detector.state().items()}
         tensors["tuned_on"] = torch.from_numpy(self._tuned_on.view(np.int64).copy())
         record: dict[str, Any] = {
@@ -315,8 +335,13 @@ class Guard:
             record["calibration"] = {"n": len(self.calibration.scores), "threshold": self.threshold, **promised}
         storage.write(path, record, tensors)
 
+    def _check_fitted(self, what: str) -> None:
+        if not hasattr(self.detector, "n_classes_"):
+            how = "fit(logits, labels)" if self.inputs.model is None else "fit(train_loader)"
+            raise NotReadyError(f"{what}: the guard is not fitted yet; call {how} first")
+
     def _training_outputs(self) -> Outputs:
-        self.detector.check_fitted()
+        self._check_fitted("tune")
         if self._train is None:
             raise NotReadyError("tune: a loaded guard has no training outputs; call fit again first")
         return self._train
@@ -327,7 +352,10 @@ class Guard:
         return self.calibration
 
     def __repr__(self) -> str:
-        return f"Guard({self.detector!r}; {self.calibration.promise if self.calibration else 'not calibrated'})"
+        step = f", epsilon={self.epsilon:g}" if self.access != "black box" else ""
+        layers = f", layers={self.layers}" if self.layers else ""
+        promise = self.calibration.promise if self.calibration else "not calibrated"
+        return f"Guard({self.access}: {self.detector!r}{layers}{step}; {promise})"
 
 
 def _is_numpy(data: Any) -> bool:

@@ -13,7 +13,7 @@ from igeood.detectors import Detector
 from igeood.errors import InputError
 from igeood.extraction import Batch, Layers, Reader, batches, reading, resolve_layers
 from igeood.outputs import Keys, Outputs, row_keys
-from igeood.perturbation import Attack, Channels, fgsm, input_gradients, per_channel, signed_step
+from igeood.perturbation import Attack, Channels, check_channels, fgsm, input_gradients, per_channel, signed_step
 
 Select = Callable[[Keys], Tensor]  # keys → which rows, (N,) bool
 
@@ -87,6 +87,8 @@ class ModelInputs:
         if not isinstance(model, nn.Module):
             hint = f"; did you mean method={model!r}?" if isinstance(model, str) else ""
             raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}{hint}")
+        check_channels(std, "std", positive=True)
+        check_channels(0.0 if mean is None else mean, "mean")
         self.model, self.epsilon, self.mean, self.std = model, epsilon, mean, std
         self._wanted = layers
         self.layers = [] if layers == "auto" else resolve_layers(model, None, layers)
@@ -106,14 +108,18 @@ class ModelInputs:
         elif isinstance(source, Outputs):
             raise InputError(f"{name}: this guard has a model and takes its inputs, not outputs; use guard.detector")
         with reading(self.model, self.layers) as reader, torch.no_grad():
-            for batch in batches(source):
+            for number, batch in enumerate(batches(source)):
+                check_input(batch.x, f"{name}: batch {number}")
                 keys = row_keys(batch.x)
                 rows = slice(None) if select is None else select(keys)
                 placed = reader.place(batch[rows])
                 if len(placed) == 0 < len(batch):
                     continue
                 keys = keys[rows if isinstance(rows, slice) else rows.numpy()]
-                clean = reader(placed)
+                try:
+                    clean = reader(placed)
+                except InputError as error:
+                    raise InputError(f"{name}: batch {number}: {error}") from None
                 yield Seen(keys, clean, self._stepped(reader, placed, clean, detector, epsilons))
 
     def _stepped(
@@ -172,6 +178,16 @@ class ModelInputs:
             axes = [0, *range(2, x.ndim)]
             low, high = x.amin(dim=axes, keepdim=True), x.amax(dim=axes, keepdim=True)
         return fgsm(lambda z: reader(batch.with_x(z)).logits, x, labels, size, std=self.std, low=low, high=high)
+
+
+def check_input(x: Tensor, name: str) -> None:
+    """Raise where an input is not what a model takes: NaN or infinity, or images of bytes."""
+    if x.dtype == torch.uint8:
+        raise InputError(f"{name}: images of bytes (uint8); scale and normalise them to floats as in training")
+    if x.is_floating_point() and x.device.type != "meta":
+        bad = (~x.isfinite().flatten(1).all(dim=1)).nonzero()[:, 0] if x.ndim > 1 else torch.empty(0)
+        if len(bad):
+            raise InputError(f"{name}: sample {int(bad[0])} has NaN or infinity ({len(bad)} of {len(x)} samples do)")
 
 
 def _merge(clean: Outputs, parts: list[Outputs], targets: list[tuple[str, ...] | None]) -> Outputs:

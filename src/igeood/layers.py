@@ -36,6 +36,8 @@ def check_layers(model: nn.Module, layers: list[str]) -> None:
     """Raise unless every layer is a key of `model.named_modules()`."""
     known = [name for name, _ in model.named_modules() if name]
     for layer in layers:
+        if not isinstance(layer, str):
+            raise InputError(f"layers: expected names, keys of model.named_modules(); got {layer!r}")
         if layer not in known:
             close = difflib.get_close_matches(layer, known, n=3, cutoff=0.3) or known[:3]
             raise InputError(f"layers: the model has no {layer!r}; near names: {', '.join(map(repr, close))}")

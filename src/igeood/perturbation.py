@@ -4,8 +4,10 @@ Sizes are in pixel units: on an input normalised by a standard deviation, the st
 input's gradient is computed; no parameter is touched.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -106,12 +108,22 @@ def check_epsilon(epsilon: float) -> None:
         raise InputError(f"epsilon: must be a finite number ≥ 0, in pixel units; got {epsilon!r}")
 
 
+def check_channels(values: Channels, name: str, *, positive: bool = False) -> None:
+    """Raise unless these are finite numbers, one or several, and positive where they must be."""
+    items = list(values) if isinstance(values, Sequence) and not isinstance(values, str) else [values]
+    for value in items:
+        if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+            raise InputError(f"{name}: expected a finite number, or one for each channel; got {values!r}")
+        if positive and value <= 0:
+            raise InputError(f"{name}: must be positive, got {values!r}")
+
+
 def check_floating(x: Tensor) -> None:
     """Raise unless the input can be moved by a gradient step."""
     if not x.is_floating_point():
         raise InputError(
             f"x: a gradient step needs a floating-point input, got {x.dtype}; token ids cannot be perturbed: "
-            f"use black_box or white_box with epsilon=0"
+            f"use black_box, or white_box with epsilon=0, and tune on OOD samples, not 'fgsm'"
         )
 
 

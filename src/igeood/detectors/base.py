@@ -74,6 +74,8 @@ class Detector(ABC):
                     f"labels: {type(self).__name__} needs the true class of each sample: fit(logits, labels), or "
                     f"batches (x, y)"
                 )
+            if width is None and not self.probabilities:
+                warn_of_probabilities(batch.logits)
             width = width or batch.n_classes
             if batch.n_classes != width:
                 raise InputError(f"logits: a batch has {batch.n_classes} columns, an earlier one {width}")
@@ -93,7 +95,10 @@ class Detector(ABC):
     def _scorable(self, outputs: Outputs | ArrayLike) -> Outputs:
         """Outputs as logits, once the detector is fitted and their width is right."""
         self.check_fitted()
-        batch = self.read(Outputs.of(outputs))
+        given = Outputs.of(outputs)
+        if not self.probabilities:
+            warn_of_probabilities(given.logits)
+        batch = self.read(given)
         if batch.n_classes != self.n_classes_:
             raise InputError(
                 f"logits: {batch.n_classes} columns, but {type(self).__name__} was fitted on {self.n_classes_} classes"
@@ -103,7 +108,6 @@ class Detector(ABC):
     def read(self, batch: Outputs) -> Outputs:
         """Outputs whose logits are logits: where probabilities were declared, their logarithm."""
         if not self.probabilities:
-            warn_of_probabilities(batch.logits)
             return batch
         logits = log_probabilities(batch.logits)
         return Outputs.checked(logits, batch.features, batch.labels, batch.numpy)
