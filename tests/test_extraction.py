@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import igeood
 from igeood.errors import InputError
-from igeood.extraction import batches, extract, reading, stream
+from igeood.extraction import as_batch, batches, extract, reading, stream
 
 
 class Net(nn.Module):
@@ -76,8 +76,10 @@ def test_the_model_is_left_as_found(net, images, mode):
     loader = DataLoader(TensorDataset(*images), batch_size=7, shuffle=True)
     extract(net, loader, ["conv", "relu"])
     assert_as_found(net, before)
-    for guard in (igeood.grey_box(net, epsilon=0.01), igeood.white_box(net, layers=["relu"], epsilon=0.01)):
+    named = igeood.white_box(net, layers=["relu"], epsilon=0.01)
+    for guard in (igeood.grey_box(net, epsilon=0.01), named, igeood.white_box(net)):
         guard.fit(loader)
+        guard.score(loader)
         guard.score(images[0])
         guard.explain(images[0][:3])
         assert_as_found(net, before)
@@ -246,6 +248,100 @@ def test_an_input_that_cannot_go_to_the_models_device(net):
 def test_no_module_no_reading():
     with pytest.raises(InputError, match=r"model: expected a torch.nn.Module, got str"), reading("resnet"):
         pass
+
+
+def test_labels_are_looked_at_only_where_they_are_wanted(net, images):
+    """An OOD loader may have labels of its own kind, or things that are no labels at all."""
+    x, y = images
+    guard = igeood.white_box(net, layers=["relu"]).fit(images)
+    expected = guard.score(x)
+    for labels in (y + 50, y.float(), ["cat"] * 30, {"a": 1}, torch.rand(30, 4)):
+        assert torch.equal(guard.score([(x, labels)]), expected)
+    with pytest.raises(InputError, match="labels: "):
+        guard.fit([(x, y + 50)])
+    with pytest.raises(InputError, match="labels: "):
+        guard.fit([(x, ["cat"] * 30)])
+
+
+def test_a_list_as_a_loader_gives_it_is_one_batch(net, images):
+    guard = igeood.white_box(net, layers=["relu"]).fit(images)
+    for batch in DataLoader(TensorDataset(*images), batch_size=30):
+        assert isinstance(batch, list)
+        assert torch.equal(guard.score(batch), guard.score(images[0]))
+
+
+def test_keys_cover_all_tensors_and_the_step_moves_the_values():
+    ids, mask = torch.randint(50, (20, 6)), torch.ones(20, 6)
+    batch = as_batch({"attention_mask": mask, "input_ids": ids})
+    assert len(np.unique(batch.keys)) == 20
+    assert batch.x is ids
+    pixels = torch.rand(20, 3, 2, 2)
+    batch = as_batch({"bool_masked_pos": mask, "pixel_values": pixels})
+    assert batch.x is pixels
+    assert batch.with_x(pixels * 2).keywords["bool_masked_pos"] is mask
+
+
+def test_scoring_does_not_rewind_the_random_state_of_others(net, images):
+    guard = igeood.white_box(net, layers=["relu"]).fit(images)
+    stop = threading.Event()
+
+    def work():
+        while not stop.is_set():
+            guard.score(images[0])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        drawn = [random.random() for _ in range(3000)]
+    finally:
+        stop.set()
+        thread.join()
+    assert len(set(drawn)) == 3000
+
+
+def test_between_the_batches_of_a_stream_everything_is_the_users(net, images):
+    net.train()
+    for _ in stream(net, list(images[0].split(10)), ["conv"]):
+        assert torch.is_grad_enabled()
+        assert net.training
+        assert net(images[0][:2]).requires_grad
+    first, second = (stream(net, list(images[0].split(10)), ["conv"]) for _ in "12")
+    next(first), next(second)
+    first.close()
+    second.close()
+    assert torch.is_grad_enabled()
+
+
+def test_a_refit_that_fails_keeps_the_layers(net, images):
+    guard = igeood.white_box(net).fit(images)
+    before, layers = guard.score(images[0]), list(guard.layers)
+    smaller = nn.Sequential(nn.Flatten(), nn.Linear(192, 5), nn.ReLU(), nn.Linear(5, 4))
+    guard.inputs.model = smaller
+    with pytest.raises(InputError):
+        guard.fit((images[0], images[1] + 9))
+    guard.inputs.model = net
+    assert guard.layers == layers
+    assert torch.equal(guard.score(images[0]), before)
+
+
+def test_fitting_in_inference_mode(net, images):
+    with torch.inference_mode():
+        guard = igeood.white_box(net, layers=["relu"], method="mahalanobis", epsilon=0.01).fit(images)
+        inside = guard.score(images[0])
+    torch.testing.assert_close(guard.score(images[0]), inside)
+
+
+def test_parameters_of_several_precisions(images):
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones((), dtype=torch.float16))
+            self.net = Net()
+
+        def forward(self, x):
+            return self.net(x) * self.scale.float()
+
+    assert igeood.extract(Mixed(), images, ()).logits.dtype == torch.float32
 
 
 def test_streams_hold_one_batch_at_a_time(net):

@@ -125,7 +125,15 @@ def test_fitting_again_forgets(guard, classifier):
     guard.fit(classifier.train, classifier.labels)
     assert guard.calibration is None
     assert guard.tuning is None
+    assert guard.detector.temperature == 1.0  # what tune had chosen is undone, so its samples are free again
     assert guard.calibrate(classifier.held_out).calibration.left_out == 0
+
+
+def test_a_loaded_guard_that_is_fitted_again_still_knows_what_tune_used(guard, classifier, tmp_path):
+    guard.tune(classifier.held_out, classifier.ood).save(tmp_path / "g.safetensors")
+    loaded = igeood.load(tmp_path / "g.safetensors").fit(classifier.train, classifier.labels)
+    assert loaded.detector.temperature == guard.detector.temperature != 1.0
+    assert loaded.calibrate(classifier.held_out).calibration.left_out == guard.tuning.n_id
 
 
 def test_steps_out_of_order(classifier):
@@ -158,6 +166,10 @@ def test_a_step_that_fails_leaves_the_guard_as_it_was(guard, classifier):
         lambda: guard.tune(classifier.held_out, classifier.ood, share="half"),
         lambda: guard.tune(classifier.held_out, classifier.ood, epsilons=[0.1]),
         lambda: guard.tune(classifier.held_out, classifier.ood, epsilons=[-0.1]),
+        lambda: guard.tune(classifier.held_out, classifier.ood, epsilons=()),
+        lambda: guard.tune(classifier.held_out, classifier.ood, epsilons=0.1),
+        lambda: guard.tune(classifier.held_out, classifier.ood, attack=-1.0),
+        lambda: guard.explain(classifier.test, top=0),
         lambda: guard.tune(classifier.held_out, "fgsm"),
         lambda: guard.tune(classifier.held_out[:10], classifier.ood),
         lambda: guard.tune(classifier.held_out, classifier.ood[:9]),

@@ -7,7 +7,7 @@ from torch import nn
 import igeood
 from igeood.errors import InputError
 from igeood.extraction import resolve_layers
-from igeood.layers import pooled
+from igeood.layers import layout_of, pooled
 
 IMAGES = torch.zeros(2, 3, 32, 32)
 
@@ -112,21 +112,78 @@ def test_a_bert_like_classifier():
 
 def test_what_is_averaged():
     image, tokens = torch.arange(24.0).reshape(1, 2, 3, 4), torch.arange(6.0).reshape(1, 3, 2)
-    assert pooled(image, nn.Conv2d(2, 2, 1)).tolist() == [[5.5, 17.5]]
-    assert pooled(image, nn.ReLU()).tolist() == [[5.5, 17.5]]
-    assert pooled(tokens, nn.Linear(2, 2)).tolist() == [[2.0, 3.0]]
-    assert pooled(tokens, nn.Identity()).tolist() == [[2.0, 3.0]]
-    assert pooled(tokens, nn.Conv1d(3, 3, 1)).tolist() == [[0.5, 2.5, 4.5]]
+    assert pooled(image, layout_of(nn.Conv2d(2, 2, 1))).tolist() == [[5.5, 17.5]]
+    assert pooled(image, None).tolist() == [[5.5, 17.5]]
+    assert pooled(tokens, layout_of(nn.Linear(2, 2))).tolist() == [[2.0, 3.0]]
+    assert pooled(tokens, None).tolist() == [[2.0, 3.0]]
+    assert pooled(tokens, layout_of(nn.Conv1d(3, 3, 1))).tolist() == [[0.5, 2.5, 4.5]]
     channels_last = torch.arange(24.0).reshape(1, 3, 4, 2)
-    assert pooled(channels_last, nn.LayerNorm(2)).tolist() == [[11.0, 12.0]]
-    assert pooled(tokens[:, 0], nn.ReLU()).tolist() == [[0.0, 1.0]]
+    assert pooled(channels_last, layout_of(nn.LayerNorm(2))).tolist() == [[11.0, 12.0]]
+    assert pooled(tokens[:, 0], None).tolist() == [[0.0, 1.0]]
     video = torch.ones(1, 2, 3, 4, 5)
-    assert pooled(video, nn.Conv3d(2, 2, 1)).tolist() == [[1.0, 1.0]]
+    assert pooled(video, layout_of(nn.Conv3d(2, 2, 1))).tolist() == [[1.0, 1.0]]
+
+
+def widths(model, x, layers):
+    outputs = igeood.extract(model.eval(), x, layers)
+    return [outputs.features[layer].shape[1] for layer in layers]
+
+
+def test_channels_are_found_where_the_module_before_has_put_them():
+    body = (nn.Conv1d(2, 12, 1), nn.ReLU(), nn.InstanceNorm1d(12), nn.AdaptiveAvgPool1d(12))
+    signal = nn.Sequential(*body, nn.Flatten(), nn.Linear(144, 3))
+    assert widths(signal, torch.zeros(6, 2, 50), ["0", "1", "2", "3"]) == [12, 12, 12, 12]
+    x = torch.randn(6, 2, 12, generator=torch.Generator().manual_seed(0))  # as long as it is wide
+    expected = torch.relu(signal[0](x)).mean(dim=2)
+    torch.testing.assert_close(igeood.extract(signal, x, ["1"]).features["1"], expected)
+
+    class Patches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 24, 8, 8)
+
+        def forward(self, x):
+            return self.conv(x).flatten(2).transpose(1, 2)
+
+    class Squeeze(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.gate = nn.Conv2d(3, 12, 3), nn.Linear(12, 12)
+
+        def forward(self, x):
+            x = self.conv(x)
+            return x * self.gate(x.mean((2, 3)))[:, :, None, None]
+
+    tokens = nn.Sequential(Patches(), nn.Linear(24, 10), nn.Flatten(), nn.Linear(160, 3))
+    assert widths(tokens, IMAGES, ["0", "1"]) == [24, 10]
+    gated = nn.Sequential(Squeeze(), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 3))
+    assert widths(gated, IMAGES, ["0", "1"]) == [12, 12]
+
+
+def test_layers_whose_first_axis_is_time_are_not_picked_and_not_read():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.rnn, self.fc = nn.Embedding(9, 5), nn.LSTM(5, 7), nn.Linear(7, 3)
+
+        def forward(self, ids):
+            return self.fc(self.rnn(self.embed(ids).transpose(0, 1))[0][-1])
+
+    ids = torch.randint(9, (6, 4))
+    assert "rnn" not in auto(Recurrent(), ids)
+    with pytest.raises(InputError, match=r"'rnn' returns a tensor of shape \(4, 6, 7\)"):
+        igeood.extract(Recurrent(), ids, ["rnn"])
+
+
+def test_features_are_not_touched_by_what_comes_after():
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(inplace=True), nn.Linear(6, 3))
+    x = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(igeood.extract(model, x, ["0"]).features["0"], model[0](x).detach())
 
 
 def test_half_precision_is_averaged_in_float32():
     big = torch.full((1, 2, 64, 64), 60000.0, dtype=torch.float16)  # a sum in float16 is infinite
-    assert pooled(big, nn.ReLU()).tolist() == [[60000.0, 60000.0]]
+    assert pooled(big, None).tolist() == [[60000.0, 60000.0]]
 
 
 def test_names_that_are_none():

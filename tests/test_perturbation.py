@@ -160,6 +160,8 @@ def test_fgsm_on_normalised_inputs_is_the_same_in_pixels(mean):
     (found,), attack = inputs.attack(((x - centre) / std, labels), detector, 0.05)
     assert attack.samples == 400
     assert attack.linf == pytest.approx(0.05 / 0.2, rel=1e-3)
+    one_by_one = [(((v - centre) / std)[None], y[None]) for v, y in zip(x[:20], labels[:20], strict=True)]
+    assert inputs.attack(one_by_one, detector, 0.05)[1].linf == pytest.approx(0.25, rel=1e-3)
     right = (net(plain).argmax(1) == labels).double().mean().item()
     assert attack.accuracy == pytest.approx(right, abs=0.02)
     if mean is not None:

@@ -226,7 +226,7 @@ def test_deviations_that_are_none(model, std):
 
 def test_the_repr_tells_what_was_chosen(model):
     guard = igeood.white_box(model, layers=["2"], epsilon=0.001)
-    assert repr(guard).startswith("Guard(white box: Igeood(temperature=1.0")
+    assert repr(guard).startswith("Guard(white box: Igeood(temperature=1.0)")
     assert "layers=['2'], epsilon=0.001; not calibrated" in repr(guard)
 
 
@@ -241,6 +241,9 @@ def test_methods_belong_to_their_access(model):
         igeood.black_box(model, method="igeood")
     with pytest.raises(InputError, match="'energy' is not one for a white box; those are mahalanobis, igeood, igeood"):
         igeood.white_box(model, method="energy")
+    for build, wrong in ((igeood.black_box, igeood.Igeood()), (igeood.white_box, igeood.IgeoodFeatures())):
+        with pytest.raises(InputError, match=f"{type(wrong).__name__} is not a detector for a"):
+            build(model, method=wrong)
     with pytest.raises(InputError, match=r"plus: means method='igeood\+'"):
         igeood.white_box(model, method="mahalanobis", plus=True)
     with pytest.raises(InputError, match=r"model: expected a torch.nn.Module, got str; did you mean method='energy'"):
@@ -286,6 +289,7 @@ def test_diagnostics(model):
     outputs = igeood.extract(model, loader(300, 1), ["0", "5"])
     found = igeood.diagnose(outputs)
     assert list(found) == ["0", "5"]
+    assert igeood.white_box(model, layers=["0", "5"]).fit(loader(800, 1)).diagnose(loader(300, 1)) == found
     for layer, d in found.items():
         x = outputs.features[layer].double().numpy()
         labels = outputs.labels.numpy()

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from igeood import storage
 from igeood.calibration import Calibration
-from igeood.detectors import METHODS, Detector
+from igeood.detectors import METHODS, Detector, Ensemble
 from igeood.detectors import detector as make_detector
 from igeood.detectors.ensemble import WeightSearch
 from igeood.errors import GuardFileError, IgeoodError, InputError
 from igeood.extraction import Layers
-from igeood.layers import check_layers
 from igeood.guard import CALIBRATION_FIELDS, Access, Guard
 from igeood.inputs import ArrayInputs, ModelInputs, fingerprint
+from igeood.layers import check_layers
 from igeood.outputs import Outputs
 from igeood.perturbation import Attack, Channels, check_epsilon
 from igeood.tuning import StepTrial, TemperatureSearch, Trial, Tuning
@@ -122,9 +122,13 @@ def _detector(method: str | Detector, access: Access, temperature: float | None,
     if isinstance(method, Detector):
         if temperature is not None or probabilities:
             raise InputError("method: a detector has its own options; give temperature and probabilities to it")
+        if isinstance(method, Ensemble) != (access == "white box"):
+            raise InputError(f"method: {type(method).__name__} is not a detector for a {access}")
         return method
     options: dict[str, Any] = {} if temperature is None else {"temperature": temperature}
-    made = make_detector(method, probabilities=probabilities, **options)
+    if probabilities:
+        options["probabilities"] = True
+    made = make_detector(method, **options)
     if METHODS[method].needs_layers != (access == "white box"):
         fitting = [name for name, m in METHODS.items() if m.needs_layers == (access == "white box")]
         raise InputError(f"method: {method!r} is not one for a {access}; those are {', '.join(fitting)}")
@@ -175,7 +179,7 @@ def _restore(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Modul
     if model is not None:
         inputs = ModelInputs(model, record["layers"], epsilon=record["epsilon"], mean=record["mean"], std=record["std"])
     guard = Guard(detector, inputs, record["access"])
-    guard._tuned_on = tensors["tuned_on"].numpy().view(np.uint64)
+    guard._tuned_on = guard._first_tuned_on = tensors["tuned_on"].numpy().view(np.uint64)
     guard.tuning = None if record["tuning"] is None else _restore_tuning(record["tuning"])
     if record["calibration"] is not None:
         kept = {name: record["calibration"][name] for name in CALIBRATION_FIELDS}

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from igeood.errors import InputError
-from igeood.layers import check_layers, find_layers, first_tensor, pooled
-from igeood.outputs import Outputs
+from igeood.layers import Layout, check_layers, find_layers, first_tensor, layout_of, pooled
+from igeood.outputs import Keys, Outputs, row_keys
 
 Layers = Literal["auto"] | Iterable[str]
 CHUNK = 256  # samples of a bare tensor that go through the model at a time
 _LABEL_KEYS = ("labels", "label")
+_VALUE_KEYS = ("pixel_values", "inputs_embeds", "input_values", "input_features", "x", "input_ids")
 
 
 @dataclass(frozen=True)
@@ -27,19 +28,33 @@ class Batch:
 
     inputs: tuple[Any, ...]
     keywords: Mapping[str, Any] = field(default_factory=dict)
-    labels: Tensor | None = None
+    labels: Any = None  # as they came; checked where they are wanted
 
     @property
     def x(self) -> Tensor:
-        """The input itself: the first tensor."""
-        return next(v for v in (*self.inputs, *self.keywords.values()) if isinstance(v, Tensor))
+        """The input itself: the only one by position; by keyword, the one that holds values, or the first tensor."""
+        x: Tensor = self.inputs[0] if self.inputs else self.keywords[self._name]
+        return x
+
+    @property
+    def _name(self) -> str:
+        tensors = {name: value for name, value in self.keywords.items() if isinstance(value, Tensor)}
+        known = [name for name in _VALUE_KEYS if name in tensors]
+        floating = [name for name, value in tensors.items() if value.is_floating_point() and "mask" not in name]
+        return [*known, *floating, *tensors][0]
+
+    @property
+    def keys(self) -> Keys:
+        """A key for each sample's content, over all tensors: (N,)."""
+        n = len(self)
+        parts = [v for v in (*self.inputs, *self.keywords.values()) if isinstance(v, Tensor) and v.ndim and len(v) == n]
+        return row_keys(torch.cat([part.detach().reshape(n, -1).float() for part in parts], dim=1) if n else self.x)
 
     def with_x(self, x: Tensor) -> "Batch":
         """The same batch with another input."""
         if self.inputs:
-            return Batch((x, *self.inputs[1:]), self.keywords, self.labels)
-        name = next(name for name, value in self.keywords.items() if isinstance(value, Tensor))
-        return Batch((), {**self.keywords, name: x}, self.labels)
+            return Batch((x,), {}, self.labels)
+        return Batch((), {**self.keywords, self._name: x}, self.labels)
 
     def __len__(self) -> int:
         return len(self.x)
@@ -51,7 +66,7 @@ class Batch:
             return value[rows] if isinstance(value, Tensor) and value.ndim and len(value) == n else value
 
         keywords = {name: pick(value) for name, value in self.keywords.items()}
-        return Batch(tuple(map(pick, self.inputs)), keywords, None if self.labels is None else self.labels[rows])
+        return Batch(tuple(map(pick, self.inputs)), keywords, pick(self.labels))
 
 
 def batches(source: Any) -> Iterator[Batch]:
@@ -68,7 +83,13 @@ def batches(source: Any) -> Iterator[Batch]:
 
 
 def _is_pair(source: Any) -> bool:
-    return isinstance(source, tuple) and bool(source) and isinstance(source[0], (Tensor, np.ndarray))
+    """Whether this is one batch `(x, y)`: a tuple of arrays, or a list as loaders give it, not a list of batches."""
+    if not isinstance(source, (tuple, list)) or not source or not isinstance(source[0], (Tensor, np.ndarray)):
+        return False
+    if isinstance(source, tuple):
+        return True
+    second = source[1] if len(source) == 2 else None
+    return isinstance(second, Tensor) and second.ndim == 1 < source[0].ndim and len(second) == len(source[0])
 
 
 def as_batch(item: Any) -> Batch:
@@ -78,13 +99,12 @@ def as_batch(item: Any) -> Batch:
         labels = next((item[name] for name in _LABEL_KEYS if name in item), None)
         if not any(isinstance(value, Tensor) for value in keywords.values()):
             raise InputError(f"batch: the mapping has no tensor among {sorted(item)}")
-        return Batch((), keywords, None if labels is None else torch.as_tensor(labels))
+        return Batch((), keywords, _tensor(labels))
     parts = item if isinstance(item, (tuple, list)) else (item,)
     x = _tensor(parts[0]) if parts else None
     if not isinstance(x, Tensor) or x.ndim == 0:
         raise InputError(f"batch: expected a tensor, a tuple (x, y) or a mapping, got {type(item).__name__}")
-    labels = parts[1] if len(parts) > 1 else None
-    return Batch((x,), {}, None if labels is None else torch.as_tensor(labels))
+    return Batch((x,), {}, _tensor(parts[1]) if len(parts) > 1 else None)
 
 
 def _tensor(value: Any) -> Any:
@@ -106,22 +126,24 @@ class Reader:
         self.model = model
         self.layers = layers
         self._seen: dict[str, Tensor] = {}
+        self._layout: Layout | None = None  # of the last module that has one
+        self._samples = 0
         self._thread = threading.get_ident()
         weights = next(iter(model.parameters()), None)
         self._device = None if weights is None else weights.device
-        self._dtype = None if weights is None else weights.dtype
+        self._dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
 
-    def __call__(self, batch: Batch) -> Outputs:
-        """Outputs of one batch; differentiable in its input where gradients are on."""
+    def __call__(self, batch: Batch, *, labels: bool = False) -> Outputs:
+        """Outputs of one batch, with its labels if they are wanted; differentiable where gradients are on."""
         self._seen.clear()
+        self._layout, self._samples = None, len(batch)
         ready = self.place(batch)
         logits = logits_of(self.model(*ready.inputs, **ready.keywords))
         missing = [layer for layer in self.layers if layer not in self._seen]
         if missing:
             raise InputError(f"layers: {missing[0]!r} is not called in the model's forward pass; name another")
         features = {layer: self._seen[layer] for layer in self.layers}
-        labels = None if batch.labels is None else batch.labels.to(logits.device)
-        return Outputs(logits, features, labels)
+        return Outputs(logits, features, batch.labels if labels else None)
 
     def place(self, batch: Batch) -> Batch:
         """The batch where the model is, in its precision."""
@@ -135,25 +157,33 @@ class Reader:
                 raise InputError(
                     f"x: is on {value.device} and cannot go to the model's {self._device}: {error}"
                 ) from None
-            wanted = self._dtype if self._dtype is not None and self._dtype.is_floating_point else moved.dtype
-            return moved.to(wanted) if moved.is_floating_point() else moved
+            fits = not moved.is_floating_point() or not self._dtypes or moved.dtype in self._dtypes
+            return moved if fits else moved.to(self._dtypes[0])
 
         keywords = {name: move(value) for name, value in batch.keywords.items()}
         return Batch(tuple(map(move, batch.inputs)), keywords, batch.labels)
 
+    def watch(self, module: nn.Module, _: object, __: object) -> None:
+        """Forward hook that notes where the last module with a layout has put its channels."""
+        if threading.get_ident() == self._thread:
+            self._layout = layout_of(module) or self._layout
+
     def hook(self, layer: str) -> Callable[[nn.Module, object, object], None]:
         """Forward hook that keeps a layer's feature; calls from other threads are not ours."""
 
-        def keep(module: nn.Module, _: object, output: object) -> None:
+        def keep(_: nn.Module, __: object, output: object) -> None:
             if threading.get_ident() != self._thread:
                 return
             if layer in self._seen:
                 raise InputError(f"layers: {layer!r} is called twice in one forward pass; name a layer that runs once")
             tensor = first_tensor(output)
-            if tensor is None or tensor.ndim < 2:
+            if tensor is None or tensor.ndim < 2 or len(tensor) != self._samples:
                 what = type(output).__name__ if tensor is None else f"a tensor of shape {tuple(tensor.shape)}"
-                raise InputError(f"layers: {layer!r} returns {what}, not features (N, k, ...); name another")
-            self._seen[layer] = pooled(tensor, module)
+                raise InputError(
+                    f"layers: {layer!r} returns {what}, not features (N, k, ...) of N = {self._samples} samples; "
+                    f"name another"
+                )
+            self._seen[layer] = pooled(tensor, self._layout)
 
         return keep
 
@@ -179,9 +209,12 @@ def reading(model: nn.Module, layers: Iterable[str] = ()) -> Iterator[Reader]:
     check_layers(model, names)
     reader = Reader(model, names)
     modules = dict(model.named_modules())
-    with _evaluating(model), _random_state_kept():
+    with _evaluating(model):
         handles = []
         try:
+            if names:  # before the layers' own hooks, which want to know
+                watched = (module for module in modules.values() if layout_of(module) is not None)
+                handles += [module.register_forward_hook(reader.watch) for module in watched]
             handles += [modules[name].register_forward_hook(reader.hook(name)) for name in names]
             yield reader
         finally:
@@ -206,31 +239,35 @@ def extract(model: nn.Module, loader: Any, layers: Layers = "auto") -> Outputs:
     Outputs
         On the model's device. For more data than memory holds, use `stream`.
     """
-    names = resolve_layers(model, loader, layers)
-    return Outputs.concat(stream(model, loader, names))
+    with random_state_kept():
+        names = resolve_layers(model, loader, layers)
+        return Outputs.concat(stream(model, loader, names))
 
 
 def stream(model: nn.Module, loader: Any, layers: Iterable[str] = ()) -> Iterator[Outputs]:
-    """Outputs of each batch of a loader, without gradients."""
-    with reading(model, layers) as reader, torch.no_grad():
-        for batch in batches(loader):
-            yield reader(batch)
+    """Outputs of each batch of a loader, without gradients; between batches the model is as it was."""
+    names = list(layers)
+    for batch in batches(loader):
+        with reading(model, names) as reader, torch.no_grad():
+            outputs = reader(batch, labels=True)
+        yield outputs
 
 
 def resolve_layers(model: nn.Module, loader: Any, layers: Layers) -> list[str]:
-    """Layer names: those given, or the ends of the model's blocks, found with the loader's first two samples."""
+    """Layer names: those given, or the ends of the model's blocks, found with the loader's first samples."""
     if layers != "auto":
         names = [layers] if isinstance(layers, str) else list(layers)
         check_layers(model, names)
         return names
     if isinstance(loader, Iterator):
         raise InputError("loader: 'auto' layers read its first batch, so it must be re-iterable; a generator is not")
-    first = next(iter(batches(loader)), None)
+    with random_state_kept():
+        first = next(iter(batches(loader)), None)
     if first is None or len(first) == 0:
         raise InputError("loader: empty; 'auto' layers need a sample to run through the model")
     with reading(model) as reader, torch.no_grad():
-        sample = reader.place(first[slice(0, 2)])
-        return find_layers(model, lambda: logits_of(model(*sample.inputs, **sample.keywords)))
+        sample = reader.place(first[slice(0, 3)])
+        return find_layers(model, lambda: logits_of(model(*sample.inputs, **sample.keywords)), len(sample))
 
 
 class _Modes:
@@ -267,8 +304,11 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _random_state_kept() -> Iterator[None]:
-    """Python's, NumPy's and torch's random states as they were, even if a loader or a model drew from them."""
+def random_state_kept() -> Iterator[None]:
+    """Python's, NumPy's and torch's random states as they were, even if a loader or a model drew from them.
+
+    For work on a loader, not for single predictions: what other threads draw in the meantime is drawn again.
+    """
     python, legacy, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     try:

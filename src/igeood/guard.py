@@ -3,8 +3,8 @@
 import logging
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -15,8 +15,10 @@ from torch import Tensor
 from igeood import storage, validation
 from igeood.calibration import Calibration, Guarantee, needed_samples, p_values
 from igeood.detectors import Detector, method_name
+from igeood.diagnostics import LayerDiagnostics, diagnose
 from igeood.errors import IgeoodWarning, InputError, NotReadyError
 from igeood.explanation import Explanation, explain
+from igeood.extraction import random_state_kept
 from igeood.inputs import ArrayInputs, ModelInputs, Seen, collect, fingerprint
 from igeood.outputs import Array, Keys, Outputs, as_kind
 from igeood.perturbation import check_epsilon
@@ -82,6 +84,10 @@ class Guard:
         self.inputs = inputs or ArrayInputs()
         self.calibration: Calibration | None = None
         self.tuning: Tuning | None = None
+        self._first = (detector.params(), self.inputs.epsilon)  # what `fit` starts from, whatever `tune` has chosen
+        self._first_tuned_on: Keys = np.empty(
+            0, dtype=np.uint64
+        )  # samples that have chosen even that: in a loaded guard
         self._train: Outputs | None = None
         self._fitted_on: Keys = np.empty(0, dtype=np.uint64)
         self._tuned_on: Keys = np.empty(0, dtype=np.uint64)
@@ -107,7 +113,7 @@ class Guard:
         return self._calibrated("promise").promise
 
     def fit(self, data: Any, labels: Any = None) -> "Guard":
-        """Learn the classes from training samples; forgets an earlier tuning and calibration.
+        """Learn the classes from training samples; an earlier tuning and calibration are undone.
 
         Parameters
         ----------
@@ -116,7 +122,6 @@ class Guard:
         labels : array of int, optional
             (N,) true classes, where `data` is one array.
         """
-        self.inputs.prepare(data)
         logits: list[Outputs] = []
         keys: list[Keys] = []
 
@@ -127,13 +132,21 @@ class Guard:
                 logits.append(Outputs.checked(part.clean.logits.detach().clone(), {}, kept, part.clean.numpy))
                 yield part.clean
 
-        fresh = type(self.detector)(**self.detector.params())
-        with closing(self.inputs.see(data, fresh, labels=labels)) as seen:
-            fresh.fit_batches(clean(seen))
+        params, epsilon = self._first
+        fresh = type(self.detector)(**params)
+        layers = self.inputs.layers
+        with random_state_kept(), torch.inference_mode(False), torch.no_grad():
+            try:
+                self.inputs.prepare(data)
+                fresh.fit_batches(clean(self.inputs.see(data, fresh, labels=labels, fitting=True)))
+            except BaseException:
+                self.inputs.layers = layers
+                raise
         for note in fresh.notes_:
             log.warning(note)
-        self.detector, self._train, self.tuning, self.calibration = fresh, Outputs.concat(logits), None, None
-        self._fitted_on, self._tuned_on = np.concatenate(keys), np.empty(0, dtype=np.uint64)
+        self.detector, self.inputs.epsilon = fresh, epsilon
+        self._train, self.tuning, self.calibration = Outputs.concat(logits), None, None
+        self._fitted_on, self._tuned_on = np.concatenate(keys), self._first_tuned_on
         return self
 
     def tune(
@@ -180,9 +193,8 @@ class Guard:
         for name, source in (("id_data", id_data), ("ood", ood)):
             if isinstance(source, Iterator):
                 raise InputError(f"{name}: is read more than once; give a loader or a list, not a generator")
-        grid = tuple(epsilons) if epsilons is not None else self._default_grid()
-        for epsilon in grid:
-            check_epsilon(epsilon)
+        grid = self._grid(epsilons)
+        check_epsilon(attack, "attack")
 
         def select(keys: Keys) -> Tensor:
             return validation.chosen(keys, share, seed)
@@ -190,8 +202,7 @@ class Guard:
         used: list[Keys] = []
 
         def see(detector: Detector, sizes: Sequence[float]) -> tuple[list[Outputs], list[Outputs], Any]:
-            with closing(self.inputs.see(id_data, detector, name="id_data", select=select, epsilons=sizes)) as seen:
-                keys, inside = collect(seen)
+            keys, inside = collect(self.inputs.see(id_data, detector, name="id_data", select=select, epsilons=sizes))
             used[:] = [keys]
             if isinstance(ood, str):
                 if ood != "fgsm":
@@ -199,14 +210,13 @@ class Guard:
                 outside, report = self.inputs.attack(id_data, detector, attack, select=select, epsilons=sizes)
             else:
                 report = None
-                with closing(self.inputs.see(ood, detector, name="ood", epsilons=sizes)) as seen:
-                    foreign, outside = collect(seen)
+                foreign, outside = collect(self.inputs.see(ood, detector, name="ood", epsilons=sizes))
                 shared = int(np.isin(foreign, keys).sum())
                 if shared:
                     raise InputError(f"ood: {shared} of {len(foreign)} samples are among the in-distribution ones too")
             return inside, outside, report
 
-        with torch.no_grad():
+        with random_state_kept(), torch.inference_mode(False), torch.no_grad():
             tuned, tuning = tune_guard(
                 self.detector, train, see, grid, tpr=tpr, search=search, seed=seed, trials=trials, progress=progress
             )
@@ -216,8 +226,16 @@ class Guard:
         log.info("tune: used %d in-distribution samples of the seeded share %g", len(used[0]), share)
         return self
 
-    def _default_grid(self) -> tuple[float, ...]:
-        return EPSILONS if self.access == "grey box" else (self.epsilon,)
+    def _grid(self, epsilons: Sequence[float] | None) -> tuple[float, ...]:
+        if epsilons is None:
+            return EPSILONS if self.access == "grey box" else (self.epsilon,)
+        if isinstance(epsilons, (str, float, int)) or len(epsilons) == 0:
+            raise InputError(
+                f"epsilons: expected one or more sizes of the input step, such as (0, 0.001); got {epsilons!r}"
+            )
+        for epsilon in epsilons:
+            check_epsilon(epsilon, "epsilons")
+        return tuple(epsilons)
 
     def calibrate(
         self,
@@ -251,8 +269,8 @@ class Guard:
         seen_before = int(np.isin(keys[fresh.numpy()], self._fitted_on).sum())
         if seen_before:
             warnings.warn(
-                f"id_data: {seen_before} of {kept} samples are training samples, on which a classifier is surer than on "
-                f"new ones: the threshold's promise does not hold; calibrate on samples kept apart",
+                f"id_data: {seen_before} of {kept} samples are training samples; classifiers are surer of them than of "
+                f"new ones, so the threshold's promise does not hold; calibrate on samples kept apart",
                 IgeoodWarning,
                 stacklevel=2,
             )
@@ -286,12 +304,24 @@ class Guard:
             Channels to name, for each layer.
         """
         self._check_fitted("explain")
-        with closing(self.inputs.see(data, self.detector, epsilons=(self.epsilon,))) as seen:
-            _, stepped = collect(seen)
+        if isinstance(top, bool) or not isinstance(top, int) or top < 1:
+            raise InputError(f"top: must be a whole number of channels, at least 1; got {top!r}")
+        _, stepped = collect(self.inputs.see(data, self.detector, epsilons=(self.epsilon,)))
         if not stepped:
             raise InputError("data: no sample to explain")
         with torch.no_grad():
             return explain(self.detector, stepped[0], top)
+
+    def diagnose(self, data: Any, labels: Any = None) -> dict[str, LayerDiagnostics]:
+        """Say how Gaussian the features of in-distribution samples are, for each layer: see `igeood.diagnose`.
+
+        Parameters
+        ----------
+        data, labels
+            As in `fit`.
+        """
+        self._check_fitted("diagnose")
+        return diagnose(collect(self.inputs.see(data, self.detector, labels=labels, fitting=True))[1][0])
 
     def _judge(self, data: Any, name: str = "x") -> tuple[Keys, Tensor, Tensor]:
         """Keys, scores and the classifier's labels of all samples."""
@@ -299,11 +329,9 @@ class Guard:
         scores: list[Tensor] = []
         labels: list[Tensor] = []
         name = "logits" if name == "x" and self.inputs.model is None else name
-        with (
-            closing(self.inputs.see(data, self.detector, name=name, epsilons=(self.epsilon,))) as seen,
-            torch.no_grad(),
-        ):
-            for part in seen:
+        is_loader = not isinstance(data, (Tensor, np.ndarray, Mapping, Outputs))
+        with random_state_kept() if is_loader else nullcontext(), torch.no_grad():
+            for part in self.inputs.see(data, self.detector, name=name, epsilons=(self.epsilon,)):
                 keys.append(part.keys)
                 scores.append(torch.as_tensor(self.detector.score(_as_tensors(part.stepped[0]))))
                 labels.append(part.clean.logits.argmax(dim=1))

@@ -39,7 +39,7 @@ class ArrayInputs:
 
     def see(
         self, source: Any, detector: Detector, *, name: str = "logits", select: Select | None = None,
-        labels: Any = None, epsilons: Sequence[float] = (0.0,),
+        labels: Any = None, fitting: bool = False, epsilons: Sequence[float] = (0.0,),  # noqa: ARG002
     ) -> Generator[Seen, None, None]:  # fmt: skip
         """The whole array as one batch."""
         if any(epsilons):
@@ -72,7 +72,7 @@ class ModelInputs:
     epsilon : float
         Size of the input step, in pixel units.
     mean, std : float or one for each channel
-        Of the input's normalisation; without a mean, adversarial samples are clamped to the range of their batch.
+        Of the input's normalisation; without a mean, adversarial samples are clamped only if inputs lie in [0, 1].
     """
 
     def __init__(
@@ -87,9 +87,9 @@ class ModelInputs:
         if not isinstance(model, nn.Module):
             hint = f"; did you mean method={model!r}?" if isinstance(model, str) else ""
             raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}{hint}")
-        check_channels(std, "std", positive=True)
-        check_channels(0.0 if mean is None else mean, "mean")
-        self.model, self.epsilon, self.mean, self.std = model, epsilon, mean, std
+        self.model, self.epsilon = model, epsilon
+        self.mean = None if mean is None else check_channels(mean, "mean")
+        self.std = check_channels(std, "std", positive=True)
         self._wanted = layers
         self.layers = [] if layers == "auto" else resolve_layers(model, None, layers)
 
@@ -100,27 +100,32 @@ class ModelInputs:
 
     def see(
         self, source: Any, detector: Detector, *, name: str = "x", select: Select | None = None,
-        labels: Any = None, epsilons: Sequence[float] = (0.0,),
+        labels: Any = None, fitting: bool = False, epsilons: Sequence[float] = (0.0,),
     ) -> Generator[Seen, None, None]:  # fmt: skip
         """Run each batch through the model, and through the step where one is wanted."""
         if labels is not None:
             source = (source, labels)
         elif isinstance(source, Outputs):
             raise InputError(f"{name}: this guard has a model and takes its inputs, not outputs; use guard.detector")
-        with reading(self.model, self.layers) as reader, torch.no_grad():
-            for number, batch in enumerate(batches(source)):
-                check_input(batch.x, f"{name}: batch {number}")
-                keys = row_keys(batch.x)
-                rows = slice(None) if select is None else select(keys)
-                placed = reader.place(batch[rows])
-                if len(placed) == 0 < len(batch):
-                    continue
-                keys = keys[rows if isinstance(rows, slice) else rows.numpy()]
+        for number, batch in enumerate(batches(source)):
+            check_input(batch.x, f"{name}: batch {number}")
+            keys = batch.keys
+            rows = slice(None) if select is None else select(keys)
+            chosen = batch[rows]
+            if len(chosen) == 0 < len(batch):
+                continue
+            with reading(self.model, self.layers) as reader, torch.no_grad():
+                placed = reader.place(chosen)
                 try:
-                    clean = reader(placed)
+                    clean = reader(placed, labels=fitting)
                 except InputError as error:
                     raise InputError(f"{name}: batch {number}: {error}") from None
-                yield Seen(keys, clean, self._stepped(reader, placed, clean, detector, epsilons))
+                seen = Seen(
+                    keys[rows if isinstance(rows, slice) else rows.numpy()],
+                    clean,
+                    self._stepped(reader, placed, clean, detector, epsilons),
+                )
+            yield seen
 
     def _stepped(
         self, reader: Reader, batch: Batch, clean: Outputs, detector: Detector, epsilons: Sequence[float]
@@ -151,10 +156,11 @@ class ModelInputs:
         right = moved = 0.0
         with reading(self.model, self.layers) as reader, torch.no_grad():
             for given in batches(source):
-                batch = reader.place(given if select is None else given[select(row_keys(given.x))])
+                batch = reader.place(given if select is None else given[select(given.keys)])
                 if len(batch) == 0:
                     continue
-                labels = reader(batch).logits.argmax(dim=1) if batch.labels is None else batch.labels.to(batch.x.device)
+                clean = reader(batch, labels=True)
+                labels = clean.logits.argmax(dim=1) if clean.labels is None else clean.labels
                 x = self._fgsm(reader, batch, labels, size)
                 adversarial = batch.with_x(x)
                 outputs = reader(adversarial)
@@ -175,8 +181,7 @@ class ModelInputs:
         elif self.std == 1.0 and float(x.min()) >= 0.0 and float(x.max()) <= 1.0:
             low, high = x.new_zeros(()), x.new_ones(())
         else:
-            axes = [0, *range(2, x.ndim)]
-            low, high = x.amin(dim=axes, keepdim=True), x.amax(dim=axes, keepdim=True)
+            low, high = x.new_full((), -torch.inf), x.new_full((), torch.inf)
         return fgsm(lambda z: reader(batch.with_x(z)).logits, x, labels, size, std=self.std, low=low, high=high)
 
 

@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,17 +15,26 @@ FEWEST_LAYERS = 4  # fewer than this, and the largest block is opened
 
 
 @dataclass(frozen=True)
+class Layout:
+    """Where a module puts its channels: their number, and whether they are the last axis or the second."""
+
+    channels: int
+    last: bool
+
+
+@dataclass(frozen=True)
 class Call:
     """One call of a module in the forward pass."""
 
     name: str
     module: nn.Module
     output: Tensor | None
+    layout: Layout | None = None
 
     @property
     def channels(self) -> int:
         """Width of the feature that this output gives."""
-        return 0 if self.output is None else pooled(self.output, self.module).shape[1]
+        return 0 if self.output is None else pooled(self.output, self.layout).shape[1]
 
     @property
     def size(self) -> int:
@@ -45,7 +55,7 @@ def check_layers(model: nn.Module, layers: list[str]) -> None:
         raise InputError(f"layers: {layers} names a layer twice")
 
 
-def find_layers(model: nn.Module, run: Callable[[], Tensor]) -> list[str]:
+def find_layers(model: nn.Module, run: Callable[[], Tensor], samples: int) -> list[str]:
     """Names of the layers at which the network's blocks end, in the order in which they are called.
 
     The network's parts are read in order: a convolution, a linear layer or a block begins a stage, and what follows
@@ -58,8 +68,10 @@ def find_layers(model: nn.Module, run: Callable[[], Tensor]) -> list[str]:
         The network.
     run : callable
         Runs a small batch through the model and returns its logits.
+    samples : int
+        Size of that batch: layers whose first axis is another are left out.
     """
-    calls, logits = _watch(model, run)
+    calls, logits = _watch(model, run, samples)
     parts = _parts(model, "", calls, logits)
     stages = _stages(parts)
     while len(stages) < FEWEST_LAYERS:
@@ -72,16 +84,21 @@ def find_layers(model: nn.Module, run: Callable[[], Tensor]) -> list[str]:
     return [stage.name for stage in _thin(stages)]
 
 
-def _watch(model: nn.Module, run: Callable[[], Tensor]) -> tuple[dict[str, Call], Tensor]:
+def _watch(model: nn.Module, run: Callable[[], Tensor], samples: int) -> tuple[dict[str, Call], Tensor]:
     """Run the model and note each module's output, in the order of their ends; modules called twice are left out."""
     calls: dict[str, Call] = {}
     twice: set[str] = set()
+    layout: Layout | None = None
 
     def hook_for(name: str) -> Callable[[nn.Module, object, object], None]:
         def hook(module: nn.Module, _: object, output: object) -> None:
+            nonlocal layout
+            layout = layout_of(module) or layout
             if name in calls:
                 twice.add(name)
-            calls[name] = Call(name, module, first_tensor(output))
+            tensor = first_tensor(output)
+            usable = tensor is not None and tensor.ndim >= 2 and len(tensor) == samples
+            calls[name] = Call(name, module, tensor.clone() if tensor is not None and usable else None, layout)
 
         return hook
 
@@ -103,7 +120,7 @@ def _parts(module: nn.Module, prefix: str, calls: dict[str, Call], logits: Tenso
         call = calls.get(name)
         if call is None or call.output is None or _gives(call.output, logits):
             found += _parts(child, f"{name}.", calls, logits)
-        elif call.output.ndim >= 2:
+        else:
             found.append(call)
     order = {name: i for i, name in enumerate(calls)}
     return sorted(found, key=lambda call: order[call.name])
@@ -171,30 +188,40 @@ def first_tensor(output: object) -> Tensor | None:
     return None
 
 
-def pooled(output: Tensor, module: nn.Module) -> Tensor:
+def layout_of(module: nn.Module) -> Layout | None:
+    """Layout of what a single module with weights gives; None for containers, activations, pooling."""
+    for kinds, attribute, last in _LAYOUTS:
+        if isinstance(module, kinds):
+            width = getattr(module, attribute)
+            return Layout(width if isinstance(width, int) else width[-1], last)
+    if isinstance(module, nn.RNNBase):
+        return Layout((module.proj_size or module.hidden_size) * (1 + module.bidirectional), True)
+    return None
+
+
+_LAYOUTS: tuple[tuple[Any, str, bool], ...] = (
+    (nn.modules.conv._ConvNd, "out_channels", False),
+    ((nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm), "num_features", False),
+    (nn.GroupNorm, "num_channels", False),
+    (nn.Linear, "out_features", True),
+    (nn.LayerNorm, "normalized_shape", True),
+    (nn.Embedding, "embedding_dim", True),
+    (nn.MultiheadAttention, "embed_dim", True),
+)
+
+
+def pooled(output: Tensor, layout: Layout | None) -> Tensor:
     """One feature vector a sample, (N, k) float32 or float64: the mean over all axes but samples and channels.
 
-    Channels are the second axis where convolutions made the output, and the last one where linear layers did.
+    Channels are on the axis where the module before has put them, if its width is found there; else on the other one.
+    With nothing known they are the last of three axes (a sequence), and the second of more (an image).
     """
     wide = output if output.dtype in (torch.float32, torch.float64) else output.float()
     if wide.ndim <= 2:
-        return wide
-    if _channels_last(module, wide.ndim):
+        return wide.clone()  # the next module may work in place
+    last = wide.ndim == 3 if layout is None else layout.last
+    if layout is not None and wide.shape[-1 if last else 1] != layout.channels == wide.shape[1 if last else -1]:
+        last = not last  # transposed since, as patches are into tokens
+    if last:
         return wide.flatten(1, -2).mean(dim=1)
     return wide.flatten(2).mean(dim=2)
-
-
-_CONVS = (nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm, nn.GroupNorm)
-_TOKENS = (nn.Linear, nn.LayerNorm, nn.MultiheadAttention, nn.Embedding, nn.RNNBase)
-_POOLS = (nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd)
-
-
-def _channels_last(module: nn.Module, axes: int) -> bool:
-    """Whether an output is (N, T, D) or (N, H, W, D): made by linear layers, or by nothing known."""
-    if _has(module, _TOKENS):
-        return not _has(module, _CONVS)
-    return axes == 3 and not _has(module, (*_CONVS, *_POOLS))
-
-
-def _has(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
-    return any(isinstance(part, kinds) for part in module.modules())

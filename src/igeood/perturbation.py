@@ -4,11 +4,11 @@ Sizes are in pixel units: on an input normalised by a standard deviation, the st
 input's gradient is computed; no parameter is touched.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from numbers import Real
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -102,20 +102,23 @@ class Attack:
     accuracy: float
 
 
-def check_epsilon(epsilon: float) -> None:
+def check_epsilon(epsilon: float, name: str = "epsilon") -> None:
     """Raise unless ε is a number ≥ 0."""
     if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not 0.0 <= epsilon < float("inf"):
-        raise InputError(f"epsilon: must be a finite number ≥ 0, in pixel units; got {epsilon!r}")
+        raise InputError(f"{name}: must be a finite number ≥ 0, in pixel units; got {epsilon!r}")
 
 
-def check_channels(values: Channels, name: str, *, positive: bool = False) -> None:
-    """Raise unless these are finite numbers, one or several, and positive where they must be."""
-    items = list(values) if isinstance(values, Sequence) and not isinstance(values, str) else [values]
-    for value in items:
-        if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-            raise InputError(f"{name}: expected a finite number, or one for each channel; got {values!r}")
-        if positive and value <= 0:
-            raise InputError(f"{name}: must be positive, got {values!r}")
+def check_channels(values: Any, name: str, *, positive: bool = False) -> Channels:
+    """One plain number or several, from numbers or arrays of them; finite, and positive where they must be."""
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        array = np.asarray(np.nan)
+    if array.ndim > 1 or array.size == 0 or values is None or not np.isfinite(array).all():
+        raise InputError(f"{name}: expected a finite number, or one for each channel; got {values!r}")
+    if positive and (array <= 0).any():
+        raise InputError(f"{name}: must be positive, got {values!r}")
+    return float(array) if array.ndim == 0 else array.tolist()
 
 
 def check_floating(x: Tensor) -> None:

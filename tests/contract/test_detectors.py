@@ -152,7 +152,7 @@ def test_options_are_kept_under_their_names(name, fitted):
     for option in parameter_names(type(fitted)):
         assert hasattr(fitted, option)
     assert type(fitted)(**fitted.params()).params() == fitted.params()
-    assert "probabilities=False" in repr(fitted)
+    assert all(f"{option}=" in repr(fitted) for option in parameter_names(type(fitted)))
 
 
 def test_scoring_before_fitting(name, known):

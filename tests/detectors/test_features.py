@@ -119,8 +119,20 @@ def test_dead_channels_are_floored_counted_and_finite(known):
     assert (detector.features_.std_["early"] > 0).all()
 
 
+def test_channels_that_are_constant_up_to_rounding_are_dead(known):
+    """A constant that has no exact float: its variance comes out as 1e-34, not as 0."""
+    x = torch.randn(400, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x[:, 3:] = 0.3
+    outputs = Outputs(known.train.logits, {"l": x}, known.train.labels)
+    batches = [outputs[i : i + 7] for i in range(0, 400, 7)]
+    detector = IgeoodFeatures().fit_batches(batches)
+    assert int(detector.dead_["l"]) == 7
+    shifted = Outputs(known.train.logits, {"l": x + 1e-12})
+    torch.testing.assert_close(detector.score(shifted), detector.score(outputs), rtol=1e-6, atol=1e-6)
+
+
 def test_all_channels_dead():
-    std, dead = floored_std(torch.zeros(3, dtype=torch.float64))
+    std, dead = floored_std(torch.zeros(3, dtype=torch.float64), torch.ones(2, 3, dtype=torch.float64))
     assert std.tolist() == [1.0, 1.0, 1.0]
     assert dead.all()
 

@@ -247,16 +247,14 @@ class Igeood(Ensemble):
     ----------
     temperature : float
         Of the softmax, in FR₀.
-    probabilities : bool
-        See `Detector`.
     """
 
     output_: IgeoodLogits
     features_: IgeoodFeatures
 
-    def __init__(self, *, temperature: float = 1.0, probabilities: bool = False) -> None:
+    def __init__(self, *, temperature: float = 1.0) -> None:
         categorical.check_temperature(temperature)
-        super().__init__(probabilities=probabilities)
+        super().__init__()
         self.temperature = float(temperature)
 
     def _make_parts(self) -> tuple[IgeoodLogits, LayerDetector]:
@@ -293,8 +291,6 @@ class IgeoodPlus(Igeood):
     ----------
     temperature : float
         Of the softmax, in FR₀.
-    probabilities : bool
-        See `Detector`.
     """
 
     @property
@@ -321,14 +317,12 @@ class MahalanobisEnsemble(Ensemble):
     ----------
     relative : bool
         Relative Mahalanobis: see `Mahalanobis`.
-    probabilities : bool
-        See `Detector`.
     """
 
     features_: Mahalanobis
 
-    def __init__(self, *, relative: bool = False, probabilities: bool = False) -> None:
-        super().__init__(probabilities=probabilities)
+    def __init__(self, *, relative: bool = False) -> None:
+        super().__init__()
         self.relative = relative
 
     def _make_parts(self) -> tuple[None, LayerDetector]:

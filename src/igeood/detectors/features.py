@@ -94,12 +94,14 @@ def _check_counts(count: Tensor) -> None:
         )
 
 
-def floored_std(variance: Tensor) -> tuple[Tensor, Tensor]:
+def floored_std(variance: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
     """Standard deviations (k,) with those of dead channels raised to a floor, and which those are, (k,) bool.
 
-    The floor is 1e-4 of the median of the deviations that are not 0; with none such, 1.
+    The floor is 1e-4 of the median of the deviations that are not 0; with none such, 1. A deviation of less than a
+    float32's rounding of the means (C, k) is 0.
     """
     std = variance.clamp(min=0.0).sqrt()
+    std = torch.where(std > torch.finfo(torch.float32).eps * means.abs().amax(dim=0), std, torch.zeros_like(std))
     alive = std[std > 0]
     floor = DEAD * float(alive.median()) if len(alive) else 1.0
     return std.clamp(min=floor), std < floor
@@ -180,7 +182,7 @@ class IgeoodFeatures(LayerDetector):
 
     def _fit(self, batches: Iterable[Outputs]) -> None:
         sums = sum_layers(batches)
-        std = {layer: floored_std(s.covariance) for layer, s in sums.items()}
+        std = {layer: floored_std(s.covariance, s.mean) for layer, s in sums.items()}
         self.mean_ = {layer: s.mean for layer, s in sums.items()}
         self.std_ = {layer: value for layer, (value, _) in std.items()}
         self.dead_ = {layer: dead.sum() for layer, (_, dead) in std.items()}
@@ -194,7 +196,7 @@ class IgeoodFeatures(LayerDetector):
         one = torch.zeros(len(batch), dtype=torch.int64, device=batch.logits.device)
         sums = {layer: ClassSums.of(batch.features[layer], one, 1) for layer in self.layers_}
         self.ood_mean_ = {layer: s.mean[0] for layer, s in sums.items()}
-        self.ood_std_ = {layer: floored_std(s.covariance)[0] for layer, s in sums.items()}
+        self.ood_std_ = {layer: floored_std(s.covariance, s.mean)[0] for layer, s in sums.items()}
         return self
 
     def fr_layer(self, batch: Outputs) -> tuple[Tensor, Tensor]:
@@ -234,8 +236,6 @@ class Mahalanobis(LayerDetector):
     ----------
     relative : bool
         Take off the distance to one background Gaussian of all classes together (relative Mahalanobis).
-    probabilities : bool
-        See `Detector`.
 
     Attributes
     ----------
@@ -252,8 +252,8 @@ class Mahalanobis(LayerDetector):
     background_mean_: dict[str, Tensor]
     background_whitening_: dict[str, Tensor]
 
-    def __init__(self, *, relative: bool = False, probabilities: bool = False) -> None:
-        super().__init__(probabilities=probabilities)
+    def __init__(self, *, relative: bool = False) -> None:
+        super().__init__()
         self.relative = relative
 
     def _fit(self, batches: Iterable[Outputs]) -> None:
