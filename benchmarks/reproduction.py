@@ -5,10 +5,12 @@
 Outputs of the network are kept in build/reproduction, so that a second run takes seconds.
 """
 
+import json
 import os
 import platform
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,7 @@ from igeood.extraction import resolve_layers
 from igeood.inputs import ModelInputs
 from igeood.metrics import evaluate
 from igeood.outputs import Outputs
+from igeood.perturbation import Attack
 from igeood.tuning import tune_guard
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
@@ -100,10 +103,12 @@ def halves(n: int, seed: int, size: int) -> tuple[Tensor, Tensor]:
     return order[:size], order[size:]
 
 
-def tuned(method: str, train: Outputs, inside: Outputs, outside: Outputs, seed: int) -> Detector:
+def tuned(
+    method: str, train: Outputs, inside: Outputs, outside: Outputs, seed: int, attack: Attack | None = None
+) -> Detector:
     detector = igeood.detector(method).fit(train)
     options = {"tpr": 0.95, "search": "sweep", "seed": seed, "trials": 1, "progress": None}
-    return tune_guard(detector, train, lambda *_: ([inside], [outside], None), (0.0,), **options)[0]
+    return tune_guard(detector, train, lambda *_: ([inside], [outside], attack), (0.0,), **options)[0]
 
 
 def main() -> None:
@@ -186,20 +191,23 @@ def fgsm_section(
     """Tuning on adversarial samples, made from the validation images of the first split."""
     chosen, rest = halves(len(test), 0, VALIDATION)
     eyes = ModelInputs(model, layers, mean=MEAN, std=STD)
-    report = CACHE / "fgsm.txt"
+    report = CACHE / "fgsm.json"
 
-    def attack() -> Outputs:
+    def make() -> Outputs:
         source = batches(images[0][chosen], images[1][chosen])
         outputs, attack = eyes.attack(source, igeood.detector("igeood").fit(train), 0.05)
-        report.write_text(f"mean L∞ {attack.linf:.3f} after normalisation, {100 * attack.accuracy:.1f}% accuracy left")
+        report.write_text(json.dumps(asdict(attack)))
         return outputs[0]
 
-    adversarial = kept("fgsm", attack)
-    print(f"## White box tuned on adversarial samples only\n\nFGSM of size 0.05 in pixel units: {report.read_text()}.")
+    adversarial = kept("fgsm", make)
+    attack = Attack(**json.loads(report.read_text()))
+    print("## White box tuned on adversarial samples only\n")
+    print(f"FGSM of size 0.05 in pixel units: mean L∞ {attack.linf:.3f} after normalisation, accuracy left")
+    print(f"{100 * attack.accuracy:.1f}%. The temperature stays 1: such samples are made to fool the output.")
     print("No OOD sample is seen before the evaluation, on all OOD images.\n")
     rows = []
     for method, title in WHITE.items():
-        detector = tuned(method, train, test[chosen], adversarial, 0)
+        detector = tuned(method, train, test[chosen], adversarial, 0, attack)
         id_scores = detector.score(test[rest])
         found = [evaluate(id_scores, detector.score(o)) for o in ood.values()]
         rows.append([title, *(f"{percent([e.tnr_at_tpr])} / {percent([e.auroc])}" for e in found)])

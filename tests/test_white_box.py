@@ -111,6 +111,8 @@ def test_the_nearest_class_at_the_output_is_the_classifiers(model):
 def test_tuning_on_adversarial_samples_needs_no_ood(model):
     guard = igeood.white_box(model, plus=True).fit(loader(800, 1)).tune(loader(400, 2), "fgsm", attack=0.1)
     attack = guard.tuning.attack
+    assert guard.tuning.temperature is None
+    assert guard.detector.temperature == 1.0
     assert attack.samples == guard.tuning.n_id == guard.tuning.n_ood
     assert attack.linf == pytest.approx(0.1, abs=1e-3)
     assert attack.accuracy < 0.9

@@ -165,6 +165,8 @@ class Guard:
     ) -> "Guard":
         """Choose temperature, input step and weights that refuse most OOD samples at `tpr`; calibrate afterwards.
 
+        A white box that is tuned on adversarial samples keeps its temperature: they are made to fool the output.
+
         Parameters
         ----------
         id_data : loader, or array of logits

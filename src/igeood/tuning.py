@@ -65,7 +65,7 @@ class Tuning:
     Attributes
     ----------
     temperature : TemperatureSearch or None
-        None for a method without temperature.
+        None for a method without temperature, and for a white box tuned on adversarial samples, which keeps its own.
     epsilon : float
         Size of the input step.
     steps : tuple of StepTrial
@@ -128,6 +128,8 @@ def tune_guard(
     _check_enough(inside, outside)
     temperature = None
     softmax_part = detector.output_ if isinstance(detector, Ensemble) else detector
+    if isinstance(detector, Ensemble) and attack is not None:
+        softmax_part = None  # adversarial samples are made to fool the output: they tell nothing of its temperature
     if softmax_part is not None:
         temperature = tune_temperature(
             softmax_part,
