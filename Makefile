@@ -44,7 +44,7 @@ bench: install  ## speed, side by side
 	$(BIN)/python benchmarks/black_box.py
 
 reproduction: install  ## docs/reproduction.md from the data in $$IGEOOD_DATA: 15 minutes, seconds the second time
-	$(BIN)/python benchmarks/reproduction.py > docs/reproduction.md.part && mv docs/reproduction.md.part docs/reproduction.md
+	mkdir -p build && $(BIN)/python benchmarks/reproduction.py > build/reproduction.md && mv build/reproduction.md docs/
 
 clean:  ## remove everything that make made
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -19,7 +19,7 @@ from igeood.diagnostics import LayerDiagnostics, diagnose
 from igeood.errors import IgeoodWarning, InputError, NotReadyError
 from igeood.explanation import Explanation, explain
 from igeood.extraction import random_state_kept
-from igeood.inputs import ArrayInputs, ModelInputs, Seen, collect, fingerprint
+from igeood.inputs import ArrayInputs, ModelInputs, Seen, ValidationSamples, collect, fingerprint
 from igeood.outputs import Array, Keys, Outputs, as_kind
 from igeood.perturbation import check_epsilon
 from igeood.tuning import BAYES_TRIALS, Progress, Search, Tuning, tune_guard
@@ -192,40 +192,27 @@ class Guard:
             Called with the number of temperatures tried and their total.
         """
         train = self._training_outputs()
-        for name, source in (("id_data", id_data), ("ood", ood)):
-            if isinstance(source, Iterator):
-                raise InputError(f"{name}: is read more than once; give a loader or a list, not a generator")
         grid = self._grid(epsilons)
         check_epsilon(attack, "attack")
-
-        def select(keys: Keys) -> Tensor:
-            return validation.chosen(keys, share, seed)
-
-        used: list[Keys] = []
-
-        def see(detector: Detector, sizes: Sequence[float]) -> tuple[list[Outputs], list[Outputs], Any]:
-            keys, inside = collect(self.inputs.see(id_data, detector, name="id_data", select=select, epsilons=sizes))
-            used[:] = [keys]
-            if isinstance(ood, str):
-                if ood != "fgsm":
-                    raise InputError(f"ood: expected OOD samples or 'fgsm', got {ood!r}")
-                outside, report = self.inputs.attack(id_data, detector, attack, select=select, epsilons=sizes)
-            else:
-                report = None
-                foreign, outside = collect(self.inputs.see(ood, detector, name="ood", epsilons=sizes))
-                shared = int(np.isin(foreign, keys).sum())
-                if shared:
-                    raise InputError(f"ood: {shared} of {len(foreign)} samples are among the in-distribution ones too")
-            return inside, outside, report
-
+        samples = ValidationSamples(
+            self.inputs, id_data, ood, lambda keys: validation.chosen(keys, share, seed), attack
+        )
         with random_state_kept(), torch.inference_mode(False), torch.no_grad():
             tuned, tuning = tune_guard(
-                self.detector, train, see, grid, tpr=tpr, search=search, seed=seed, trials=trials, progress=progress
+                self.detector,
+                train,
+                samples.see,
+                grid,
+                tpr=tpr,
+                search=search,
+                seed=seed,
+                trials=trials,
+                progress=progress,
             )
         self.detector, self.tuning, self.calibration = tuned, tuning, None
         self.inputs.epsilon = tuning.epsilon
-        self._tuned_on = validation.merge(self._tuned_on, used[0])
-        log.info("tune: used %d in-distribution samples of the seeded share %g", len(used[0]), share)
+        self._tuned_on = validation.merge(self._tuned_on, samples.used)
+        log.info("tune: used %d in-distribution samples of the seeded share %g", len(samples.used), share)
         return self
 
     def _grid(self, epsilons: Sequence[float] | None) -> tuple[float, ...]:

@@ -1,7 +1,7 @@
 """How a guard sees its inputs: through a model, or as logits that come as arrays."""
 
 import hashlib
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -212,6 +212,48 @@ def collect(seen: Iterable[Seen]) -> tuple[Keys, list[Outputs]]:
         return np.empty(0, dtype=np.uint64), []
     stepped = [Outputs.concat(column) for column in zip(*(part.stepped for part in parts), strict=True)]
     return np.concatenate([part.keys for part in parts]), stepped
+
+
+class ValidationSamples:
+    """Samples to tune on: a share of the in-distribution ones, with OOD ones or with attacks on that share.
+
+    Parameters
+    ----------
+    inputs : ArrayInputs or ModelInputs
+        How they are seen.
+    id_data, ood
+        As in `Guard.tune`; they may be read more than once.
+    select : callable
+        Which of the in-distribution samples to use, by their keys.
+    attack : float
+        Size of the adversarial step.
+    """
+
+    def __init__(
+        self, inputs: ArrayInputs | ModelInputs, id_data: Any, ood: Any, select: Select, attack: float
+    ) -> None:
+        for name, source in (("id_data", id_data), ("ood", ood)):
+            if isinstance(source, Iterator):
+                raise InputError(f"{name}: is read more than once; give a loader or a list, not a generator")
+        if isinstance(ood, str) and ood != "fgsm":
+            raise InputError(f"ood: expected OOD samples or 'fgsm', got {ood!r}")
+        self.inputs, self.id_data, self.ood, self.select, self.attack = inputs, id_data, ood, select, attack
+        self.used: Keys = np.empty(0, dtype=np.uint64)  # of the in-distribution samples that `see` has shown
+
+    def see(self, detector: Detector, epsilons: Sequence[float]) -> tuple[list[Outputs], list[Outputs], Attack | None]:
+        """Outputs of both kinds for each size of the input step, and what the attack did, if there was one."""
+        known = self.inputs.see(self.id_data, detector, name="id_data", select=self.select, epsilons=epsilons)
+        self.used, inside = collect(known)
+        if isinstance(self.ood, str):
+            outside, report = self.inputs.attack(
+                self.id_data, detector, self.attack, select=self.select, epsilons=epsilons
+            )
+            return inside, outside, report
+        keys, outside = collect(self.inputs.see(self.ood, detector, name="ood", epsilons=epsilons))
+        shared = int(np.isin(keys, self.used).sum())
+        if shared:
+            raise InputError(f"ood: {shared} of {len(keys)} samples are among the in-distribution ones too")
+        return inside, outside, None
 
 
 def fingerprint(model: nn.Module) -> str:
