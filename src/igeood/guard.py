@@ -245,7 +245,7 @@ class Guard:
         """
         self._check_fitted("calibrate")
         needed = needed_samples(tpr, guarantee, confidence)
-        keys, scores, _ = self._judge(id_data, name="id_data")
+        keys, scores, _ = self._judge(id_data, name="id_data", keyed=True)
         fresh = validation.unused(keys, self._tuned_on)
         kept, left_out = int(fresh.sum()), int((~fresh).sum())
         if kept < needed:
@@ -312,15 +312,15 @@ class Guard:
         self._check_fitted("diagnose")
         return diagnose(collect(self.inputs.see(data, self.detector, labels=labels, fitting=True))[1][0])
 
-    def _judge(self, data: Any, name: str = "x") -> tuple[Keys, Tensor, Tensor]:
-        """Keys, scores and the classifier's labels of all samples."""
+    def _judge(self, data: Any, name: str = "x", *, keyed: bool = False) -> tuple[Keys, Tensor, Tensor]:
+        """Keys if they are wanted, scores and the classifier's labels of all samples."""
         keys: list[Keys] = []
         scores: list[Tensor] = []
         labels: list[Tensor] = []
         name = "logits" if name == "x" and self.inputs.model is None else name
         is_loader = not isinstance(data, (Tensor, np.ndarray, Mapping, Outputs))
         with random_state_kept() if is_loader else nullcontext(), torch.no_grad():
-            for part in self.inputs.see(data, self.detector, name=name, epsilons=(self.epsilon,)):
+            for part in self.inputs.see(data, self.detector, name=name, epsilons=(self.epsilon,), keyed=keyed):
                 keys.append(part.keys)
                 scores.append(torch.as_tensor(self.detector.score(_as_tensors(part.stepped[0]))))
                 labels.append(part.clean.logits.argmax(dim=1))

@@ -15,6 +15,7 @@ from igeood.extraction import Batch, Layers, Reader, batches, reading, resolve_l
 from igeood.outputs import Keys, Outputs, row_keys
 from igeood.perturbation import Attack, Channels, check_channels, fgsm, input_gradients, per_channel, signed_step
 
+_NO_KEYS: Keys = np.empty(0, dtype=np.uint64)
 Select = Callable[[Keys], Tensor]  # keys → which rows, (N,) bool
 
 
@@ -39,7 +40,7 @@ class ArrayInputs:
 
     def see(
         self, source: Any, detector: Detector, *, name: str = "logits", select: Select | None = None,
-        labels: Any = None, fitting: bool = False, epsilons: Sequence[float] = (0.0,),  # noqa: ARG002
+        labels: Any = None, fitting: bool = False, epsilons: Sequence[float] = (0.0,), keyed: bool = True,  # noqa: ARG002
     ) -> Generator[Seen, None, None]:  # fmt: skip
         """The whole array as one batch."""
         if any(epsilons):
@@ -49,7 +50,7 @@ class ArrayInputs:
             raise InputError(
                 f"{name}: {outputs.n_classes} columns, but the guard was fitted on {detector.n_classes_} classes"
             )
-        keys = row_keys(outputs.logits)
+        keys = row_keys(outputs.logits) if keyed else _NO_KEYS
         if select is not None:
             rows = select(keys)
             keys, outputs = keys[rows.numpy()], outputs[rows.to(outputs.logits.device)]
@@ -100,7 +101,7 @@ class ModelInputs:
 
     def see(
         self, source: Any, detector: Detector, *, name: str = "x", select: Select | None = None,
-        labels: Any = None, fitting: bool = False, epsilons: Sequence[float] = (0.0,),
+        labels: Any = None, fitting: bool = False, epsilons: Sequence[float] = (0.0,), keyed: bool = True,
     ) -> Generator[Seen, None, None]:  # fmt: skip
         """Run each batch through the model, and through the step where one is wanted."""
         if labels is not None:
@@ -109,43 +110,44 @@ class ModelInputs:
             raise InputError(f"{name}: this guard has a model and takes its inputs, not outputs; use guard.detector")
         for number, batch in enumerate(batches(source)):
             check_input(batch.x, f"{name}: batch {number}")
-            keys = batch.keys
+            keys = batch.keys if keyed else _NO_KEYS
             rows = slice(None) if select is None else select(keys)
             chosen = batch[rows]
             if len(chosen) == 0 < len(batch):
                 continue
             with reading(self.model, self.layers) as reader, torch.no_grad():
-                placed = reader.place(chosen)
                 try:
-                    clean = reader(placed, labels=fitting)
+                    clean, stepped = self._run(reader, reader.place(chosen), detector, epsilons, labels=fitting)
                 except InputError as error:
                     raise InputError(f"{name}: batch {number}: {error}") from None
-                seen = Seen(
-                    keys[rows if isinstance(rows, slice) else rows.numpy()],
-                    clean,
-                    self._stepped(reader, placed, clean, detector, epsilons),
-                )
-            yield seen
+            yield Seen(keys[rows if isinstance(rows, slice) else rows.numpy()], clean, stepped)
 
-    def _stepped(
-        self, reader: Reader, batch: Batch, clean: Outputs, detector: Detector, epsilons: Sequence[float]
-    ) -> list[Outputs]:
-        """Outputs after a step that lowers the detector's score (Eq. 6), for each size; they share one gradient."""
+    def _run(
+        self, reader: Reader, batch: Batch, detector: Detector, epsilons: Sequence[float], *, labels: bool = False
+    ) -> tuple[Outputs, list[Outputs]]:
+        """Clean outputs, and those after a step that lowers the detector's score (Eq. 6), for each size of the step.
+
+        One forward pass gives the clean outputs and the gradient, which all sizes share.
+        """
         if not any(epsilons):
-            return [clean] * len(epsilons)
+            clean = reader(batch, labels=labels)
+            return clean, [clean] * len(epsilons)
+        made: list[Outputs] = []
         targets: list[tuple[str, ...] | None] = []
 
         def objectives(x: Tensor) -> list[Tensor]:
-            steps = detector.step_scores(detector.read(reader(batch.with_x(x))))
+            made[:] = [reader(batch.with_x(x), labels=labels)]
+            steps = detector.step_scores(detector.read(made[0]))
             targets[:] = [layers for _, layers in steps]
             return [score for score, _ in steps]
 
         gradients = input_gradients(objectives, batch.x)
+        clean = made[0].detached()
         found = []
         for epsilon in epsilons:
             parts = [reader(batch.with_x(signed_step(batch.x, g, -epsilon, self.std))) for g in gradients]
             found.append(_merge(clean, parts, targets))
-        return found
+        return clean, found
 
     def attack(
         self, source: Any, detector: Detector, size: float, *, select: Select | None = None,
@@ -162,11 +164,10 @@ class ModelInputs:
                 clean = reader(batch, labels=True)
                 labels = clean.logits.argmax(dim=1) if clean.labels is None else clean.labels
                 x = self._fgsm(reader, batch, labels, size)
-                adversarial = batch.with_x(x)
-                outputs = reader(adversarial)
+                outputs, stepped = self._run(reader, batch.with_x(x), detector, epsilons)
                 right += float((outputs.logits.argmax(dim=1) == labels).sum())
                 moved += float((x - batch.x).abs().flatten(1).amax(dim=1).sum())
-                found.append(self._stepped(reader, adversarial, outputs, detector, epsilons))
+                found.append(stepped)
         if not found:
             raise InputError("id: no sample to attack")
         joined = [Outputs.concat(parts) for parts in zip(*found, strict=True)]

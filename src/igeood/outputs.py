@@ -106,6 +106,11 @@ class Outputs:
         features = {layer: value[rows] for layer, value in self.features.items()}
         return self.checked(self.logits[rows], features, labels, self.numpy)
 
+    def detached(self) -> "Outputs":
+        """The same outputs without their gradients."""
+        features = {layer: value.detach() for layer, value in self.features.items()}
+        return self.checked(self.logits.detach(), features, self.labels, self.numpy)
+
     @property
     def n_classes(self) -> int:
         """C, the width of the logits."""

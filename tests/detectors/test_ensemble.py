@@ -98,6 +98,9 @@ def test_folds_are_seeded_disjoint_and_complete(known):
         seen.append(judge[0].logits)
     rows = {tuple(row.tolist()) for part in seen for row in part}
     assert rows == {tuple(row.tolist()) for row in known.held_out.logits}
+    for learn, judge in module._folds(known.held_out, known.held_out, seed=2):  # a sample and its attack stay together
+        assert torch.equal(learn[0].logits, learn[1].logits)
+        assert torch.equal(judge[0].logits, judge[1].logits)
     again = next(iter(module._folds(known.held_out, known.ood, seed=0)))[1][0].logits
     other = next(iter(module._folds(known.held_out, known.ood, seed=1)))[1][0].logits
     assert torch.equal(seen[0], again)

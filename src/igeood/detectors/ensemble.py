@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import torch
 from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import StratifiedKFold
+from sklearn.model_selection import KFold
 from torch import Tensor
 
 from igeood.detectors.base import Detector
@@ -204,15 +204,20 @@ def _regression(strength: float) -> LogisticRegression:
 def _folds(
     inside: Outputs, outside: Outputs, seed: int
 ) -> Iterator[tuple[tuple[Outputs, Outputs], tuple[Outputs, Outputs]]]:
-    """Training and held-out parts of both kinds, for each fold."""
-    targets = np.r_[np.zeros(len(inside)), np.ones(len(outside))]
-    for parts in StratifiedKFold(FOLDS, shuffle=True, random_state=seed).split(targets, targets):
-        pairs = []
-        for rows in parts:
-            of_id, of_ood = rows[targets[rows] == 0], rows[targets[rows] == 1] - len(inside)
-            device = inside.logits.device
-            pairs.append((inside[torch.from_numpy(of_id).to(device)], outside[torch.from_numpy(of_ood).to(device)]))
-        yield pairs[0], pairs[1]
+    """Training and held-out parts of both kinds, for each fold.
+
+    Sets of one size are split alike: a sample and the attack made from it are never on two sides.
+    """
+    device = inside.logits.device
+    splits = [
+        [
+            [torch.from_numpy(rows).to(device) for rows in pair]
+            for pair in KFold(FOLDS, shuffle=True, random_state=seed).split(o)
+        ]
+        for o in (range(len(inside)), range(len(outside)))
+    ]
+    for (learn_id, judge_id), (learn_ood, judge_ood) in zip(*splits, strict=True):
+        yield (inside[learn_id], outside[learn_ood]), (inside[judge_id], outside[judge_ood])
 
 
 class _Sample:
