@@ -81,7 +81,9 @@ def test_the_model_is_left_as_found(net, images, mode):
         guard.fit(loader)
         guard.score(loader)
         guard.score(images[0])
-        guard.explain(images[0][:3])
+        guard.explain(loader)
+        if guard.layers:
+            guard.diagnose(loader)
         assert_as_found(net, before)
 
 
@@ -243,6 +245,11 @@ def test_nan_features_name_layer_and_sample(net, images):
 def test_an_input_that_cannot_go_to_the_models_device(net):
     with pytest.raises(InputError, match="x: is on meta and cannot go to the model's cpu"):
         extract(net, torch.zeros(2, 3, 8, 8, device="meta"), ())
+    guard = igeood.black_box(net, method="energy").fit(torch.rand(5, 3, 8, 8))
+    with pytest.raises(InputError, match="x: batch 0: is on the meta device"):
+        guard.score(torch.zeros(2, 3, 8, 8, device="meta"))
+    with pytest.raises(InputError, match="model: its weights are on the meta device"):
+        extract(Net().to("meta"), torch.zeros(2, 3, 8, 8), ())
 
 
 def test_no_module_no_reading():

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from igeood.errors import InputError
-from igeood.outputs import Outputs, as_tensor, as_vector
+from igeood.outputs import Outputs, RowBuffer, as_tensor, as_vector
 
 
 def test_slices_and_joins():
@@ -89,6 +89,26 @@ def test_features_that_do_not_fit():
         Outputs(logits, {"conv": features})
     with pytest.raises(InputError, match="is on meta, the logits on cpu"):
         Outputs(logits, {"conv": torch.zeros(4, 2, device="meta")})
+
+
+def test_a_layer_is_named_before_the_logits_it_spoilt():
+    broken = torch.zeros(4, 3)
+    broken[2] = torch.nan
+    with pytest.raises(InputError, match=r"features\['conv'\]: sample 2"):
+        Outputs(broken, {"conv": broken.clone()})
+
+
+def test_rows_in_a_buffer():
+    buffer = RowBuffer()
+    with pytest.raises(InputError, match="no batch"):
+        _ = buffer.rows
+    parts = [torch.randn(n, 3, generator=torch.Generator().manual_seed(n)) for n in (1, 5000, 0, 7, 20_000)]
+    for part in parts:
+        buffer.append(part)
+    assert torch.equal(buffer.rows, torch.cat(parts))
+    assert len(buffer) == 25_008
+    with pytest.raises(InputError, match="columns"):
+        buffer.append(torch.zeros(2, 4))
 
 
 def test_vectors():

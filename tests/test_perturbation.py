@@ -182,6 +182,10 @@ def test_token_ids_cannot_be_perturbed():
     guard = igeood.grey_box(model).fit((ids, torch.arange(30) % 3))
     with pytest.raises(InputError, match="token ids cannot be perturbed"):
         guard.score(ids)
+    other = torch.randint(10, (80, 4), generator=torch.Generator().manual_seed(1))
+    for build in (igeood.black_box, igeood.white_box):
+        with pytest.raises(InputError, match="token ids cannot be perturbed"):
+            build(model).fit((ids, torch.arange(30) % 3)).tune((other, torch.arange(80) % 3), "fgsm")
 
 
 def test_deviations_that_do_not_fit_the_channels():

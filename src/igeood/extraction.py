@@ -131,6 +131,8 @@ class Reader:
         self._thread = threading.get_ident()
         weights = next(iter(model.parameters()), None)
         self._device = None if weights is None else weights.device
+        if self._device is not None and self._device.type == "meta":
+            raise InputError("model: its weights are on the meta device, which holds no values; load them first")
         self._dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
 
     def __call__(self, batch: Batch, *, labels: bool = False) -> Outputs:

@@ -20,7 +20,7 @@ from igeood.errors import IgeoodWarning, InputError, NotReadyError
 from igeood.explanation import Explanation, explain
 from igeood.extraction import random_state_kept
 from igeood.inputs import ArrayInputs, ModelInputs, Seen, ValidationSamples, collect, fingerprint
-from igeood.outputs import Array, Keys, Outputs, as_kind
+from igeood.outputs import Array, Keys, Outputs, RowBuffer, as_kind
 from igeood.perturbation import check_epsilon
 from igeood.tuning import BAYES_TRIALS, Progress, Search, Tuning, tune_guard
 
@@ -122,14 +122,14 @@ class Guard:
         labels : array of int, optional
             (N,) true classes, where `data` is one array.
         """
-        logits: list[Outputs] = []
-        keys: list[Keys] = []
+        logits, classes, keys = RowBuffer(), RowBuffer(), RowBuffer()
 
         def clean(seen: Iterable[Seen]) -> Iterator[Outputs]:
             for part in seen:
-                keys.append(part.keys)
-                kept = None if part.clean.labels is None else part.clean.labels.clone()
-                logits.append(Outputs.checked(part.clean.logits.detach().clone(), {}, kept, part.clean.numpy))
+                keys.append(torch.from_numpy(part.keys.view(np.int64)))
+                logits.append(part.clean.logits.detach())
+                if part.clean.labels is not None:
+                    classes.append(part.clean.labels)
                 yield part.clean
 
         params, epsilon = self._first
@@ -145,8 +145,9 @@ class Guard:
         for note in fresh.notes_:
             log.warning(note)
         self.detector, self.inputs.epsilon = fresh, epsilon
-        self._train, self.tuning, self.calibration = Outputs.concat(logits), None, None
-        self._fitted_on, self._tuned_on = np.concatenate(keys), self._first_tuned_on
+        self._train = Outputs.checked(logits.rows, {}, classes.rows if len(classes) else None, False)
+        self.tuning = self.calibration = None
+        self._fitted_on, self._tuned_on = keys.rows.numpy().view(np.uint64), self._first_tuned_on
         return self
 
     def tune(
@@ -295,7 +296,8 @@ class Guard:
         self._check_fitted("explain")
         if isinstance(top, bool) or not isinstance(top, int) or top < 1:
             raise InputError(f"top: must be a whole number of channels, at least 1; got {top!r}")
-        _, stepped = collect(self.inputs.see(data, self.detector, epsilons=(self.epsilon,)))
+        with random_state_kept():
+            _, stepped = collect(self.inputs.see(data, self.detector, epsilons=(self.epsilon,)))
         if not stepped:
             raise InputError("data: no sample to explain")
         with torch.no_grad():
@@ -310,7 +312,11 @@ class Guard:
             As in `fit`.
         """
         self._check_fitted("diagnose")
-        return diagnose(collect(self.inputs.see(data, self.detector, labels=labels, fitting=True))[1][0])
+        with random_state_kept():
+            _, outputs = collect(self.inputs.see(data, self.detector, labels=labels, fitting=True))
+        if not outputs:
+            raise InputError("data: no sample to diagnose")
+        return diagnose(outputs[0])
 
     def _judge(self, data: Any, name: str = "x", *, keyed: bool = False) -> tuple[Keys, Tensor, Tensor]:
         """Keys if they are wanted, scores and the classifier's labels of all samples."""

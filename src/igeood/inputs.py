@@ -13,7 +13,16 @@ from igeood.detectors import Detector
 from igeood.errors import InputError
 from igeood.extraction import Batch, Layers, Reader, batches, reading, resolve_layers
 from igeood.outputs import Keys, Outputs, row_keys
-from igeood.perturbation import Attack, Channels, check_channels, fgsm, input_gradients, per_channel, signed_step
+from igeood.perturbation import (
+    Attack,
+    Channels,
+    check_channels,
+    check_floating,
+    fgsm,
+    input_gradients,
+    per_channel,
+    signed_step,
+)
 
 _NO_KEYS: Keys = np.empty(0, dtype=np.uint64)
 Select = Callable[[Keys], Tensor]  # keys → which rows, (N,) bool
@@ -158,6 +167,7 @@ class ModelInputs:
         right = moved = 0.0
         with reading(self.model, self.layers) as reader, torch.no_grad():
             for given in batches(source):
+                check_floating(given.x)
                 batch = reader.place(given if select is None else given[select(given.keys)])
                 if len(batch) == 0:
                     continue
@@ -188,9 +198,11 @@ class ModelInputs:
 
 def check_input(x: Tensor, name: str) -> None:
     """Raise where an input is not what a model takes: NaN or infinity, or images of bytes."""
+    if x.device.type == "meta":
+        raise InputError(f"{name}: is on the meta device, which holds no values; give real tensors")
     if x.dtype == torch.uint8:
         raise InputError(f"{name}: images of bytes (uint8); scale and normalise them to floats as in training")
-    if x.is_floating_point() and x.device.type != "meta":
+    if x.is_floating_point():
         bad = (~x.isfinite().flatten(1).all(dim=1)).nonzero()[:, 0] if x.ndim > 1 else torch.empty(0)
         if len(bad):
             raise InputError(f"{name}: sample {int(bad[0])} has NaN or infinity ({len(bad)} of {len(x)} samples do)")

@@ -52,8 +52,9 @@ class Outputs:
         name: str = "logits",
     ) -> None:
         tensor, is_numpy = as_tensor(logits, name)
-        check_logits(tensor, name)
+        # features first: where a hidden layer is the culprit, its name should be in the message
         checked = {layer: _features(value, layer, tensor) for layer, value in (features or {}).items()}
+        check_logits(tensor, name)
         self._set(tensor, checked, None if labels is None else _labels(labels, tensor), is_numpy)
 
     def _set(self, logits: Tensor, features: Mapping[str, Tensor], labels: Tensor | None, is_numpy: bool) -> None:
@@ -197,8 +198,9 @@ def check_logits(logits: Tensor, name: str = "logits") -> None:
 def _features(value: ArrayLike, layer: str, logits: Tensor) -> Tensor:
     name = f"features[{layer!r}]"
     tensor, _ = as_tensor(value, name)
-    if tensor.ndim != 2 or len(tensor) != len(logits):
-        raise InputError(f"{name}: expected shape ({len(logits)}, k), got {tuple(tensor.shape)}")
+    samples = len(logits) if logits.ndim else 0
+    if tensor.ndim != 2 or len(tensor) != samples:
+        raise InputError(f"{name}: expected shape ({samples}, k), got {tuple(tensor.shape)}")
     if tensor.device != logits.device:
         raise InputError(f"{name}: is on {tensor.device}, the logits on {logits.device}; move one of them")
     bad = (~tensor.detach().isfinite().all(dim=1)).nonzero()[:, 0]
@@ -250,6 +252,40 @@ def _label_cure(array: np.ndarray[Any, Any]) -> str:
     if array.dtype.kind == "f" and np.array_equal(array, np.round(array)):
         return "convert them with .astype(int)"
     return "number the classes in the order of the logits' columns"
+
+
+class RowBuffer:
+    """Rows that come in batches, in one block that doubles: small pieces between large ones would fragment memory."""
+
+    def __init__(self) -> None:
+        self._block: Tensor | None = None
+        self._n = 0
+
+    def append(self, rows: Tensor) -> None:
+        """Copy rows (n, ...) to the end; all batches have rows of one shape."""
+        if self._block is None:
+            self._block = rows.new_empty((max(4096, len(rows)), *rows.shape[1:]))
+        if rows.shape[1:] != self._block.shape[1:]:
+            raise InputError(
+                f"logits: a batch has {tuple(rows.shape[1:])} columns, an earlier one {self._block.shape[1:]}"
+            )
+        end = self._n + len(rows)
+        if end > len(self._block):
+            bigger = self._block.new_empty((max(end, 2 * len(self._block)), *rows.shape[1:]))
+            bigger[: self._n] = self.rows
+            self._block = bigger
+        self._block[self._n : end] = rows
+        self._n = end
+
+    def __len__(self) -> int:
+        return self._n
+
+    @property
+    def rows(self) -> Tensor:
+        """All rows so far."""
+        if self._block is None:
+            raise InputError("data: no batch to learn from; is it a generator that was read already?")
+        return self._block[: self._n]
 
 
 def row_keys(values: Tensor) -> Keys:

@@ -83,6 +83,28 @@ def test_mahalanobis_of_rank_deficient_features(known):
     torch.testing.assert_close(wide, plain, rtol=1e-6, atol=1e-8)
 
 
+def test_directions_of_rounding_noise_are_left_out(known):
+    """A channel that is a sum of two others in float32: what is left in between is rounding, not signal."""
+
+    def with_sum(outputs, noise):
+        early = outputs.features["early"]
+        features = {"l": torch.cat([early, early[:, :1] + early[:, 1:2] + noise], 1)}
+        return Outputs(outputs.logits, features, outputs.labels)
+
+    generator = torch.Generator().manual_seed(0)
+    noise = 1e-7 * torch.randn(400, 1, generator=generator)
+    detector = Mahalanobis().fit(with_sum(known.train, noise))
+    assert detector.whitening_["l"].shape == (7, 6)
+    exact, moved = (detector.score(with_sum(known.test, n)) for n in (0.0, noise))
+    torch.testing.assert_close(exact, moved, rtol=1e-4, atol=1e-4)
+    wide = Mahalanobis().fit(converted_to_double(with_sum(known.train, 1e-5)))
+    assert wide.whitening_["l"].shape[0] == 7
+
+
+def converted_to_double(outputs):
+    return Outputs(outputs.logits, {k: v.double() for k, v in outputs.features.items()}, outputs.labels)
+
+
 @given(cuts=st.lists(st.integers(1, 399), max_size=4), full=st.booleans())
 @settings(max_examples=25)
 def test_law_sums_of_shards_are_those_of_the_whole(known, cuts, full):
@@ -148,6 +170,10 @@ def test_missing_features(known):
     detector = IgeoodFeatures().fit(known.train)
     with pytest.raises(InputError, match="needs the features of layer 'early'; these have none"):
         detector.score(known.test.logits)
+    wider = Outputs(known.test.logits, {k: torch.cat([v, v], 1) for k, v in known.test.features.items()})
+    for name in ("igeood", "mahalanobis"):
+        with pytest.raises(InputError, match=r"features\['early'\]: 12 channels, but .* was fitted on 6"):
+            igeood.detector(name).fit(known.train).score(wider)
     with pytest.raises(InputError, match="no features to learn from"):
         IgeoodFeatures().fit(known.train.logits, known.train.labels)
     with pytest.raises(InputError, match="need at least 2"):

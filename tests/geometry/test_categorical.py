@@ -241,6 +241,10 @@ def test_bad_temperature(temperature):
 def test_shapes_that_do_not_fit():
     with pytest.raises(InputError, match=r"\(2, 3\) and \(2, 4\)"):
         categorical.distance(torch.zeros(2, 3), torch.zeros(2, 4))
+    with pytest.raises(InputError, match="expected tensors, got ndarray"):
+        categorical.distance(np.zeros(3), torch.zeros(3))
+    with pytest.raises(InputError, match="expected tensors, got list"):
+        categorical.pairwise_distance([[0.0, 1.0]], torch.zeros(1, 2))
     with pytest.raises(InputError, match="must broadcast"):
         categorical.distance(torch.zeros(2, 3), torch.zeros(4, 3))
     for value in (math.nan, math.inf, -math.inf):

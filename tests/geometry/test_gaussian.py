@@ -144,6 +144,8 @@ def test_standard_deviations_must_be_positive():
         gaussian.distance(one * math.nan, one, one, one)
     with pytest.raises(InputError, match="must broadcast"):
         gaussian.distance(one, one, one, torch.ones(2))
+    with pytest.raises(InputError, match="x: has NaN"):
+        gaussian.nearest_distance(one[None] * math.nan, one[None], one)
     with pytest.raises(InputError, match="expected x"):
         gaussian.nearest_distance(one[None], torch.ones(0, 3), one)
     with pytest.raises(InputError, match=r"std \(k,\)"):

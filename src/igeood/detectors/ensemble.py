@@ -22,7 +22,7 @@ from igeood.detectors.logits import IgeoodLogits
 from igeood.errors import InputError
 from igeood.geometry import categorical
 from igeood.metrics import tnr_at_tpr
-from igeood.outputs import Array, ArrayLike, Outputs, row_keys
+from igeood.outputs import Array, ArrayLike, Outputs, RowBuffer, row_keys
 
 STRENGTHS = tuple(float(c) for c in np.logspace(-4, 4, 9))  # inverse regularisation strengths to choose from
 FOLDS = 5
@@ -82,19 +82,20 @@ class Ensemble(Detector):
         return columns if self.output_ is None else torch.cat([self.output_._score(batch)[:, None], columns], dim=1)
 
     def _fit(self, batches: Iterable[Outputs]) -> None:
-        sample, logits = _Sample(), []
+        sample, logits, labels = _Sample(), RowBuffer(), RowBuffer()
         made = copy.copy(self)
         made.output_, made.features_ = self._make_parts()
 
         def watched() -> Iterator[Outputs]:
             for batch in sample.watch(batches):
-                if made.output_ is not None:
-                    logits.append(Outputs.checked(batch.logits.detach(), {}, batch.labels, False))
+                if made.output_ is not None and batch.labels is not None:
+                    logits.append(batch.logits.detach())
+                    labels.append(batch.labels)
                 yield batch
 
         made.features_.fit_batches(watched())
         if made.output_ is not None:
-            made.output_.fit(Outputs.concat(logits))
+            made.output_.fit(Outputs.checked(logits.rows, {}, labels.rows, False))
         with torch.no_grad():
             made.centre_, made.scale_ = _standardise(made._columns(sample.outputs))
         made.weights_ = torch.tensor(made._first_weights()).to(made.centre_)
@@ -115,7 +116,7 @@ class Ensemble(Detector):
 
     def _scorable(self, outputs: Outputs | ArrayLike) -> Outputs:
         batch = super()._scorable(outputs)
-        check_features(batch, self.features_.layers_, type(self).__name__)
+        check_features(batch, self.features_.mean_, type(self).__name__)
         return batch
 
     def _learn_ood(self: E, ood: Outputs) -> E:  # noqa: ARG002

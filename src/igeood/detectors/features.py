@@ -5,7 +5,7 @@ Statistics stream: `ClassSums` of batches add up, so no more than one batch of f
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -31,6 +31,7 @@ class ClassSums:
     count: Tensor  # (C,)
     mean: Tensor  # (C, k)
     scatter: Tensor  # (k,) or (k, k)
+    resolution: float = 0.0  # of the features' floating-point type
 
     @classmethod
     def of(cls, features: Tensor, labels: Tensor, n_classes: int, *, full: bool = False) -> "ClassSums":
@@ -40,7 +41,8 @@ class ClassSums:
         total = x.new_zeros(n_classes, x.shape[1]).index_add_(0, labels, x)
         mean = total / count.clamp(min=1.0)[:, None]
         apart = x - mean[labels]  # (N, k)
-        return cls(count, mean, apart.T @ apart if full else apart.square().sum(dim=0))
+        scatter = apart.T @ apart if full else apart.square().sum(dim=0)
+        return cls(count, mean, scatter, torch.finfo(features.dtype).eps)
 
     def __add__(self, other: "ClassSums") -> "ClassSums":
         count = self.count + other.count
@@ -48,7 +50,9 @@ class ClassSums:
         apart = other.mean - self.mean  # (C, k)
         between = (self.count * share)[:, None] * apart  # (C, k)
         cross = apart.T @ between if self.scatter.ndim == 2 else (apart * between).sum(dim=0)
-        return ClassSums(count, self.mean + share[:, None] * apart, self.scatter + other.scatter + cross)
+        scatter = self.scatter + other.scatter + cross
+        resolution = max(self.resolution, other.resolution)
+        return ClassSums(count, self.mean + share[:, None] * apart, scatter, resolution)
 
     def pooled(self) -> "ClassSums":
         """Sums of all classes taken as one, about their common mean."""
@@ -57,7 +61,7 @@ class ClassSums:
         apart = self.mean - mean
         weighted = self.count[:, None] * apart
         between = apart.T @ weighted if self.scatter.ndim == 2 else (apart * weighted).sum(dim=0)
-        return ClassSums(n[None], mean, self.scatter + between)
+        return ClassSums(n[None], mean, self.scatter + between, self.resolution)
 
     @property
     def covariance(self) -> Tensor:
@@ -132,7 +136,7 @@ class LayerDetector(Detector):
 
     def _scorable(self, outputs: Outputs | ArrayLike) -> Outputs:
         batch = super()._scorable(outputs)
-        check_features(batch, self.layers_, type(self).__name__)
+        check_features(batch, self.mean_, type(self).__name__)
         return batch
 
     @abstractmethod
@@ -152,12 +156,15 @@ class LayerDetector(Detector):
         return self._layer_scores(batch).sum(dim=1)
 
 
-def check_features(batch: Outputs, layers: Iterable[str], what: str) -> None:
-    """Raise unless the outputs have these layers."""
-    for layer in layers:
+def check_features(batch: Outputs, means: Mapping[str, Tensor], what: str) -> None:
+    """Raise unless the outputs have the layers of these means, in their widths."""
+    for layer, mean in means.items():
         if layer not in batch.features:
             have = ", ".join(map(repr, batch.features)) or "none"
             raise InputError(f"outputs: {what} needs the features of layer {layer!r}; these have {have}")
+        width = batch.features[layer].shape[1]
+        if width != mean.shape[1]:
+            raise InputError(f"features[{layer!r}]: {width} channels, but {what} was fitted on {mean.shape[1]}")
 
 
 class IgeoodFeatures(LayerDetector):
@@ -258,12 +265,12 @@ class Mahalanobis(LayerDetector):
 
     def _fit(self, batches: Iterable[Outputs]) -> None:
         sums = sum_layers(batches, full=True)
-        whitening = {layer: whiten(s.covariance) for layer, s in sums.items()}
+        whitening = {layer: whiten(s.covariance, s.resolution) for layer, s in sums.items()}
         background = {layer: s.pooled() for layer, s in sums.items()} if self.relative else {}
         self.mean_ = {layer: s.mean for layer, s in sums.items()}
         self.whitening_ = whitening
         self.background_mean_ = {layer: s.mean[0] for layer, s in background.items()}
-        self.background_whitening_ = {layer: whiten(s.covariance) for layer, s in background.items()}
+        self.background_whitening_ = {layer: whiten(s.covariance, s.resolution) for layer, s in background.items()}
 
     def _layer_scores(self, batch: Outputs) -> Tensor:
         return torch.stack([self._layer_score(layer, wide(batch.features[layer])) for layer in self.layers_], dim=1)
@@ -283,10 +290,15 @@ class Mahalanobis(LayerDetector):
         return score
 
 
-def whiten(covariance: Tensor) -> Tensor:
-    """A root W (k, r) of the pseudo-inverse of a covariance (k, k): W Wᵀ = Σ⁺, in float64."""
+def whiten(covariance: Tensor, resolution: float = 0.0) -> Tensor:
+    """A root W (k, r) of the pseudo-inverse of a covariance (k, k): W Wᵀ = Σ⁺, in float64.
+
+    Directions whose variance is no more than the rounding of the features (ten times their `resolution`, which a
+    network's sums can make of it) or of the decomposition are left out: they would turn noise into distance.
+    """
     values, vectors = torch.linalg.eigh(covariance)
-    kept = values > values.max().clamp(min=0.0) * len(values) * torch.finfo(values.dtype).eps
+    noise = max(torch.finfo(values.dtype).eps, (10.0 * resolution) ** 2)
+    kept = values > values.max().clamp(min=0.0) * len(values) * noise
     root: Tensor = vectors[:, kept] / values[kept].sqrt()
     return root
 

@@ -138,6 +138,7 @@ def _floored(log_p: Tensor) -> Tensor:
 
 
 def _check_classes(p: Tensor, q: Tensor, what: str) -> None:
+    _check_tensors(p, q, what)
     if not (p.ndim and q.ndim and p.shape[-1] == q.shape[-1] > 0 and broadcastable(p, q)):
         raise InputError(
             f"{what} must broadcast, with the same last axis of C classes; got {tuple(p.shape)} and {tuple(q.shape)}"
@@ -145,8 +146,15 @@ def _check_classes(p: Tensor, q: Tensor, what: str) -> None:
 
 
 def _check_pairs(logits: Tensor, centroids: Tensor, what: str) -> None:
+    _check_tensors(logits, centroids, what)
     if logits.ndim != 2 or centroids.ndim != 2 or logits.shape[1] != centroids.shape[1] or logits.shape[1] == 0:
         raise InputError(
             f"{what}: expected logits (N, C) and centroids (K, C); "
             f"got {tuple(logits.shape)} and {tuple(centroids.shape)}"
         )
+
+
+def _check_tensors(first: Tensor, second: Tensor, what: str) -> None:
+    for value in (first, second):
+        if not isinstance(value, Tensor):
+            raise InputError(f"{what}: expected tensors, got {type(value).__name__}; torch.as_tensor makes one")

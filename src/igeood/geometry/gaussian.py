@@ -116,6 +116,7 @@ def nearest_distance(x: Tensor, means: Tensor, std: Tensor) -> tuple[Tensor, Ten
             f"got {tuple(x.shape)}, {tuple(means.shape)} and {tuple(std.shape)}"
         )
     _check_positive(std, "std")
+    _check_finite(x, "x")
     dtype = result_dtype(x, means, std)
     scale = 1.0 / (_TWO_SQRT2 * wide(std))  # (k,)
     x, means = wide(x) * scale, wide(means) * scale
