@@ -293,11 +293,11 @@ class Mahalanobis(LayerDetector):
 def whiten(covariance: Tensor, resolution: float = 0.0) -> Tensor:
     """A root W (k, r) of the pseudo-inverse of a covariance (k, k): W Wᵀ = Σ⁺, in float64.
 
-    Directions whose variance is no more than the rounding of the features (ten times their `resolution`, which a
-    network's sums can make of it) or of the decomposition are left out: they would turn noise into distance.
+    Directions whose variance is no more than the rounding of the features (a hundred times their `resolution`, which
+    the sums of a network make of it) or of the decomposition are left out: they would turn noise into distance.
     """
     values, vectors = torch.linalg.eigh(covariance)
-    noise = max(torch.finfo(values.dtype).eps, (10.0 * resolution) ** 2)
+    noise = max(torch.finfo(values.dtype).eps, (100.0 * resolution) ** 2)
     kept = values > values.max().clamp(min=0.0) * len(values) * noise
     root: Tensor = vectors[:, kept] / values[kept].sqrt()
     return root
