@@ -72,7 +72,7 @@ class LogitsDetector(Detector):
         self.temperature = float(temperature)
 
     def _fit(self, batches: Iterable[Outputs]) -> None:
-        """Nothing to learn but the number of classes, of which `fit_batches` sees to; all batches are checked."""
+        """Nothing to learn but the number of classes, which `fit_batches` sees to; reading the batches checks them."""
         for _ in batches:
             pass
 
