@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 import igeood
 from igeood import storage
-from igeood.errors import GuardFileError
+from igeood.errors import GuardFileError, InputError
 
 
 @pytest.fixture
@@ -180,9 +180,9 @@ def test_a_header_of_absurd_size_is_refused(tmp_path):
 
 
 def test_files_that_are_not_there(tmp_path):
-    with pytest.raises(GuardFileError, match="there is no file"):
+    with pytest.raises(GuardFileError, match="there is no guard file"):
         igeood.load(tmp_path / "none.safetensors")
-    with pytest.raises(GuardFileError, match="there is no file"):
+    with pytest.raises(GuardFileError, match="there is no guard file"):
         igeood.load(tmp_path)
 
 
@@ -201,12 +201,12 @@ def test_a_save_that_fails_leaves_the_old_file(saved, monkeypatch):
 
 
 def test_saving_to_no_name(saved):
-    with pytest.raises(GuardFileError, match="names no file"):
+    with pytest.raises(InputError, match="names no file"):
         saved[0].save(".")
 
 
 def test_saving_into_a_folder_that_is_not_there(saved, tmp_path):
-    with pytest.raises(GuardFileError, match="is no folder; make it first"):
+    with pytest.raises(InputError, match="is no folder; make it first"):
         saved[0].save(tmp_path / "none" / "guard.safetensors")
 
 

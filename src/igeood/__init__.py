@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from igeood.version import __version__
 
 if TYPE_CHECKING:
-    from igeood import calibration, errors, geometry, metrics, networks
+    from igeood import benchmark, calibration, datasets, errors, geometry, metrics, networks
     from igeood.access import black_box, grey_box, load, white_box
     from igeood.detectors import (
         METHODS,
@@ -36,7 +36,7 @@ _HOMES = {
     "extract": "extraction",
     "Outputs": "outputs",
 }
-_MODULES = ("calibration", "errors", "geometry", "metrics", "networks")
+_MODULES = ("benchmark", "calibration", "datasets", "errors", "geometry", "metrics", "networks")
 
 __all__ = [
     "METHODS",
@@ -53,8 +53,10 @@ __all__ = [
     "Outputs",
     "Verdict",
     "__version__",
+    "benchmark",
     "black_box",
     "calibration",
+    "datasets",
     "detector",
     "diagnose",
     "errors",

@@ -14,7 +14,7 @@ class NotReadyError(IgeoodError, RuntimeError):
 
 
 class GuardFileError(IgeoodError, ValueError):
-    """A guard file that is damaged, foreign, or from a newer version."""
+    """A file of igeood's, such as a guard's, that is damaged, foreign, or from a newer version."""
 
 
 class MissingExtraError(IgeoodError, ImportError):

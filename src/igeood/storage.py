@@ -7,7 +7,6 @@ rest of that text and all tensors. Nothing in it is ever executed.
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from igeood.errors import GuardFileError
+from igeood.files import write_whole
 from igeood.version import __version__
 
 SCHEMA = 1
@@ -25,54 +25,40 @@ SCHEMA = 1
 
 def write(path: str | os.PathLike[str], record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Write a record and its tensors to `path`, replacing what was there only once everything is on disk."""
-    target = Path(path)
-    if not target.name:
-        raise GuardFileError(f"path: {str(target)!r} names no file")
-    if not target.parent.is_dir():
-        raise GuardFileError(f"path: {target.parent} is no folder; make it first")
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     full = {"schema": SCHEMA, "igeood": __version__, **record}
     text = json.dumps({**full, "sha256": _digest(full, plain)}, sort_keys=True)
     content = save(plain, {"igeood": text})
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
-    try:
-        with temporary.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_whole(path, content)
 
 
-def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read what `write` wrote. A damaged, foreign or newer file is an error."""
+def read(path: str | os.PathLike[str], what: str = "guard") -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read what `write` wrote, `what` in words. A damaged, foreign or newer file is an error."""
     source = Path(path)
     if not source.is_file():
-        raise GuardFileError(f"path: there is no file {source}; Guard.save writes one")
+        raise GuardFileError(f"path: there is no {what} file {source}")
     try:
         with safe_open(source, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RuntimeError) as error:
         raise GuardFileError(
-            f"path: {source} is damaged, or no guard file ({error}); save the guard again, or fetch a whole copy"
+            f"path: {source} is damaged, or no {what} file ({error}); save the {what} again, or fetch a whole copy"
         ) from None
-    record = _record(source, metadata.get("igeood"))
+    record = _record(source, metadata.get("igeood"), what)
     if record.pop("sha256", None) != _digest(record, tensors):
         raise GuardFileError(f"path: {source} is damaged: its SHA-256 does not match; fetch a whole copy")
     return record, tensors
 
 
-def _record(source: Path, text: str | None) -> dict[str, Any]:
+def _record(source: Path, text: str | None, what: str) -> dict[str, Any]:
     """The JSON text's content, if its schema is one that this version reads."""
     try:
         record = json.loads(text) if text is not None else None
     except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict) or not isinstance(record.get("schema"), int):
-        raise GuardFileError(f"path: {source} is a safetensors file, but no guard; give a file that Guard.save wrote")
+        raise GuardFileError(f"path: {source} is a safetensors file, but no {what}; give one that igeood wrote")
     if record["schema"] > SCHEMA:
         raise GuardFileError(
             f"path: {source} has schema {record['schema']}, written by igeood {record.get('igeood')}; "

@@ -4,6 +4,10 @@ import sys
 
 import click
 
+from igeood.cli.bench import bench
+from igeood.cli.data import data
+from igeood.cli.paper import paper
+from igeood.cli.train import train
 from igeood.errors import IgeoodError
 from igeood.version import __version__
 
@@ -37,10 +41,12 @@ def main() -> None:
 @click.option("--save", "path", type=click.Path(dir_okay=False), help="Also write the guard to this file.")
 def demo(seed: int, path: str | None) -> None:
     """Guard a small digits classifier, and compare the black-box methods on it."""
-    from igeood.demo import run  # noqa: PLC0415 (torch and scikit-learn take seconds to import)
+    from igeood.demo import run
 
     run(seed=seed, path=path)
 
 
-if __name__ == "__main__":
-    main()
+main.add_command(bench)
+main.add_command(data)
+main.add_command(paper)
+main.add_command(train)

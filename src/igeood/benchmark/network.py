@@ -1,0 +1,81 @@
+"""A trained network to benchmark: its weights, what it was trained on, and how its inputs are normalised."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from igeood.datasets import DATASETS
+from igeood.errors import InputError
+from igeood.inputs import fingerprint
+from igeood.networks import NETWORKS, build, load_weights, read_weights
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """A classifier and what has to be known to use it.
+
+    Attributes
+    ----------
+    name : str
+        Of the architecture.
+    file : str
+        The weights' file name.
+    weights : str
+        Fingerprint of the weights.
+    model : Module
+        In evaluation mode.
+    in_distribution : str
+        The data set that it was trained on.
+    mean, std : tuple of float
+        Of its inputs' normalisation.
+    """
+
+    name: str
+    file: str
+    weights: str
+    model: nn.Module
+    in_distribution: str
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+def load_network(spec: str, *, in_distribution: str | None = None) -> Network:
+    """Load a reference network from its weights.
+
+    Parameters
+    ----------
+    spec : str
+        `PATH` of weights that say what they are, as those of `igeood train` do; or `NAME:PATH`, with NAME one of
+        `igeood.networks.NETWORKS`.
+    in_distribution : str, optional
+        The data set that it was trained on, if the file does not say it, or to contradict it.
+    """
+    name, _, rest = spec.partition(":")
+    path = Path(rest if name in NETWORKS and rest else spec).expanduser()
+    tensors, about = read_weights(path)
+    if not (name in NETWORKS and rest):
+        name = about.get("network") or about.get("architecture", "").split(" ")[0].lower()
+        if name not in NETWORKS:
+            raise InputError(
+                f"network: {path} does not say what it is; give NAME:{path}, with NAME of {list(NETWORKS)}"
+            )
+    known = in_distribution or about.get("trained_on", "")
+    known = known.lower() if known.lower() in DATASETS else known
+    if not known:
+        raise InputError(f"in-distribution: {path} does not say what it was trained on; name the data set")
+    last = next(reversed([t for t in tensors.values() if t.ndim == 2]), None)
+    classes = int(about.get("classes") or (0 if last is None else len(last)))
+    model = load_weights(build(name, classes), path)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    mean, std = (_numbers(about.get(key, "")) for key in ("mean", "std"))
+    if not mean and known in DATASETS:
+        mean, std = DATASETS[known].mean or (), DATASETS[known].std or ()
+    if not (mean and std):
+        raise InputError(f"network: {path} does not say how its inputs are normalised, and {known} has no usual way")
+    return Network(name, path.name, fingerprint(model), model, known, mean, std)
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(float(part) for part in text.split(",")) if text else ()

@@ -1,0 +1,84 @@
+"""Results on disk: JSON lines that survive a kill, and a folder that holds them."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from igeood.errors import InputError
+
+Record = dict[str, Any]
+
+
+class Lines:
+    """A file of JSON lines that grows by whole lines; what a killed run left of a line is dropped.
+
+    Parameters
+    ----------
+    path : path
+        The file; it need not be there yet.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.records = list(self._read())
+
+    def _read(self) -> Iterator[Record]:
+        if not self.path.exists():
+            return
+        content = self.path.read_bytes()
+        for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), start=1):
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = None
+            if not isinstance(record, dict):
+                raise InputError(f"{self.path}: line {number} is no JSON object; mend or delete the line")
+            yield record
+
+    def find(self, asked: Mapping[str, Any]) -> Record | None:
+        """The last record that has all that is asked."""
+        plain = json.loads(json.dumps(asked))
+        fits = (r for r in reversed(self.records) if all(key in r and r[key] == plain[key] for key in plain))
+        return next(fits, None)
+
+    def append(self, record: Mapping[str, Any]) -> Record:
+        """Add a line: it is on disk whole when this returns, and not at all if it fails."""
+        line = json.dumps(record, sort_keys=True) + "\n"
+        with self.path.open("ab+") as file:
+            file.seek(0)
+            end = file.read().rfind(b"\n") + 1
+            file.truncate(end)
+            try:
+                file.write(line.encode())
+                file.flush()
+                os.fsync(file.fileno())
+            except BaseException:
+                file.truncate(end)
+                raise
+        self.records.append(json.loads(line))
+        return self.records[-1]
+
+
+class Results:
+    """The folder of a benchmark: `results.jsonl`, and beside it what was tuned, the networks, outputs and scores.
+
+    Parameters
+    ----------
+    folder : path
+        Made by the first run.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self.cells = Lines(self.folder / "results.jsonl")
+        self.tunings = Lines(self.folder / "tunings.jsonl")
+        self.networks = Lines(self.folder / "networks.jsonl")
+
+    @classmethod
+    def existing(cls, folder: str | os.PathLike[str]) -> "Results":
+        """A folder that a benchmark has filled."""
+        if not (Path(folder) / "results.jsonl").is_file():
+            raise InputError(f"results: no results.jsonl in {folder}; `igeood bench --out {folder}` makes it")
+        return cls(folder)

@@ -1,0 +1,5 @@
+"""`python -m igeood.cli`."""
+
+from igeood.cli import main
+
+main()

@@ -1,0 +1,110 @@
+"""`igeood bench`: methods × data sets."""
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from igeood.benchmark import Network, Plan
+
+
+@click.command()
+@click.option("--network", "networks", multiple=True, required=True, help="Weights: PATH, or NAME:PATH. Repeatable.")
+@click.option("--in-distribution", help="What the networks were trained on, where their files don't say it.")
+@click.option("--ood", multiple=True, help="OOD set to measure on; repeatable. By default every one that is there.")
+@click.option("--validation", multiple=True, help="OOD set to tune black and grey box on; isun if it is there.")
+@click.option("--setting", "settings", multiple=True, help="black-box, grey-box, white-box or white-box-fgsm; all.")
+@click.option("--method", "methods", multiple=True, help="Method to run; by default all. Repeatable.")
+@click.option(
+    "--limit", default=300, show_default=True, type=click.IntRange(min=40), help="Images of each kind in the grey box."
+)
+@click.option("--images", type=click.IntRange(min=40), help="Images of each OOD set at most, evenly spaced.")
+@click.option("--train", type=click.IntRange(min=1), help="Training images at most, evenly spaced.")
+@click.option("--splits", default=5, show_default=True, type=click.IntRange(min=1), help="Splits of the white box.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Of the first split.")
+@click.option(
+    "--out",
+    default="igeood-results",
+    show_default=True,
+    type=click.Path(file_okay=False),
+    help="Folder of the results.",
+)
+@click.option("--root", type=click.Path(file_okay=False), help="Where the data are; $IGEOOD_DATA by default.")
+@click.option("--json", "as_json", is_flag=True, help="Print each cell as a JSON line.")
+def bench(
+    networks: tuple[str, ...], in_distribution: str | None, ood: tuple[str, ...], validation: tuple[str, ...],
+    settings: tuple[str, ...], methods: tuple[str, ...], limit: int, images: int | None, train: int | None,
+    splits: int, seed: int, out: str, root: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Measure methods × data sets on trained networks; what was measured before is not measured again.
+
+    Outputs of the networks are kept in the results' folder. `igeood paper` makes tables and figures of it.
+    """
+    from igeood import METHODS
+    from igeood.benchmark import SETTINGS, Plan, load_network
+
+    loaded = [load_network(spec, in_distribution=in_distribution) for spec in networks]
+    chosen = validation or _present(root, ["isun"])
+    plan = Plan(
+        ood=ood or _present(root, None, leave_out=[*chosen, *(network.in_distribution for network in loaded)]),
+        settings=settings or SETTINGS, methods=methods or tuple(METHODS), validation=chosen, limit=limit,
+        images=images, train=train, splits=splits, seed=seed,
+    )  # fmt: skip
+    if not chosen and {"black-box", "grey-box"} & set(plan.settings):
+        click.echo("no --validation: black and grey box keep their default temperature and step", err=True)
+    click.echo(f"in {out}; OOD sets: {', '.join(plan.ood)}", err=True)
+    _run(loaded, plan, out, root, as_json)
+
+
+def _present(root: str | None, names: list[str] | None, leave_out: list[str] | None = None) -> tuple[str, ...]:
+    """Names of those data sets that are there."""
+    from igeood import datasets
+    from igeood.errors import InputError
+
+    found = []
+    for name in names or datasets.DATASETS:
+        try:
+            datasets.load(name, root=root)
+        except InputError:
+            continue
+        if name not in (leave_out or []):
+            found.append(name)
+    return tuple(found)
+
+
+def _run(networks: "list[Network]", plan: "Plan", out: str, root: str | None, as_json: bool) -> None:
+    """Run with a bar on a terminal and plain lines elsewhere."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from igeood.benchmark import run
+
+    terminal = sys.stderr.isatty()
+    with Progress(console=Console(stderr=True), disable=not terminal, transient=True) as bars:
+        cells, images = bars.add_task("cells", total=None), bars.add_task("images", total=None)
+
+        def progress(what: str, done: int, total: int) -> None:
+            bars.update(images, description=what, completed=done, total=total)
+            if not terminal:
+                click.echo(f"{what}: {done:,} of {total:,} images", err=True)
+
+        def done(number: int, total: int, record: dict[str, Any]) -> None:
+            bars.update(cells, completed=number, total=total)
+            if as_json:
+                click.echo(json.dumps(record, sort_keys=True))
+            else:
+                click.echo(_line(record))
+
+        results = run(networks, plan, out, root=root, progress=progress, done=done)
+    click.echo(
+        f"{len(results.cells.records)} results in {results.cells.path}; `igeood paper all --results {out}`", err=True
+    )
+
+
+def _line(record: dict[str, Any]) -> str:
+    where = f"{record['network']} {record['setting']} {record['method']} {record['ood']}"
+    split = f" split {record['seed']}" if record["setting"] == "white-box" else ""
+    figures = "  ".join(f"{name.upper()} {100 * record[name]:.1f}" for name in ("tnr", "auroc", "aupr"))
+    return f"{where}{split}: {figures}"

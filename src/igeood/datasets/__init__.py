@@ -1,0 +1,11 @@
+"""Images from their official files: uint8 arrays of shape (N, 3, 32, 32), read when asked for.
+
+The sets of the paper are known by name; `folder:PATH` and `idx:PATH` read any other folder of images, or
+MNIST-like files.
+"""
+
+from igeood.datasets.catalog import DATASETS, Dataset, Download, data_root
+from igeood.datasets.images import ImageSet
+from igeood.datasets.loading import load
+
+__all__ = ["DATASETS", "Dataset", "Download", "ImageSet", "data_root", "load"]

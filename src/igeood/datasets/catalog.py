@@ -1,0 +1,148 @@
+"""The table of known data sets, and where their files are kept."""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Literal
+from urllib.parse import urlsplit
+
+Layout = tuple[str, ...]  # files or folders below the root that make up one split
+Triple = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Download:
+    """One file to fetch: `size` in bytes and `checksum` ("md5:…" or "sha256:…") where somebody published them."""
+
+    url: str
+    size: int | None = None
+    checksum: str | None = None
+    published: str = "not published"
+    into: str = ""
+
+    @property
+    def file(self) -> str:
+        """Where the file is put, below the root."""
+        return str(PurePosixPath(self.into) / PurePosixPath(urlsplit(self.url).path).name)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """One line of the table.
+
+    Attributes
+    ----------
+    name, title, licence, home : str
+        Its name here and in print; what its owners allow; its web page.
+    kind : str
+        How it is read: CIFAR's records, a MATLAB file, image files, or made noise.
+    counts : mapping from split to number of images
+    layouts : mapping from split to the known layouts, the official one first
+    downloads : tuple of Download
+    mean, std : three floats each, or None for sets that are only out-of-distribution
+    classes : int or None
+    note : str
+    """
+
+    name: str
+    title: str
+    licence: str
+    home: str
+    kind: Literal["cifar", "mat", "images", "noise"]
+    counts: Mapping[str, int]
+    layouts: Mapping[str, tuple[Layout, ...]] = field(default_factory=dict)
+    downloads: tuple[Download, ...] = ()
+    mean: Triple | None = None
+    std: Triple | None = None
+    classes: int | None = None
+    note: str = ""
+
+
+_CIFAR = "https://www.cs.toronto.edu/~kriz"
+_SVHN = "http://ufldl.stanford.edu/housenumbers"
+
+# fmt: off
+_TABLE = (
+    Dataset(
+        "cifar-10", "CIFAR-10", "not stated on its page", f"{_CIFAR}/cifar.html", "cifar",
+        counts={"train": 50_000, "test": 10_000},
+        layouts={"train": (tuple(f"cifar-10-batches-bin/data_batch_{i}.bin" for i in range(1, 6)),),
+                 "test": (("cifar-10-batches-bin/test_batch.bin",),)},
+        downloads=(Download(f"{_CIFAR}/cifar-10-binary.tar.gz", 170_052_171,
+                            "md5:c32a1d4ab5d03f1284b67883e8d87530", "the CIFAR page"),),
+        mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010), classes=10,
+    ),
+    Dataset(
+        "cifar-100", "CIFAR-100", "not stated on its page", f"{_CIFAR}/cifar.html", "cifar",
+        counts={"train": 50_000, "test": 10_000},
+        layouts={"train": (("cifar-100-binary/train.bin",),), "test": (("cifar-100-binary/test.bin",),)},
+        downloads=(Download(f"{_CIFAR}/cifar-100-binary.tar.gz", 168_513_733,
+                            "md5:03b5dce01913d631647c71ecec9e9cb8", "the CIFAR page"),),
+        mean=(0.5071, 0.4867, 0.4408), std=(0.2675, 0.2565, 0.2761), classes=100,
+    ),
+    Dataset(
+        "svhn", "SVHN", "non-commercial use only", f"{_SVHN}/", "mat",
+        counts={"train": 73_257, "test": 10_000},
+        layouts={split: ((f"svhn/{split}_32x32.mat",), (f"{split}_32x32.mat",)) for split in ("train", "test")},
+        downloads=(Download(f"{_SVHN}/test_32x32.mat", 64_275_384,
+                            "md5:eb5a983be6a315427106f1b164d9cef3", "torchvision", "svhn"),
+                   Download(f"{_SVHN}/train_32x32.mat", 182_040_794,
+                            "md5:e26dedcc434d2e4c54c9b2d4a06d8373", "torchvision", "svhn")),
+        mean=(0.4377, 0.4438, 0.4728), std=(0.1980, 0.2010, 0.1970), classes=10,
+        note="test: the first 10,000 of 26,032 images, as in the paper",
+    ),
+    Dataset(
+        "tiny-imagenet", "Tiny-ImageNet", "non-commercial research (ImageNet)", "http://cs231n.stanford.edu/", "images",
+        counts={"train": 100_000, "val": 10_000, "test": 10_000},
+        layouts={"train": (("tiny-imagenet-200/train",),), "val": (("tiny-imagenet-200/val/images",),),
+                 "test": (("tiny-imagenet-200/test/images",),)},
+        downloads=(Download("http://cs231n.stanford.edu/tiny-imagenet-200.zip", 248_100_043),),
+    ),
+    Dataset(
+        "lsun", "LSUN (resized)", "not stated", "https://github.com/facebookresearch/odin", "images",
+        counts={"test": 10_000}, layouts={"test": (("LSUN_resize",),)},
+        downloads=(Download("https://www.dropbox.com/s/moqh2wh8696c3yl/LSUN_resize.tar.gz?dl=1"),),
+    ),
+    Dataset(
+        "isun", "iSUN", "not stated", "https://github.com/facebookresearch/odin", "images",
+        counts={"test": 8_925}, layouts={"test": (("iSUN",),)},
+        downloads=(Download("https://www.dropbox.com/s/ssz7qxfqae0cca5/iSUN.tar.gz?dl=1"),),
+    ),
+    Dataset(
+        "textures", "Textures (DTD)", "research purposes", "https://www.robots.ox.ac.uk/~vgg/data/dtd/", "images",
+        counts={"test": 5_640}, layouts={"test": (("dtd/images",),)},
+        downloads=(Download("https://www.robots.ox.ac.uk/~vgg/data/dtd/download/dtd-r1.0.1.tar.gz", 625_239_812,
+                            "md5:fff73e5086ae6bdbea199a49dfb8a4c1", "torchvision"),),
+    ),
+    Dataset(
+        "chars74k", "Chars74K (EnglishImg)", "not stated", "http://www.ee.surrey.ac.uk/CVSSP/demos/chars74k/", "images",
+        counts={"test": 7_705}, layouts={"test": (("English/Img/GoodImg/Bmp", "English/Img/BadImag/Bmp"),)},
+        downloads=(Download("http://www.ee.surrey.ac.uk/CVSSP/demos/chars74k/EnglishImg.tgz"),),
+    ),
+    Dataset(
+        "places365", "Places365 (validation)", "non-commercial research", "http://places2.csail.mit.edu/", "images",
+        counts={"test": 36_500}, layouts={"test": (("val_256",), ("places365/val_256",))},
+        downloads=(Download("http://data.csail.mit.edu/places/places365/val_256.tar", 525_158_400,
+                            "md5:e27b17d8d44f4af9a78502beb927f808", "torchvision"),),
+    ),
+    Dataset("gaussian", "Gaussian noise", "made here", "", "noise", counts={"test": 10_000}),
+)
+# fmt: on
+DATASETS: dict[str, Dataset] = {dataset.name: dataset for dataset in _TABLE}
+
+
+def data_root(root: str | os.PathLike[str] | None = None) -> Path:
+    """The folder of the data sets: the argument, else $IGEOOD_DATA, else `igeood` in the user's cache folder."""
+    if root is not None:
+        return Path(root).expanduser()
+    if given := os.environ.get("IGEOOD_DATA"):
+        return Path(given).expanduser()
+    if sys.platform == "win32":
+        cache = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+    elif sys.platform == "darwin":
+        cache = Path.home() / "Library" / "Caches"
+    else:
+        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "igeood"

@@ -1,0 +1,256 @@
+"""An image set: where its images are, and which of them; they are read and prepared only when asked for."""
+
+import hashlib
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from igeood.errors import InputError, MissingExtraError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SIDE = 32
+PREPARATION = 1  # part of every digest: raise it when `prepare` gives other pixels
+BLOCK = 1000  # images of noise that are made together
+MAX_PIXELS = 2**26  # of an image, and of what its resizing makes: far above any photograph used here
+
+Images = NDArray[np.uint8]
+Rows = NDArray[np.int64]
+
+
+class Source(Protocol):
+    """Something with images that can be read by row."""
+
+    def __len__(self) -> int:
+        """How many images there are."""
+        ...
+
+    def read(self, rows: Rows) -> Images:
+        """The images of these rows, prepared, (n, 3, 32, 32)."""
+        ...
+
+    def content(self, rows: Rows) -> Iterator[bytes]:
+        """What each of these images is made from, for the digest."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Images, lazily, and their labels if they have any.
+
+    Attributes
+    ----------
+    name, title : str
+        What `load` was asked for, and a name for tables.
+    labels : array of shape (N,), int64, or None
+    classes : int or None
+        How many classes the labels may have.
+    note : str
+        What a reader of results should know: that the set is a part of the official one, for example.
+    """
+
+    name: str
+    title: str
+    source: Source
+    rows: Rows
+    labels: NDArray[np.int64] | None = None
+    classes: int | None = None
+    note: str = ""
+    _digest: list[str] = field(default_factory=list, init=False, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, key: slice | Sequence[int] | NDArray[Any]) -> "ImageSet":
+        """A subset, by slice, indices or mask. Nothing is read."""
+        at = np.atleast_1d(np.arange(len(self))[key if isinstance(key, slice) else _indices(key)])
+        labels = None if self.labels is None else self.labels[at]
+        return ImageSet(self.name, self.title, self.source, self.rows[at], labels, self.classes, self.note)
+
+    def limited(self, limit: int | None) -> "ImageSet":
+        """At most `limit` images, evenly spaced from first to last, so that every class folder has its share."""
+        if limit is None:
+            return self
+        if isinstance(limit, bool) or not isinstance(limit, int | np.integer) or limit < 1:
+            raise InputError(f"limit: expected a positive integer or None, got {limit!r}")
+        if limit >= len(self):
+            return self
+        return self[np.linspace(0, len(self) - 1, limit).round().astype(np.int64)]
+
+    def images(self) -> Images:
+        """All images at once, uint8 (N, 3, 32, 32)."""
+        images = np.empty((len(self), 3, SIDE, SIDE), np.uint8)
+        start = 0
+        for batch in self.batches(1000):
+            images[start : start + len(batch)] = batch
+            start += len(batch)
+        return images
+
+    def batches(self, size: int = 100) -> Iterator[Images]:
+        """The images in order, `size` at a time, uint8 (n, 3, 32, 32)."""
+        if size < 1:
+            raise InputError(f"size: expected a positive integer, got {size!r}")
+        return (self.source.read(self.rows[start : start + size]) for start in range(0, len(self), size))
+
+    def digest(self) -> str:
+        """SHA-256 over the selected images' source bytes in order, the labels, and the version of the preparation."""
+        if not self._digest:
+            total = hashlib.sha256(f"igeood images {PREPARATION} {len(self)}\n".encode())
+            for content in self.source.content(self.rows):
+                total.update(f"{len(content)}\n".encode() + content)
+            total.update(b"" if self.labels is None else self.labels.astype("<i8").tobytes())
+            self._digest.append(total.hexdigest())
+        return self._digest[0]
+
+
+def _indices(key: Sequence[int] | NDArray[Any]) -> NDArray[Any]:
+    at = np.asarray(key)
+    if at.size == 0:
+        return np.empty(0, np.int64)
+    if at.dtype.kind not in "iub":
+        raise InputError(f"index: expected a slice, integers or a mask, got {at.dtype}")
+    return at
+
+
+@dataclass(frozen=True, eq=False)
+class Files:
+    """Image files, one image each."""
+
+    paths: tuple[Path, ...]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def read(self, rows: Rows) -> Images:
+        """The images of these rows."""
+        with decoding():
+            return stack([prepare_file(self.paths[row]) for row in rows])
+
+    def content(self, rows: Rows) -> Iterator[bytes]:
+        """The files' bytes."""
+        return (_bytes(self.paths[row]) for row in rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Arrays:
+    """Images in memory: (N, 3, 32, 32), or grey ones (N, H, W) that are resized and repeated over the channels."""
+
+    values: Images
+    where: str = "image"  # for errors
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def read(self, rows: Rows) -> Images:
+        """The images of these rows."""
+        chosen = self.values[rows]
+        if chosen.ndim == 3 and chosen.shape[1:] == (SIDE, SIDE):
+            return np.repeat(chosen[:, None], 3, axis=1)
+        if chosen.ndim == 3:
+            image = pillow()
+            return stack([prepare(image.fromarray(grey), where=self.where) for grey in chosen])
+        return chosen
+
+    def content(self, rows: Rows) -> Iterator[bytes]:
+        """The images' shape, and their bytes before preparation."""
+        return (repr(self.values.shape[1:]).encode() + self.values[row].tobytes() for row in rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Noise:
+    """Gaussian noise, made here. An image does not depend on how many are asked for."""
+
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def read(self, rows: Rows) -> Images:
+        """The images of these rows."""
+        images = np.empty((len(rows), 3, SIDE, SIDE), np.uint8)
+        for block in np.unique(rows // BLOCK):
+            chosen = rows // BLOCK == block
+            images[chosen] = _noise(int(block))[rows[chosen] % BLOCK]
+        return images
+
+    def content(self, rows: Rows) -> Iterator[bytes]:
+        """The images' bytes: they are what the random generator makes."""
+        return (image.tobytes() for row in rows for image in self.read(row[None]))
+
+
+@lru_cache(maxsize=10)  # 30 MB: all of the blocks, as rows are often spread over them
+def _noise(block: int) -> Images:
+    """1,000 images: mean 0.5, variance 1, clipped to [0, 1]."""
+    p = np.random.default_rng([0, block]).normal(0.5, 1.0, (BLOCK, 3, SIDE, SIDE)).clip(0, 1)
+    return (255 * p).round().astype(np.uint8)
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); fetch the set again") from None
+
+
+def one_line(error: Exception) -> str:
+    """What another library's error says, in one line."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def stack(images: Sequence[Images]) -> Images:
+    """Images one above the other, also when there are none."""
+    return np.stack(images) if images else np.empty((0, 3, SIDE, SIDE), np.uint8)
+
+
+def pillow() -> Any:
+    """Pillow's Image module, or the error that says how to get it."""
+    try:
+        from PIL import Image  # noqa: PLC0415 (an optional dependency)
+    except ImportError:
+        raise MissingExtraError("reading image files needs Pillow; pip install 'igeood[data]'") from None
+    return Image
+
+
+@contextmanager
+def decoding() -> Iterator[None]:
+    """Pillow's warnings about odd files are not the user's business, but a decompression bomb is an error."""
+    image = pillow()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", image.DecompressionBombWarning)
+        yield
+
+
+def prepare_file(path: Path) -> Images:
+    """Decode and prepare one image file, (3, 32, 32). Call it within `decoding`."""
+    image = pillow()
+    try:
+        with image.open(path) as opened:
+            return prepare(opened, where=str(path))
+    except InputError:
+        raise
+    except Exception as error:  # noqa: BLE001 (each of Pillow's formats fails in its own way)
+        reason = one_line(error)
+        raise InputError(f"{path}: does not decode as an image ({reason}); remove it, or fetch the set again") from None
+
+
+def prepare(image: "Image", *, where: str) -> Images:
+    """Resize the shorter side to 32 pixels (bilinear), crop the centre, convert to RGB: (3, 32, 32)."""
+    resampling = pillow().Resampling.BILINEAR
+    if min(image.size) < 1 or image.width * image.height > MAX_PIXELS:
+        raise InputError(f"{where}: {image.width} x {image.height} pixels is no image to be read here; remove it")
+    scale = SIDE / min(image.size)
+    width, height = (max(SIDE, round(scale * side)) for side in image.size)
+    if width * height > MAX_PIXELS:
+        raise InputError(f"{where}: {image.width} x {image.height} pixels is too long and narrow to resize; remove it")
+    resized = image.convert("RGB").resize((width, height), resampling)
+    left, top = (width - SIDE) // 2, (height - SIDE) // 2
+    return np.asarray(resized.crop((left, top, left + SIDE, top + SIDE))).transpose(2, 0, 1)

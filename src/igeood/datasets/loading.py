@@ -1,0 +1,145 @@
+"""`load`: from a name to an image set."""
+
+import difflib
+import os
+from pathlib import Path
+
+import numpy as np
+
+from igeood.datasets.catalog import DATASETS, Dataset, data_root
+from igeood.datasets.images import Arrays, Files, ImageSet, Noise, Source
+from igeood.datasets.records import Labels, read_cifar, read_idx, read_mat
+from igeood.errors import InputError
+
+SUFFIXES = frozenset([".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"])
+
+
+def load(
+    name: str, *, root: str | os.PathLike[str] | None = None, split: str = "test", limit: int | None = None
+) -> ImageSet:
+    """Open an image set. Files of images are read later, as they are needed.
+
+    Parameters
+    ----------
+    name : str
+        One of `DATASETS`; or `folder:PATH`, all images below a folder in the order of their paths, without labels or
+        splits; or `idx:PATH`, an idx file of images (plain or .gz), or the folder of the four MNIST-like files.
+        Images that are not 32 x 32 are resized (shorter side to 32, bilinear) and cropped at the centre; grey ones are
+        repeated over three channels.
+    root : path, optional
+        Where the named sets are; see `data_root`.
+    split : str
+        `"test"`, or another that the set has.
+    limit : int, optional
+        Take only so many images, evenly spaced over the whole set (not its beginning): the same ones every time.
+
+    Examples
+    --------
+    >>> noise = load("gaussian", limit=3)
+    >>> noise.images().shape
+    (3, 3, 32, 32)
+    """
+    kind, colon, path = name.partition(":")
+    if colon and kind == "folder":
+        found = _folder(Path(path).expanduser(), name)
+    elif colon and kind == "idx":
+        found = _idx(Path(path).expanduser(), name, split)
+    else:
+        found = load_dataset(find(name), root=data_root(root), split=split)
+    return found.limited(limit)
+
+
+def find(name: str) -> Dataset:
+    """The table's entry of this name."""
+    if name in DATASETS:
+        return DATASETS[name]
+    near = difflib.get_close_matches(name.lower(), DATASETS, n=1, cutoff=0.5)
+    guess = f"did you mean {near[0]}?" if near else f"known are {', '.join(DATASETS)}, folder:PATH and idx:PATH"
+    raise InputError(f"name: no data set {name!r}; {guess}")
+
+
+def load_dataset(dataset: Dataset, *, root: Path, split: str) -> ImageSet:
+    """A set of the table, from its official files below `root`."""
+    if split not in dataset.counts:
+        raise InputError(f"split: {dataset.name} has {', '.join(dataset.counts)}, got {split!r}")
+    expected = dataset.counts[split]
+    labels: Labels | None = None
+    source: Source
+    if dataset.kind == "noise":
+        source = Noise(expected)
+    else:
+        source, labels = _read(dataset, present(dataset, root, split), expected)
+    note = dataset.note if len(source) == expected else f"{len(source):,} of {expected:,} images"
+    classes = None if labels is None else dataset.classes
+    return ImageSet(dataset.name, dataset.title, source, np.arange(len(source)), labels, classes, note)
+
+
+def _read(dataset: Dataset, paths: tuple[Path, ...], expected: int) -> tuple[Source, Labels | None]:
+    if dataset.kind == "cifar":
+        return read_cifar(paths, classes=dataset.classes or 10)
+    if dataset.kind == "mat":
+        values, labels = read_mat(paths[0], limit=expected)
+        return Arrays(values), labels
+    return Files(tuple(file for path in paths for file in image_files(path))), None
+
+
+def present(dataset: Dataset, root: Path, split: str) -> tuple[Path, ...]:
+    """The files or folders of a split that are there: of the first of the known layouts that has any."""
+    for layout in dataset.layouts[split]:
+        found = tuple(root / place for place in layout if (root / place).exists())
+        if found:
+            return found
+    looked = " or ".join(str(root / layout[0]) for layout in dataset.layouts[split])
+    begun = [root / f"{download.file}.part" for download in dataset.downloads]
+    half = next((path for path in begun if path.exists()), None)
+    if half is not None:
+        raise InputError(f"{half}: {dataset.name} is half downloaded; run `igeood data get {dataset.name}` to go on")
+    raise InputError(
+        f"{looked}: {dataset.name} ({split}) is not there; run `igeood data get {dataset.name}`, or set IGEOOD_DATA to "
+        "the folder that has it"
+    )
+
+
+def image_files(folder: Path) -> list[Path]:
+    """The image files below a folder, in the order of their paths. Hidden ones are other programs' business."""
+    found = [
+        path
+        for path in folder.rglob("*")
+        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+    ]
+    if not found:
+        raise InputError(f"{folder}: no image files in it; fetch the set again, or give another folder")
+    return sorted(found, key=lambda path: path.parts)
+
+
+def _folder(folder: Path, name: str) -> ImageSet:
+    if not folder.is_dir():
+        raise InputError(f"{folder}: there is no such folder; give one with images in it")
+    paths = tuple(image_files(folder))
+    return ImageSet(name, folder.resolve().name, Files(paths), np.arange(len(paths)))
+
+
+def _idx(path: Path, name: str, split: str) -> ImageSet:
+    if not path.exists():
+        raise InputError(f"{path}: there is no such file or folder; give an idx file, or the folder of the four")
+    labels: Labels | None = None
+    if path.is_dir():
+        stem = {"train": "train", "test": "t10k"}.get(split)
+        if stem is None:
+            raise InputError(f"split: an idx folder has train and test, got {split!r}")
+        labels_file = _either(path, f"{stem}-labels-idx1-ubyte")
+        labels = read_idx(labels_file, dims=1).astype(np.int64)
+        path = _either(path, f"{stem}-images-idx3-ubyte")
+    images = read_idx(path, dims=3)
+    if labels is not None and len(labels) != len(images):
+        raise InputError(f"{labels_file}: {len(labels):,} labels for {len(images):,} images; fetch both files again")
+    classes = None if labels is None else int(labels.max()) + 1
+    title = (path.parent if labels is not None else path).resolve().name
+    return ImageSet(name, title, Arrays(images, str(path)), np.arange(len(images)), labels, classes)
+
+
+def _either(folder: Path, name: str) -> Path:
+    for path in (folder / name, folder / f"{name}.gz"):
+        if path.is_file():
+            return path
+    raise InputError(f"{folder / name}: neither it nor {name}.gz is there; fetch the four official files")

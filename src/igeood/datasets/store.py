@@ -1,0 +1,167 @@
+"""Data sets on disk: fetch them, say what is there, and check it.
+
+Below the root, `.igeood/` holds each set's manifest (every unpacked file with its size and SHA-256), its lock, and what
+is being unpacked.
+"""
+
+import json
+import secrets
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from igeood.datasets.catalog import Dataset, Download
+from igeood.datasets.download import Progress, fetch, file_digest, writing
+from igeood.datasets.loading import load_dataset, present
+from igeood.datasets.unpack import ARCHIVES, Entry, unpack
+from igeood.errors import InputError
+from igeood.files import only_one, write_whole
+
+OWN = ".igeood"
+State = Literal["ok", "partial", "missing", "damaged"]
+
+
+@dataclass(frozen=True)
+class Status:
+    """What is there of a set: `found` of `expected` images, and in words what is wrong."""
+
+    name: str
+    state: State
+    found: int
+    expected: int
+    detail: str = ""
+
+
+def status(dataset: Dataset, root: Path, *, deep: bool = False, decode: bool = False) -> Status:
+    """Count what is there.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    root : Path
+        The folder of the data sets.
+    deep : bool
+        Also read the array files, and compare every file with the manifest if `get` left one.
+    decode : bool
+        Also decode every image.
+    """
+    expected = sum(dataset.counts.values())
+    counts: dict[str, int] = {}
+    try:
+        for split in dataset.counts:
+            counts[split] = _count(dataset, root, split, deep=deep, decode=decode)
+        note = _compare(dataset, root) if deep and any(counts.values()) else ""
+    except InputError as error:
+        return Status(dataset.name, "damaged", sum(counts.values()), expected, str(error))
+    found = sum(counts.values())
+    short = [f"{split} {n:,} of {dataset.counts[split]:,}" for split, n in counts.items() if n < dataset.counts[split]]
+    state: State = "ok" if not short else "partial" if found else "missing"
+    return Status(dataset.name, state, found, expected, "; ".join(filter(None, [*short, note])) if found else "")
+
+
+def _count(dataset: Dataset, root: Path, split: str, *, deep: bool, decode: bool) -> int:
+    """The number of images of a split that are there."""
+    expected = dataset.counts[split]
+    if dataset.kind == "noise":
+        return expected
+    if not any((root / place).exists() for layout in dataset.layouts[split] for place in layout):
+        return 0
+    if dataset.kind == "mat" and not deep:
+        return expected
+    images = load_dataset(dataset, root=root, split=split)
+    if len(images) > expected:
+        where = present(dataset, root, split)[0]
+        raise InputError(f"{where}: {len(images):,} images, expected {expected:,}; remove what does not belong there")
+    for _ in images.batches() if decode else ():
+        pass
+    return len(images)
+
+
+def _compare(dataset: Dataset, root: Path) -> str:
+    """Compare the files with the manifest; a note if there is none."""
+    manifest = root / OWN / f"{dataset.name}.json"
+    if dataset.kind == "noise":
+        return ""
+    if not manifest.exists():
+        return "no manifest: counted only"
+    try:
+        files: dict[str, Entry] = json.loads(manifest.read_text(encoding="utf-8"))["files"]
+        entries = [(root / name, entry["size"], entry["sha256"]) for name, entry in files.items()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise InputError(f"{manifest}: damaged; run `igeood data get --force {dataset.name}`") from None
+    for path, size, digest in entries:
+        if not path.is_file():
+            wrong = "is gone"
+        elif path.stat().st_size != size:
+            wrong = f"has {path.stat().st_size:,} bytes, expected {size:,}"
+        else:
+            wrong = "" if file_digest(path) == digest else "has other contents than when it was fetched"
+        if wrong:
+            raise InputError(f"{path}: {wrong}; run `igeood data get --force {dataset.name}`")
+    return ""
+
+
+def get(dataset: Dataset, root: Path, *, force: bool = False, progress: Progress | None = None) -> bool:
+    """Download a set and unpack it below `root`; False if it was there already, whole, or needs no files.
+
+    Nothing half-written gets a set's name: archives are unpacked aside, and moved into place when they are whole. Files
+    that do not belong to the set are left alone.
+    """
+    if not force and status(dataset, root).state == "ok":  # then the root need not be writable
+        return False
+    if dataset.kind == "noise":
+        return False
+    if not dataset.downloads:
+        raise InputError(f"{dataset.name}: must be fetched by hand: see {dataset.home}, and unpack it in {root}")
+    with writing(root), only_one(root / OWN / f"{dataset.name}.lock", dataset.name):
+        if not force and status(dataset, root).state == "ok":  # by another process, meanwhile
+            return False
+        files: dict[str, Entry] = {}
+        for download in dataset.downloads:
+            files |= _get(download, root, force=force, progress=progress)
+        manifest = json.dumps({"name": dataset.name, "files": files}, indent=1)
+        write_whole(root / OWN / f"{dataset.name}.json", manifest.encode())
+        now = status(dataset, root)
+    if now.state != "ok":
+        what = now.detail or f"{now.found:,} of {now.expected:,} images"
+        raise InputError(f"{root}: {dataset.name} is {now.state} after download ({what}); see {dataset.home}")
+    return True
+
+
+def _get(download: Download, root: Path, *, force: bool, progress: Progress | None) -> dict[str, Entry]:
+    """Fetch one file and unpack it; the files that are there now."""
+    path = root / download.file
+    fetched = force or not _whole(path, download)
+    if fetched:
+        fetch(download.url, path, size=download.size, checksum=download.checksum, progress=progress)
+    if not path.name.endswith(ARCHIVES):
+        return {download.file: {"size": path.stat().st_size, "sha256": file_digest(path)}}
+    aside = root / OWN / f"unpack-{secrets.token_hex(4)}"
+    try:
+        aside.mkdir()
+        files = unpack(path, aside)
+        _move(aside, root)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    if fetched:  # an archive that the user put there stays
+        path.unlink()
+    return files
+
+
+def _whole(path: Path, download: Download) -> bool:
+    """Whether the file is there already: put there by hand, or by a run that failed later."""
+    if not path.is_file() or download.size not in {None, path.stat().st_size}:
+        return False
+    algorithm, _, expected = (download.checksum or "").partition(":")
+    return not expected or file_digest(path, algorithm) == expected
+
+
+def _move(source: Path, target: Path) -> None:
+    """Rename what is in one folder into another: whole folders where they are new, else file by file."""
+    for entry in list(source.iterdir()):
+        place = target / entry.name
+        if entry.is_dir() and place.is_dir():
+            _move(entry, place)
+        else:
+            entry.replace(place)

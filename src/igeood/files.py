@@ -1,0 +1,53 @@
+"""Files that appear whole or not at all, and folders that one process writes at a time."""
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from igeood.errors import InputError
+
+
+def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write `content` to `path`, replacing what was there only once everything is on disk."""
+    target = Path(path)
+    if not target.name:
+        raise InputError(f"path: {str(target)!r} names no file")
+    if not target.parent.is_dir():
+        raise InputError(f"path: {target.parent} is no folder; make it first")
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def only_one(path: str | os.PathLike[str], what: str) -> Iterator[None]:
+    """Hold the lock file `path`; another process that wants it gets an error. A killed process holds nothing."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("ab") as file:
+        try:
+            _lock(file.fileno())
+        except OSError:
+            raise InputError(f"{what}: another process is writing there ({target}); wait for it, or stop it") from None
+        yield
+
+
+def _lock(descriptor: int) -> None:
+    if os.name == "nt":
+        import msvcrt  # noqa: PLC0415 (there is none elsewhere)
+
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
+    else:
+        import fcntl  # noqa: PLC0415 (there is none on Windows)
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,41 @@
+"""The reference classifiers by name."""
+
+import difflib
+from collections.abc import Callable, Mapping
+
+from torch import nn
+
+from igeood.errors import InputError
+from igeood.networks.densenet import densenet_bc_100
+from igeood.networks.resnet import ResNet, resnet_34
+
+
+def resnet_10_16(classes: int = 10) -> ResNet:
+    """A ResNet of ten layers and 16 channels in its first stage: trained on a CPU in half an hour."""
+    return ResNet((1, 1, 1, 1), classes, width=16)
+
+
+NETWORKS: Mapping[str, Callable[[int], nn.Module]] = {
+    "densenet-bc-100": densenet_bc_100,
+    "resnet-34": resnet_34,
+    "resnet-10-16": resnet_10_16,
+}
+
+
+def build(name: str, classes: int = 10) -> nn.Module:
+    """A reference classifier with random weights.
+
+    Parameters
+    ----------
+    name : str
+        One of `NETWORKS`.
+    classes : int
+        Width of the logits.
+    """
+    if name not in NETWORKS:
+        close = difflib.get_close_matches(str(name).lower(), NETWORKS, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise InputError(f"network: no {name!r}; {hint}networks: {', '.join(NETWORKS)}")
+    if isinstance(classes, bool) or not isinstance(classes, int) or classes < 2:
+        raise InputError(f"classes: must be a whole number, at least 2; got {classes!r}")
+    return NETWORKS[name](classes)

@@ -1,0 +1,355 @@
+"""The paper's training recipe, with checkpoints from which a killed run goes on exactly as if it had not stopped.
+
+Every random choice is drawn from the seed, the epoch and the step, so a checkpoint holds the weights, the momentum and
+where the run is; nothing else is needed to go on.
+"""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+from torch.nn import functional
+
+from igeood import storage
+from igeood.errors import InputError
+from igeood.files import only_one, write_whole
+from igeood.geometry import categorical
+from igeood.networks.catalog import build
+
+Images = np.ndarray[Any, np.dtype[np.uint8]]
+Labels = np.ndarray[Any, np.dtype[np.int64]]
+PADDING = 4
+EVALUATION_BATCH = 250
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train; the defaults are the paper's.
+
+    Attributes
+    ----------
+    epochs : int
+        Passes over the training images.
+    batch : int
+        Images a step.
+    rate : float
+        Learning rate; a tenth of it after half of the epochs, a hundredth after three quarters.
+    momentum, decay : float
+        Nesterov momentum and weight decay.
+    augment : bool
+        Shift each image by up to 4 pixels and mirror half of them.
+    seed : int
+        Of the first weights, the order of the images, and the augmentation.
+    """
+
+    epochs: int = 300
+    batch: int = 64
+    rate: float = 0.1
+    momentum: float = 0.9
+    decay: float = 1e-4
+    augment: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, low in (("epochs", 1), ("batch", 2), ("seed", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < low:
+                raise InputError(f"{name}: must be a whole number, at least {low}; got {value!r}")
+        for name in ("rate", "momentum", "decay"):
+            if not 0.0 <= getattr(self, name) < float("inf"):
+                raise InputError(f"{name}: must be a finite number ≥ 0, got {getattr(self, name)!r}")
+
+    def rate_at(self, epoch: int) -> float:
+        """Learning rate of an epoch, counted from 0."""
+        return self.rate * 0.1 ** sum(epoch >= share * self.epochs for share in (0.5, 0.75))
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learnt, and on what it is judged: images (N, 3, 32, 32) of bytes, and their classes.
+
+    Attributes
+    ----------
+    name : str
+        Of the data set.
+    classes : int
+        Their number.
+    images, labels : array
+        Training images and classes.
+    test_images, test_labels : array
+        To report the accuracy on; nothing is chosen by it.
+    mean, std : tuple of float
+        Of the channels, to normalise by; of the training images where they are not given.
+    """
+
+    name: str
+    classes: int
+    images: Images
+    labels: Labels
+    test_images: Images
+    test_labels: Labels
+    mean: tuple[float, ...] = field(default=())
+    std: tuple[float, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        for name, images, labels in (
+            ("images", self.images, self.labels),
+            ("test_images", self.test_images, self.test_labels),
+        ):
+            if len(images) == 0 or len(images) != len(labels):
+                raise InputError(f"{name}: {len(images)} images and {len(labels)} labels; both are needed, one each")
+        if not self.mean:
+            channels = self.images.reshape(len(self.images), 3, -1)
+            mean = channels.mean(axis=(0, 2)) / 255
+            object.__setattr__(self, "mean", tuple(round(float(m), 4) for m in mean))
+            std = channels.std(axis=(0, 2)) / 255
+            object.__setattr__(self, "std", tuple(max(round(float(s), 4), 1e-3) for s in std))
+
+    def digest(self) -> str:
+        """SHA-256 of everything that the weights depend on, 16 hex digits."""
+        digest = hashlib.sha256(repr((self.classes, self.mean, self.std, self.images.shape)).encode())
+        digest.update(np.ascontiguousarray(self.images).data)
+        digest.update(np.ascontiguousarray(self.labels).data)
+        return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is: epochs and steps done, the mean loss and accuracy of the epoch so far."""
+
+    epoch: int
+    step: int
+    steps: int
+    loss: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Accuracies:
+    """Shares of test images classified rightly: by the largest logit, and by the nearest Fisher–Rao centroid."""
+
+    softmax: float
+    fisher_rao: float
+
+
+def normalised(images: Images | Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """Network inputs (N, 3, H, W) from images of bytes."""
+    pixels = torch.as_tensor(images).float() / 255
+    centre, scale = (torch.tensor(v)[:, None, None] for v in (mean, std))
+    return ((pixels - centre) / scale).contiguous(memory_format=torch.channels_last)
+
+
+def augmented(images: Images, draw: np.random.Generator) -> Images:
+    """Each image shifted by up to 4 pixels over a black border, and mirrored or not: one choice an image."""
+    n, channels, height, width = images.shape
+    padded = np.pad(images, ((0, 0), (0, 0), (PADDING, PADDING), (PADDING, PADDING)))
+    top, left = draw.integers(0, 2 * PADDING + 1, size=(2, n))
+    columns = np.broadcast_to(np.arange(width), (n, width))
+    columns = np.where(draw.random(n)[:, None] < 0.5, columns[:, ::-1], columns) + left[:, None]
+    rows = np.arange(height) + top[:, None]
+    found: Images = padded[
+        np.arange(n)[:, None, None, None],
+        np.arange(channels)[None, :, None, None],
+        rows[:, None, :, None],
+        columns[:, None, None, :],
+    ]
+    return found
+
+
+class Run:
+    """A training run: the network, its optimiser, and where it is."""
+
+    def __init__(self, network: str, task: Task, recipe: Recipe) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(recipe.seed)
+            self.model = build(network, task.classes)
+        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.network, self.task, self.recipe = network, task, recipe
+        self.optimiser = torch.optim.SGD(
+            self.model.parameters(),
+            lr=recipe.rate,
+            momentum=recipe.momentum,
+            nesterov=recipe.momentum > 0,
+            weight_decay=recipe.decay,
+        )
+        self.epoch = self.step = 0
+        self.loss = self.right = 0.0  # sums over the epoch so far
+        self.steps = -(-len(task.images) // recipe.batch)
+        self._order: tuple[int, np.ndarray[Any, Any]] | None = None
+
+    def record(self) -> dict[str, Any]:
+        """What must be the same for a checkpoint to fit."""
+        return {"network": self.network, "recipe": asdict(self.recipe), "data": self.task.digest()}
+
+    def advance(self) -> Progress:
+        """Take one step."""
+        if self.step == self.steps:
+            self.epoch, self.step, self.loss, self.right = self.epoch + 1, 0, 0.0, 0.0
+        images, labels = self._batch()
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.recipe.rate_at(self.epoch)
+        self.model.train()
+        logits = self.model(normalised(images, self.task.mean, self.task.std))
+        loss = functional.cross_entropy(logits, labels)
+        if not bool(loss.isfinite()):
+            raise InputError(f"rate: the loss is no longer finite in epoch {self.epoch + 1}; train with a smaller rate")
+        self.optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimiser.step()
+        self.step += 1
+        self.loss += float(loss.detach()) * len(labels)
+        self.right += float((logits.argmax(dim=1) == labels).sum())
+        seen = min(self.step * self.recipe.batch, len(self.task.images))
+        return Progress(self.epoch, self.step, self.steps, self.loss / seen, self.right / seen)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last step of the last epoch is done."""
+        return self.epoch == self.recipe.epochs - 1 and self.step == self.steps
+
+    def _batch(self) -> tuple[Images, Tensor]:
+        seed = self.recipe.seed
+        if self._order is None or self._order[0] != self.epoch:
+            self._order = (self.epoch, np.random.default_rng([seed, self.epoch]).permutation(len(self.task.images)))
+        rows = self._order[1][self.step * self.recipe.batch : (self.step + 1) * self.recipe.batch]
+        images = self.task.images[rows]
+        if self.recipe.augment:
+            images = augmented(images, np.random.default_rng([seed, self.epoch, self.step]))
+        return images, torch.from_numpy(self.task.labels[rows])
+
+    def save(self, path: Path) -> None:
+        """Write a checkpoint."""
+        names = [name for name, _ in self.model.named_parameters()]
+        momentum = self.optimiser.state_dict()["state"]
+        tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        for i, state in momentum.items():
+            if state.get("momentum_buffer") is not None:
+                tensors[f"momentum.{names[i]}"] = state["momentum_buffer"]
+        where = {"epoch": self.epoch, "step": self.step, "loss": self.loss, "right": self.right}
+        storage.write(path, {**self.record(), **where}, tensors)
+
+    def load(self, path: Path) -> None:
+        """Go on where a checkpoint is."""
+        record, tensors = storage.read(path, "checkpoint")
+        for key, value in self.record().items():
+            if record.get(key) != value:
+                raise InputError(
+                    f"out: the checkpoint {path} was made with {key} {record.get(key)}, this run has {value}; "
+                    f"give the same settings to go on, or delete it to start anew"
+                )
+        self.model.load_state_dict({k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
+        state = self.optimiser.state_dict()
+        names = [name for name, _ in self.model.named_parameters()]
+        state["state"] = {
+            i: {"momentum_buffer": tensors[f"momentum.{name}"].to(memory_format=torch.preserve_format)}
+            for i, name in enumerate(names)
+            if f"momentum.{name}" in tensors
+        }
+        self.optimiser.load_state_dict(state)
+        self.epoch, self.step = record["epoch"], record["step"]
+        self.loss, self.right = record["loss"], record["right"]
+
+
+def train(
+    network: str,
+    task: Task,
+    path: str | os.PathLike[str],
+    recipe: Recipe | None = None,
+    *,
+    progress: Callable[[Progress], None] | None = None,
+    every: float = 60.0,
+) -> Accuracies:
+    """Train a reference classifier, and write its weights to a safetensors file that says how they were made.
+
+    A run that was killed goes on from its checkpoint, beside `path`, and ends with the same weights to the bit.
+
+    Parameters
+    ----------
+    network : str
+        One of `igeood.networks.NETWORKS`.
+    task : Task
+        What to learn.
+    path : path
+        The file to write; it must not be there yet.
+    recipe : Recipe, optional
+        How; the paper's by default.
+    progress : callable, optional
+        Called after each step.
+    every : float
+        Seconds between checkpoints.
+
+    Returns
+    -------
+    Accuracies
+        On the test images.
+    """
+    target = Path(path)
+    if target.suffix != ".safetensors":
+        raise InputError(f"out: weights go to a .safetensors file, got {target}")
+    if target.exists():
+        raise InputError(f"out: {target} is there already; delete it to train again, or name another file")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    checkpoint = target.with_suffix(".training")
+    with only_one(target.with_suffix(".lock"), "out"):
+        run = Run(network, task, recipe or Recipe())
+        if checkpoint.exists():
+            run.load(checkpoint)
+        saved = time.monotonic()
+        while not run.finished:
+            now = run.advance()
+            if progress is not None:
+                progress(now)
+            if run.step == run.steps or time.monotonic() - saved >= every:
+                run.save(checkpoint)
+                saved = time.monotonic()
+        found = accuracies(run.model, task)
+        write_whole(target, save(_plain(run.model), _about(run, found)))
+        checkpoint.unlink(missing_ok=True)
+    target.with_suffix(".lock").unlink(missing_ok=True)
+    return found
+
+
+def _plain(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().contiguous() for name, value in model.state_dict().items()}
+
+
+def _about(run: Run, found: Accuracies) -> dict[str, str]:
+    """The file's metadata: what it takes to use the weights, and to make them again."""
+    return {
+        "network": run.network,
+        "trained_on": run.task.name,
+        "classes": str(run.task.classes),
+        "mean": ",".join(map(str, run.task.mean)),
+        "std": ",".join(map(str, run.task.std)),
+        "test_accuracy": f"{found.softmax:.4f}",
+        "test_accuracy_fisher_rao": f"{found.fisher_rao:.4f}",
+        "training": json.dumps(run.record(), sort_keys=True),
+    }
+
+
+def accuracies(model: nn.Module, task: Task) -> Accuracies:
+    """Accuracy on the test images, by the largest logit and by the nearest centroid of the training logits (Eq. 4)."""
+    labels = torch.from_numpy(task.labels)
+    train_logits, test_logits = (
+        torch.cat(list(_logits(model, images, task))) for images in (task.images, task.test_images)
+    )
+    truth = torch.from_numpy(task.test_labels)
+    centroids = categorical.centroids(train_logits, labels, task.classes)
+    nearest = categorical.pairwise_distance(test_logits, centroids).argmin(dim=1)
+    return Accuracies(*(float((a == truth).double().mean()) for a in (test_logits.argmax(dim=1), nearest)))
+
+
+def _logits(model: nn.Module, images: Images, task: Task) -> Iterator[Tensor]:
+    model.eval()
+    with torch.inference_mode():
+        for start in range(0, len(images), EVALUATION_BATCH):
+            yield model(normalised(images[start : start + EVALUATION_BATCH], task.mean, task.std)).clone()

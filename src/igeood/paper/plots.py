@@ -1,0 +1,162 @@
+"""The paper's figures, drawn from a benchmark's folder: its scores, what was tuned, and the kept outputs."""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from igeood import figures, storage
+from igeood.benchmark.observing import recall
+from igeood.benchmark.results import Record
+from igeood.calibration import threshold
+from igeood.detectors import Detector, Ensemble, detector
+from igeood.figures import CurvePanel, GaussianPanel, HistogramPanel, LayerPanel, LayerRow, Values
+from igeood.metrics import tnr_at_tpr
+from igeood.outputs import Outputs
+from igeood.paper import toy
+from igeood.paper.tables import Key, Ours, title
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SHOWN = "tiny-imagenet"  # the OOD set of the paper's histograms
+BOXES = {"black-box": "igeood-logits", "grey-box": "igeood-logits", "white-box-fgsm": "igeood", "white-box": "igeood+"}
+Drawn = Iterator[tuple[str, "Figure"]]  # a file's stem, and what is in it
+
+
+def draw_toy(_: Ours) -> Drawn:
+    """The example in one dimension: it needs no results."""
+    yield "toy", toy.figure(toy.toy())
+
+
+def histograms(ours: Ours) -> Drawn:
+    """Scores of IGEOOD in every setting, with the threshold that keeps 95% of the in-distribution images."""
+    for key in ours.classifiers():
+        panels = []
+        for setting, method in BOXES.items():
+            cells = [c for c in ours.of(setting, key) if c["method"] == method]
+            if not cells:
+                continue
+            cell = next((c for c in cells if c["ood"] == SHOWN), cells[0])
+            _, scores = storage.read(ours.results.folder / "scores" / cell["scores"], "scores")
+            panels.append(
+                HistogramPanel(
+                    f"{setting}: {figures.STYLE[method].title}",
+                    scores["id"].numpy(),
+                    {title(cell["ood"]): scores["ood"].numpy()},
+                    float(threshold(scores["id"], tpr=cell["tpr"])),
+                )
+            )
+        if panels:
+            yield f"histograms-{_stem(key)}", figures.score_histograms(panels)
+
+
+def curves(ours: Ours) -> Drawn:
+    """TNR against temperature and against the input step, on the validation set."""
+    panels = []
+    for key in ours.classifiers():
+        found: dict[str, dict[str, tuple[list[float], list[float]]]] = {"trials": {}, "steps": {}}
+        for setting, what in (("black-box", "trials"), ("grey-box", "steps")):
+            for method in ("odin", "energy", "igeood-logits"):
+                record = ours.tuning(setting, key, method)
+                if record and record[what]:
+                    found[what][method] = ([point[0] for point in record[what]], [point[1] for point in record[what]])
+        if found["trials"] or found["steps"]:
+            panels.append(CurvePanel(f"{key}; on {title(ours.validation)}", found["trials"], found["steps"]))
+    if panels:
+        yield "curves", figures.tuning_curves(panels)
+
+
+def gaussianity(ours: Ours) -> Drawn:
+    """The first channel of each layer against the normal density, and the layer's mean W."""
+    for line in ours.networks:
+        inside, outside = _recalled(ours, line)
+        if inside is None or outside is None:
+            continue
+        panels = [
+            GaussianPanel(
+                layer,
+                _first_channel(inside, layer),
+                _first_channel(outside, layer),
+                line["diagnostics"][layer]["shapiro_w"],
+            )
+            for layer in line["layers"]
+        ]
+        yield f"gaussianity-{_stem(_key(line))}", figures.gaussianity(panels)
+
+
+def layers(ours: Ours) -> Drawn:
+    """Scores of each layer, and what the regression makes of them, for Mahalanobis and IGEOOD."""
+    for line in ours.networks:
+        train = _recall(ours, line, line["in_distribution"], "train")
+        inside, outside = _recalled(ours, line)
+        if train is None or inside is None or outside is None:
+            continue
+        rows = [_layer_row(method, train, inside, outside) for method in ("mahalanobis", "igeood")]
+        yield f"layers-{_stem(_key(line))}", figures.layer_histograms(rows)
+
+
+def _layer_row(method: str, train: Outputs, inside: Outputs, outside: Outputs) -> LayerRow:
+    """Half of the images to learn the weights from, at most 1,000; the others are shown."""
+    made: Detector = detector(method).fit(train)
+    assert isinstance(made, Ensemble)  # noqa: S101 (both methods are; this tells the type checker)
+    learn_id, show_id = _split(inside)
+    learn_ood, show_ood = _split(outside)
+    made.fit_weights(learn_id, learn_ood)
+    columns = [_columns(made, outputs) for outputs in (show_id, show_ood)]
+    panels = [
+        LayerPanel(name, columns[0][:, i], columns[1][:, i], tnr_at_tpr(columns[0][:, i], columns[1][:, i]))
+        for i, name in enumerate(made.columns_)
+    ]
+    scores = [np.asarray(made.score(outputs)) for outputs in (show_id, show_ood)]
+    combined = LayerPanel("regression", scores[0], scores[1], tnr_at_tpr(scores[0], scores[1]))
+    return LayerRow(method, panels, combined, made.weights_.tolist())
+
+
+def _columns(made: Ensemble, outputs: Outputs) -> Values:
+    parts = [torch.as_tensor(made.features_.layer_scores(outputs))]
+    if made.output_ is not None:
+        parts.insert(0, torch.as_tensor(made.output_.score(outputs))[:, None])
+    columns: Values = torch.cat(parts, dim=1).numpy()
+    return columns
+
+
+def _split(outputs: Outputs) -> tuple[Outputs, Outputs]:
+    order = torch.randperm(len(outputs), generator=torch.Generator().manual_seed(0))
+    size = min(1000, len(outputs) // 2)
+    return outputs[order[:size]], outputs[order[size:]]
+
+
+def _recalled(ours: Ours, line: Record) -> tuple[Outputs | None, Outputs | None]:
+    """Outputs of the test images, and of the OOD set that the paper shows or the first that there is."""
+    names = [SHOWN, *ours.ood("black-box"), *ours.ood("white-box")]
+    outside = (_recall(ours, line, name, "test") for name in names)
+    return _recall(ours, line, line["in_distribution"], "test"), next((o for o in outside if o is not None), None)
+
+
+def _recall(ours: Ours, line: Record, data: str, part: str) -> Outputs | None:
+    return recall(ours.results.folder / "outputs", weights=line["weights"], data=data, part=part)
+
+
+def _first_channel(outputs: Outputs, layer: str) -> Values:
+    """Of one layer, (N,)."""
+    values: Values = outputs.features[layer][:, 0].double().numpy()
+    return values
+
+
+def _key(line: Record) -> Key:
+    return Key(line["network"], line["in_distribution"])
+
+
+def _stem(key: Key) -> str:
+    return f"{key.network}-{''.join(c if c.isalnum() or c == '-' else '-' for c in title(key.in_distribution).lower())}"
+
+
+FIGURES: dict[str, Callable[[Ours], Drawn]] = {
+    "toy": draw_toy,
+    "histograms": histograms,
+    "curves": curves,
+    "gaussianity": gaussianity,
+    "layers": layers,
+}

@@ -1,0 +1,277 @@
+"""The benchmark: every cell once, from what was kept, and the same after any interruption."""
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import igeood
+from igeood import datasets, storage
+from igeood.benchmark import SETTINGS, Lines, Plan, Results, load_network, run
+from igeood.benchmark.cells import cells
+from igeood.benchmark.observing import Observer, recall
+from igeood.errors import InputError
+from igeood.metrics import evaluate
+from igeood.networks import build
+
+sys.path.insert(0, str(Path(__file__).parent))
+from made import make_plan, make_world
+
+QUICK = {"settings": ("black-box", "white-box"), "methods": ("energy", "igeood"), "splits": 1}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return make_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="module")
+def network(world):
+    return load_network(str(world / "net.safetensors"))
+
+
+@pytest.fixture(scope="module")
+def whole(world, network, tmp_path_factory):
+    """Results of an unbroken run of everything."""
+    return run([network], make_plan(world), tmp_path_factory.mktemp("whole"), root=world)
+
+
+def test_every_cell_is_there_once(whole, world):
+    plan = make_plan(world)
+    found = Counter((c["setting"], c["method"], c["validation"], c["ood"], c["seed"]) for c in whole.cells.records)
+    wanted = {(c.setting, c.method, c.validation, c.ood, c.seed) for c in cells(plan, "cifar-10")}
+    assert set(found) == wanted
+    assert set(found.values()) == {1}
+    by_setting = Counter(c["setting"] for c in whole.cells.records)
+    assert by_setting == {"black-box": 14, "grey-box": 6, "white-box": 12, "white-box-fgsm": 6}
+    assert {c["method"] for c in whole.cells.records} == set(igeood.METHODS)
+
+
+def test_records_have_what_it_takes_to_redo_them(whole):
+    for cell in whole.cells.records:
+        assert cell["weights"] and set(cell["data"]) >= {"train", "test", "ood"}
+        _, scores = storage.read(whole.folder / "scores" / cell["scores"], "scores")
+        again = evaluate(scores["id"], scores["ood"], cell["tpr"])
+        assert (again.tnr_at_tpr, again.auroc, again.aupr) == (cell["tnr"], cell["auroc"], cell["aupr"])
+        assert (len(scores["id"]), len(scores["ood"])) == (cell["id_images"], cell["ood_images"])
+    grey = [c for c in whole.cells.records if c["setting"] == "grey-box"]
+    assert all(c["limit"] == 20 == c["ood_images"] == c["id_images"] for c in grey)
+
+
+def test_a_cell_is_what_the_library_gives(whole, world, network):
+    """A black-box cell by hand: extraction, fit, score, evaluation."""
+    cell = next(c for c in whole.cells.records if (c["setting"], c["method"]) == ("black-box", "igeood-logits"))
+    observer = Observer(network, whole.folder / "outputs")
+    train, test = (datasets.load("cifar-10", root=world, split=split) for split in ("train", "test"))
+    detector = igeood.IgeoodLogits(temperature=cell["temperature"]).fit(observer.outputs(train, "train"))
+    rows = np.sort(np.random.default_rng(0).permutation(160)[80:])
+    inside = observer.outputs(test)[torch.from_numpy(rows)]
+    outside = observer.outputs(datasets.load(cell["ood"], root=world, limit=40))
+    assert evaluate(detector.score(inside), detector.score(outside)).auroc == cell["auroc"]
+
+
+def test_validation_and_measurement_share_nothing(whole):
+    for cell in whole.cells.records:
+        assert cell["validation"] != cell["ood"]
+        if cell["setting"] == "white-box":
+            assert cell["ood_images"] == 20  # half of 40; the other half was to tune on
+        assert cell["id_images"] in (80, 20)  # of 160, 80 were to tune on
+
+
+def test_nothing_is_done_twice(whole, world, network, monkeypatch):
+    before = {path: path.stat().st_mtime_ns for path in whole.folder.rglob("*") if path.is_file()}
+    monkeypatch.setattr(Observer, "_batches", lambda *_: pytest.fail("the network ran again"))
+    run([network], make_plan(world), whole.folder, root=world)
+    assert before == {path: path.stat().st_mtime_ns for path in whole.folder.rglob("*") if path.is_file()}
+
+
+def test_from_kept_outputs_the_network_does_not_run(whole, world, network, monkeypatch, tmp_path):
+    shutil.copytree(whole.folder / "outputs", tmp_path / "outputs")
+    monkeypatch.setattr(Observer, "_batches", lambda *_: pytest.fail("the network ran again"))
+    again = run([network], make_plan(world), tmp_path, root=world)
+    assert again.cells.path.read_bytes() == whole.cells.path.read_bytes()
+    assert again.tunings.path.read_bytes() == whole.tunings.path.read_bytes()
+
+
+def test_other_options_make_other_cells(whole, world, network, tmp_path):
+    shutil.copytree(whole.folder, tmp_path / "r")
+    more = run(
+        [network], make_plan(world, limit=25, settings=("grey-box",), methods=("odin",)), tmp_path / "r", root=world
+    )
+    new = more.cells.records[len(whole.cells.records) :]
+    assert {(c["setting"], c["method"], c["limit"], c["ood_images"]) for c in new} == {("grey-box", "odin", 25, 25)}
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_broken_off_at_any_write(world, network, whole, tmp_path, monkeypatch, seed):
+    """Twenty runs, each broken off at random writes until it is through: the same file as the unbroken run."""
+    plan = make_plan(world, **QUICK)
+    shutil.copytree(whole.folder / "outputs", tmp_path / "outputs")
+    for path in random.Random(seed).sample(sorted((tmp_path / "outputs").rglob("*.safetensors")), 3):
+        path.unlink()
+    draw = random.Random(seed)
+    write, append = storage.write, Lines.append
+    monkeypatch.setattr(storage, "write", lambda *a: draw.random() < 0.3 and stop(None) or write(*a))
+    monkeypatch.setattr(
+        Lines, "append", lambda lines, record: draw.random() < 0.3 and stop(lines) or append(lines, record)
+    )
+
+    def stop(lines):
+        if lines is not None and draw.random() < 0.5:  # half of a line is on disk already
+            with lines.path.open("a") as file:
+                file.write('{"half": "a li')
+        raise Killed
+
+    for _ in range(200):
+        try:
+            results = run([network], plan, tmp_path, root=world)
+            break
+        except Killed:
+            pass
+    lines = whole.cells.path.read_text().splitlines(keepends=True)
+    wanted = [line for line in lines if _is_quick(json.loads(line))]
+    assert results.cells.path.read_text() == "".join(wanted)
+    assert Results(tmp_path).cells.records == [json.loads(line) for line in wanted]
+
+
+def _is_quick(cell):
+    return cell["setting"] in QUICK["settings"] and cell["method"] in QUICK["methods"] and cell["seed"] == 0
+
+
+def kill_until_done(world, out, changes, times, seed):
+    """Start the benchmark, kill it after a random while, `times` times; then let it run to its end."""
+    command = [sys.executable, str(Path(__file__).parent / "made.py"), str(world), str(out), json.dumps(changes)]
+    draw = random.Random(seed)
+    begin = time.monotonic()
+    subprocess.run(command, check=True)
+    length = time.monotonic() - begin
+    wanted = (out / "results.jsonl").read_bytes()
+    shutil.rmtree(out)
+    for _ in range(times):
+        process = subprocess.Popen(command)
+        try:
+            process.wait(timeout=draw.uniform(0.5, 1.0) * length)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+    subprocess.run(command, check=True)
+    assert (out / "results.jsonl").read_bytes() == wanted
+
+
+def test_killed_and_resumed(world, tmp_path):
+    kill_until_done(world, tmp_path / "out", QUICK, times=2, seed=0)
+
+
+@pytest.mark.slow
+def test_killed_twenty_times_and_resumed(world, tmp_path):
+    for seed in range(5):
+        kill_until_done(world, tmp_path / str(seed), {"splits": 1}, times=4, seed=seed)
+
+
+def test_two_processes_on_one_folder(world, network, tmp_path):
+    from igeood.files import only_one
+
+    with only_one(tmp_path / ".lock", "out"), pytest.raises(InputError, match="another process is writing there"):
+        run([network], make_plan(world, **QUICK), tmp_path, root=world)
+
+
+def test_a_damaged_shard_is_made_again(world, network, whole, tmp_path, caplog):
+    shutil.copytree(whole.folder / "outputs", tmp_path / "outputs")
+    for path in (tmp_path / "outputs").rglob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:-7])
+    again = run([network], make_plan(world, **QUICK), tmp_path, root=world)
+    wanted = [c for c in whole.cells.records if _is_quick(c)]
+    assert [c["tnr"] for c in again.cells.records] == [c["tnr"] for c in wanted]
+    assert "it is made again" in caplog.text
+
+
+def test_a_full_disk_keeps_finished_work(world, network, tmp_path, monkeypatch):
+    run([network], make_plan(world, **{**QUICK, "methods": ("energy",)}), tmp_path, root=world)
+    before = (tmp_path / "results.jsonl").read_bytes()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        run([network], make_plan(world, **QUICK), tmp_path, root=world)
+    monkeypatch.undo()
+    assert (tmp_path / "results.jsonl").read_bytes() == before
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_recall_finds_what_was_kept(whole, network, world):
+    found = recall(whole.folder / "outputs", weights=network.weights, data="gaussian")
+    assert len(found) == 40
+    assert list(found.features) == ["relu", "layer1", "layer2", "layer3", "layer4"]
+    assert recall(whole.folder / "outputs", weights="none", data="gaussian") is None
+
+
+def test_the_networks_line(whole):
+    [line] = whole.networks.records
+    assert line["layers"] == {"relu": 16, "layer1": 16, "layer2": 32, "layer3": 64, "layer4": 128}
+    assert (line["train_images"], line["test_images"]) == (200, 160)
+    assert line["notes"] == ["train: 200 of 50,000 images", "test: 160 of 10,000 images"]
+    assert 0 <= line["accuracy"] <= 1
+
+
+def test_without_validation_the_defaults_stay(world, network, whole, tmp_path):
+    shutil.copytree(whole.folder / "outputs", tmp_path / "outputs")
+    plan = make_plan(world, validation=(), settings=("black-box", "grey-box"), methods=("odin", "igeood-logits"))
+    found = run([network], plan, tmp_path, root=world).cells.records
+    assert {(c["method"], c["temperature"]) for c in found} == {("odin", 1000.0), ("igeood-logits", 1.0)}
+    assert {(c["setting"], c["epsilon"]) for c in found} == {("black-box", 0.0), ("grey-box", 0.0012)}
+
+
+def test_lines_that_are_no_json(tmp_path):
+    (tmp_path / "results.jsonl").write_text('{"a": 1}\nnonsense\n{"b": 2}\n')
+    with pytest.raises(InputError, match=r"results.jsonl: line 2 is no JSON object"):
+        Results(tmp_path)
+    with pytest.raises(InputError, match=r"igeood bench --out"):
+        Results.existing(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"settings": ("red-box",)}, "settings: no 'red-box'"),
+        ({"methods": ("magic",)}, "methods: no 'magic'"),
+        ({"ood": ()}, "ood: name at least one"),
+        ({"splits": 0}, "splits: must be at least 1"),
+    ],
+)
+def test_plans_that_cannot_be(world, changes, message):
+    with pytest.raises(InputError, match=message):
+        make_plan(world, **changes)
+
+
+def test_networks_that_do_not_say_what_they_are(tmp_path, world):
+    path = tmp_path / "w.safetensors"
+    save_file(build("resnet-10-16", 7).state_dict(), path)
+    with pytest.raises(InputError, match="does not say what it is; give NAME:"):
+        load_network(str(path))
+    with pytest.raises(InputError, match="does not say what it was trained on"):
+        load_network(f"resnet-10-16:{path}")
+    found = load_network(f"resnet-10-16:{path}", in_distribution="cifar-10")
+    assert (found.name, found.mean) == ("resnet-10-16", (0.4914, 0.4822, 0.4465))
+    assert found.model(torch.zeros(1, 3, 32, 32)).shape == (1, 7)
+    with pytest.raises(InputError, match="of another architecture"):
+        load_network(f"resnet-34:{path}", in_distribution="cifar-10")
+
+
+def test_settings_are_all_of_them():
+    assert Plan(ood=("gaussian",)).settings == SETTINGS

@@ -1,0 +1,281 @@
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from statistics import fmean
+
+import pytest
+
+from igeood import METHODS
+from igeood.paper.reported import TABLES, Reported, find, load
+
+DATASETS = {"cifar-10", "cifar-100", "svhn", "tiny-imagenet", "lsun", "isun"}
+DATASETS |= {"textures", "chars74k", "places365", "gaussian"}
+NETWORKS = {"densenet-bc-100", "resnet-34"}
+PERCENTAGES = {"tnr", "auroc", "aupr", "accuracy", "accuracy_fisher_rao", "adversarial_accuracy"}
+SECONDS = {"train_logits_seconds", "centroid_seconds", "inference_seconds", "score_seconds"}
+
+COUNTS = {
+    "tab:black_box_avg": 56,
+    "tab:white_box_avg": 56,
+    "tab:time_analysis": 10,
+    "tab:model_accuracy": 12,
+    "tab:adversarial_table": 12,
+    "tab:kl": 216,
+    "tab:best_hyperparameters": 84,
+    "tab:robust": 70,
+    "tab:seed_model_error": 73,
+    "tab:grey_box_avg": 42,
+    "tab:other_comparisons": 114,
+    "tab:other_comparisons_adv": 164,
+    "tab:black_box_extended": 660,
+    "tab:grey_box_extended": 495,
+    "tab:wb_ood_extended": 366,
+    "tab:wb_adv_extended": 366,
+    "fig:hist_maha_fr": 6,
+    "sec:covariance": 8,
+}
+
+
+def test_vocabulary_is_closed():
+    foreign = {"gram-matrix", "deconf-c", "res-flow"}
+    metrics = PERCENTAGES | SECONDS | {"temperature", "epsilon", "linf", "weight", "condition_full"}
+    words = {
+        "label": set(TABLES),
+        "setting": {"", "black-box", "grey-box", "white-box", "white-box-fgsm"},
+        "network": NETWORKS | {"average"},
+        "in_distribution": {"cifar-10", "cifar-100", "svhn", "average"},
+        "validation": (DATASETS - {"cifar-10"}) | {"", "own", "fgsm", "average"},
+        "ood": DATASETS | {"", "average"},
+        "method": set(METHODS) | foreign | {""},
+    }
+    for field, allowed in words.items():
+        assert {getattr(one, field) for one in load()} == allowed, field
+    assert {one.metric.split(":")[0] for one in load()} == metrics | {"condition_diagonal"}
+
+
+def test_validation_goes_with_the_setting():
+    expected = {"white-box": {"own"}, "white-box-fgsm": {"fgsm"}, "grey-box": {"isun"}, "black-box": {"isun", ""}}
+    for setting, validations in expected.items():
+        assert {one.validation for one in find(setting=setting) if one.label != "tab:robust"} == validations
+
+
+def test_no_number_is_there_twice():
+    keys = Counter((*_place(one), one.label, one.ood, one.validation) for one in load())
+    assert max(keys.values()) == 1
+
+
+def test_nothing_is_out_of_distribution_to_itself():
+    assert not [one for one in load() if one.ood == one.in_distribution != "average"]
+
+
+def test_ranges():
+    for one in load():
+        assert one.spread is None or 0 <= one.spread < 50
+        if one.metric in PERCENTAGES:
+            assert 0 <= one.value <= 100, one
+        elif not one.metric.startswith("weight"):
+            assert one.value >= 0, one
+
+
+def test_counts():
+    assert Counter(one.label for one in load()) == COUNTS
+    assert list(TABLES) == list(COUNTS)
+
+
+# The averages that are further than 0.06 from the mean of the paper's own rows, with that mean. Up to 0.1 can be
+# rounding alone: of the rows, and of the average.
+ROUNDING = {
+    "tab:other_comparisons white-box densenet-bc-100 svhn res-flow tnr": (99.6, 99.6667),
+    "tab:other_comparisons_adv white-box-fgsm resnet-34 cifar-10 igeood tnr": (96.3, 96.375),
+    "tab:other_comparisons_adv white-box-fgsm resnet-34 cifar-100 deconf-c tnr": (71.0, 70.925),
+    "tab:black_box_extended black-box resnet-34 cifar-100 odin aupr": (72.3, 72.2375),
+    "tab:black_box_extended black-box resnet-34 svhn igeood-logits aupr": (92.4, 92.3375),
+    "tab:black_box_extended black-box average average energy auroc": (85.1, 85.1833),
+    "tab:black_box_extended black-box average average odin aupr": (84.7, 84.6333),
+}
+INCONSISTENT = {
+    # One row, Places365, says 9.30; with 39.30 the mean would be right.
+    "tab:seed_model_error black-box densenet-bc-100 cifar-10 msp tnr": (41.7, 37.925),
+    "tab:wb_ood_extended white-box densenet-bc-100 cifar-100 mahalanobis tnr": (67.7, 65.7556),
+    "tab:wb_ood_extended white-box densenet-bc-100 cifar-100 igeood+ tnr": (90.2, 85.2556),
+    "tab:wb_ood_extended white-box densenet-bc-100 cifar-100 igeood+ auroc": (97.7, 96.4333),
+    "tab:wb_ood_extended white-box densenet-bc-100 cifar-100 igeood+ aupr": (97.8, 96.6111),
+    # The table's last line; that of tab:black_box_avg, which leaves AUPR out, agrees with its rows.
+    "tab:black_box_extended black-box average average msp tnr": (46.0, 44.9333),
+    "tab:black_box_extended black-box average average odin tnr": (51.6, 50.2833),
+    "tab:black_box_extended black-box average average energy tnr": (52.1, 51.0667),
+    "tab:black_box_extended black-box average average igeood-logits tnr": (52.6, 51.65),
+    "tab:black_box_extended black-box average average msp auroc": (85.3, 84.8167),
+    "tab:black_box_extended black-box average average odin auroc": (85.4, 84.7667),
+    "tab:black_box_extended black-box average average igeood-logits auroc": (85.8, 85.6833),
+    "tab:black_box_extended black-box average average energy aupr": (84.4, 84.8),
+    "tab:black_box_extended black-box average average igeood-logits aupr": (85.1, 85.3833),
+}
+
+
+def test_averages_are_the_means_of_their_tables_rows():
+    found = _further_than(0.06, _averages_within_tables())
+    assert found == ROUNDING | INCONSISTENT
+    assert all(abs(printed - mean) <= 0.1 for printed, mean in ROUNDING.values())
+    assert all(abs(printed - mean) > 0.1 for printed, mean in INCONSISTENT.values())
+
+
+# Mahalanobis tuned on OOD data has other averages in the short table than in the long one; Igeood+ on CIFAR-100 has the
+# same two that the long table's rows contradict.
+SHORT_AGAINST_LONG = {
+    "tab:white_box_avg white-box densenet-bc-100 cifar-10 mahalanobis tnr": (76.6, 77.4889),
+    "tab:white_box_avg white-box densenet-bc-100 cifar-100 mahalanobis tnr": (67.2, 65.7556),
+    "tab:white_box_avg white-box densenet-bc-100 cifar-100 mahalanobis auroc": (90.2, 87.7556),
+    "tab:white_box_avg white-box densenet-bc-100 cifar-100 igeood+ tnr": (90.2, 85.2556),
+    "tab:white_box_avg white-box densenet-bc-100 cifar-100 igeood+ auroc": (97.7, 96.4333),
+    "tab:white_box_avg white-box densenet-bc-100 svhn mahalanobis tnr": (93.3, 95.0889),
+    "tab:white_box_avg white-box densenet-bc-100 svhn mahalanobis auroc": (98.6, 98.8222),
+    "tab:white_box_avg white-box resnet-34 cifar-10 mahalanobis tnr": (82.5, 84.1111),
+    "tab:white_box_avg white-box resnet-34 cifar-100 mahalanobis tnr": (70.4, 70.8),
+    "tab:white_box_avg white-box resnet-34 cifar-100 mahalanobis auroc": (91.9, 92.5444),
+    "tab:white_box_avg white-box resnet-34 svhn mahalanobis tnr": (96.8, 97.6),
+    "tab:white_box_avg white-box resnet-34 svhn mahalanobis auroc": (99.2, 99.3556),
+    "tab:white_box_avg white-box-fgsm densenet-bc-100 svhn igeood tnr": (92.2, 92.3333),
+}
+
+
+def test_short_tables_are_the_means_of_the_long_ones():
+    long = {
+        "black-box": "tab:black_box_extended",
+        "grey-box": "tab:grey_box_extended",
+        "white-box": "tab:wb_ood_extended",
+        "white-box-fgsm": "tab:wb_adv_extended",
+    }
+    rows = defaultdict(list)
+    for one in load():
+        if one.label == long.get(one.setting) and one.ood != "average":
+            rows[_place(one)].append(one.value)
+    short = [one for name in ("black", "grey", "white") for one in find(label=f"tab:{name}_box_avg")]
+    pairs = [(one, rows[_place(one)]) for one in short if one.network != "average"]
+    assert len(pairs) == 6 * (8 + 6 + 8)
+    assert _further_than(0.06, pairs) == SHORT_AGAINST_LONG
+
+
+@pytest.mark.parametrize(
+    ("label", "other", "method", "count"),
+    [
+        ("tab:kl", "tab:black_box_extended", "igeood-logits", 48),
+        ("tab:other_comparisons", "tab:wb_ood_extended", "igeood+", 24),
+        ("tab:other_comparisons_adv", "tab:wb_adv_extended", "igeood", 24),
+    ],
+)
+def test_cells_that_are_printed_twice_agree(label, other, method, count):
+    twins = {(*_place(one), one.ood): one.value for one in find(label=other)}
+    cells = [one for one in find(label=label, method=method) if one.ood != "average"]
+    assert len(cells) == count
+    for one in cells:
+        assert one.value == pytest.approx(twins[(*_place(one), one.ood)], abs=0.201)
+
+
+D, R = "densenet-bc-100", "resnet-34"
+
+
+@pytest.mark.parametrize(
+    ("label", "setting", "network", "inside", "validation", "ood", "method", "metric", "value", "spread"),
+    [
+        ("tab:black_box_avg", "black-box", R, "cifar-10", "isun", "average", "energy", "tnr", 56.3, 13),
+        ("tab:black_box_avg", "black-box", D, "cifar-100", "isun", "average", "igeood-logits", "auroc", 73.2, 17),
+        ("tab:white_box_avg", "white-box", D, "cifar-10", "own", "average", "igeood+", "tnr", 92.6, 14),
+        ("tab:white_box_avg", "white-box-fgsm", R, "svhn", "fgsm", "average", "mahalanobis", "auroc", 99.1, 1),
+        ("tab:white_box_avg", "white-box-fgsm", "average", "average", "fgsm", "average", "igeood", "tnr", 79.5, 10),
+        ("tab:time_analysis", "", D, "cifar-100", "", "", "igeood-logits", "centroid_seconds", 11, None),
+        ("tab:time_analysis", "black-box", D, "cifar-10", "", "", "", "inference_seconds", 0.028, None),
+        ("tab:time_analysis", "black-box", D, "cifar-100", "", "", "igeood-logits", "score_seconds", 171e-6, None),
+        ("tab:model_accuracy", "", R, "cifar-100", "", "", "", "accuracy", 77.11, None),
+        ("tab:model_accuracy", "", D, "cifar-100", "", "", "", "accuracy_fisher_rao", 77.63, None),
+        ("tab:adversarial_table", "", R, "svhn", "", "", "", "linf", 0.25, None),
+        ("tab:adversarial_table", "", D, "cifar-100", "", "", "", "adversarial_accuracy", 4.45, None),
+        ("tab:kl", "black-box", D, "svhn", "isun", "textures", "igeood-logits-min", "tnr", 57.4, None),
+        ("tab:kl", "black-box", R, "cifar-100", "isun", "gaussian", "kl-min", "tnr", 3.9, None),
+        ("tab:kl", "black-box", R, "cifar-10", "isun", "svhn", "kl-sum", "tnr", 47.0, None),
+        ("tab:best_hyperparameters", "black-box", D, "svhn", "isun", "", "odin", "temperature", 1, None),
+        ("tab:best_hyperparameters", "grey-box", R, "cifar-100", "isun", "", "igeood-logits", "epsilon", 0.0024, None),
+        ("tab:best_hyperparameters", "white-box-fgsm", R, "cifar-10", "fgsm", "", "igeood+", "temperature", 2, None),
+        ("tab:robust", "grey-box", D, "cifar-10", "chars74k", "average", "igeood-logits", "tnr", 73.4, None),
+        ("tab:robust", "black-box", D, "cifar-10", "average", "average", "igeood-logits", "tnr", 68.0, 3.7),
+        ("tab:seed_model_error", "black-box", D, "cifar-10", "isun", "places365", "msp", "tnr", 9.30, 1.5),
+        ("tab:seed_model_error", "black-box", D, "cifar-10", "isun", "textures", "energy", "auroc", 80.8, 1.9),
+        ("tab:seed_model_error", "", D, "cifar-10", "", "", "", "accuracy", 94.58, 0.13),
+        ("tab:grey_box_avg", "grey-box", D, "cifar-100", "isun", "average", "igeood-logits", "auroc", 78.2, 8.2),
+        ("tab:other_comparisons", "white-box", R, "svhn", "own", "cifar-10", "res-flow", "tnr", 99.4, None),
+        ("tab:other_comparisons", "white-box", R, "cifar-100", "own", "average", "igeood", "tnr", 92.35, None),
+        ("tab:other_comparisons_adv", "white-box-fgsm", D, "cifar-100", "fgsm", "svhn", "res-flow", "tnr", 48.9, None),
+        ("tab:other_comparisons_adv", "white-box-fgsm", R, "svhn", "fgsm", "isun", "gram-matrix", "tnr", 99.4, None),
+        ("tab:other_comparisons_adv", "white-box-fgsm", R, "cifar-10", "fgsm", "lsun", "deconf-c", "tnr", 90.9, None),
+        ("tab:black_box_extended", "black-box", D, "svhn", "isun", "chars74k", "odin", "auroc", 52.2, None),
+        ("tab:black_box_extended", "black-box", R, "cifar-100", "isun", "places365", "msp", "aupr", 44.6, None),
+        ("tab:grey_box_extended", "grey-box", D, "svhn", "isun", "tiny-imagenet", "odin", "aupr", 97.9, None),
+        ("tab:grey_box_extended", "grey-box", R, "cifar-100", "isun", "svhn", "energy", "tnr", 10.6, None),
+        ("tab:wb_ood_extended", "white-box", D, "cifar-100", "own", "places365", "mahalanobis", "tnr", 5.9, None),
+        ("tab:wb_ood_extended", "white-box", R, "cifar-100", "own", "average", "igeood+", "aupr", 97.4, 4),
+        ("tab:wb_adv_extended", "white-box-fgsm", R, "cifar-10", "fgsm", "places365", "igeood", "aupr", 24.4, None),
+        ("tab:wb_adv_extended", "white-box-fgsm", D, "cifar-100", "fgsm", "cifar-10", "mahalanobis", "tnr", 1.1, None),
+        ("fig:hist_maha_fr", "white-box", D, "cifar-10", "own", "svhn", "mahalanobis", "weight:3", -0.13, None),
+        ("sec:covariance", "", D, "cifar-10", "", "", "", "condition_full:4", 3.5e21, None),
+    ],
+)
+def test_values_read_from_the_page(label, setting, network, inside, validation, ood, method, metric, value, spread):
+    assert Reported(label, setting, network, inside, validation, ood, method, metric, value, spread) in load()
+
+
+def test_find_without_filters_is_everything():
+    assert find() == list(load())
+
+
+def test_find_uses_every_filter():
+    wanted = load()[1000]
+    fields = ("label", "setting", "network", "in_distribution", "validation", "ood", "method", "metric")
+    assert find(**{field: getattr(wanted, field) for field in fields}) == [wanted]
+    for field in fields:
+        assert all(getattr(one, field) == getattr(wanted, field) for one in find(**{field: getattr(wanted, field)}))
+        assert find(**{field: "no such"}) == []
+
+
+def test_an_empty_string_is_a_filter_too():
+    assert {one.metric for one in find(label="tab:time_analysis", method="")} == {
+        "train_logits_seconds",
+        "inference_seconds",
+    }
+
+
+def test_reading_needs_no_torch():
+    code = "import sys; from igeood.paper.reported import load; load(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def _place(one):
+    return one.setting, one.network, one.in_distribution, one.method, one.metric
+
+
+def _averages_within_tables():
+    """Each printed average, with the values of its own table that it is the average of."""
+    for label in TABLES:
+        rows = [one for one in find(label=label) if one.metric in {"tnr", "auroc", "aupr"}]
+        for one in rows:
+            below = [other.value for other in rows if _is_below(other, one)]
+            if below:
+                yield one, below
+
+
+def _is_below(row, average):
+    """Whether the row is one of those that this average sums up: of validation sets, networks or OOD sets."""
+    if (row.setting, row.method, row.metric) != (average.setting, average.method, average.metric):
+        return False
+    if average.validation == "average":
+        return row.validation != "average"
+    if average.network == "average":
+        return row.network != "average" and row.ood == "average"
+    return average.ood == "average" != row.ood and _place(row) == _place(average)
+
+
+def _further_than(tolerance, pairs):
+    return {
+        " ".join((one.label, *_place(one))): (one.value, round(fmean(values), 4))
+        for one, values in pairs
+        if abs(one.value - fmean(values)) > tolerance
+    }

@@ -1,0 +1,117 @@
+"""The example in one dimension: its claims over several seeds, and its distances against independent ones."""
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+
+from igeood import figures
+from igeood.errors import InputError
+from igeood.paper.toy import ID, OOD_I, OOD_II, TRUTH, Toy, distances, figure, fisher_rao, toy
+
+SEEDS = range(5)
+
+
+@pytest.fixture(scope="module")
+def examples() -> list[Toy]:
+    return [toy(seed) for seed in SEEDS]
+
+
+def _auroc(example: Toy, score: str, ood: str) -> float:
+    return example.evaluations[score][ood].auroc
+
+
+def test_mahalanobis_cannot_tell_ood_ii_and_fisher_rao_with_ood_statistics_can(examples):
+    for example in examples:
+        assert 0.4 <= _auroc(example, "mahalanobis", OOD_II) <= 0.6
+        assert _auroc(example, "fisher-rao-ood", OOD_II) > 0.9
+        assert _auroc(example, "fisher-rao-ood", OOD_I) > _auroc(example, "mahalanobis", OOD_I)
+
+
+@pytest.mark.parametrize("ood", [OOD_I, OOD_II])
+def test_fisher_rao_without_ood_statistics_adds_nothing(examples, ood):
+    for example in examples:
+        assert example.evaluations["fisher-rao"][ood] == example.evaluations["mahalanobis"][ood]
+
+
+def test_the_gain_is_that_of_the_statistics(examples):
+    """Mahalanobis given the same OOD Gaussian does as well, and both come near the best there is."""
+    for example in examples:
+        found = {name: _auroc(example, name, OOD_II) for name in example.evaluations}
+        assert found["mahalanobis-ood"] == pytest.approx(found["fisher-rao-ood"], abs=0.01)
+        assert found["likelihood-ratio"] == pytest.approx(found["fisher-rao-ood"], abs=0.01)
+        assert found["mahalanobis"] < found["fisher-rao-ood-printed"] < found["fisher-rao-ood"]
+
+
+def test_the_best_there_is(examples):
+    """The likelihood ratio's AUROC on OOD I is Φ(Δ/(σ√2)); no score is above it but by the draws' noise."""
+    best = 0.5 * (1.0 + math.erf(TRUTH[OOD_I].mean / 2.0))
+    assert np.mean([_auroc(example, "likelihood-ratio", OOD_I) for example in examples]) == pytest.approx(
+        best, abs=0.01
+    )
+    for example in examples:
+        for ood in (OOD_I, OOD_II):
+            highest = max(_auroc(example, name, ood) for name in example.evaluations)
+            assert highest <= _auroc(example, "likelihood-ratio", ood) + 0.005
+
+
+@pytest.mark.parametrize("ood", [OOD_I, OOD_II])
+def test_distance_of_distributions_against_the_papers_form_in_many_digits(ood):
+    with mpmath.workdps(40):
+        (m1, s1), (m2, s2) = (map(mpmath.mpf, TRUTH[name]) for name in (ID, ood))
+        far = mpmath.hypot((m1 - m2) / mpmath.sqrt(2), s1 + s2)
+        near = mpmath.hypot((m1 - m2) / mpmath.sqrt(2), s1 - s2)
+        expected = float(mpmath.sqrt(2) * mpmath.log((far + near) / (far - near)))
+    plain, hyperbolic = distances(TRUTH[ood])
+    assert hyperbolic == pytest.approx(expected, rel=1e-12)
+    assert plain == pytest.approx(TRUTH[ood].mean / TRUTH[ID].std)
+
+
+def test_only_fisher_rao_sees_the_deviation():
+    (plain_i, hyperbolic_i), (plain_ii, hyperbolic_ii) = distances(TRUTH[OOD_I]), distances(TRUTH[OOD_II])
+    assert plain_i == plain_ii
+    assert hyperbolic_ii > 5 * hyperbolic_i
+
+
+def test_both_forms_of_the_distance_to_the_ood_gaussian_order_samples_alike():
+    x = np.linspace(-3.0, 3.0, 501)
+    own, printed = fisher_rao(x, TRUTH[OOD_II].std, TRUTH[OOD_II]), fisher_rao(x, TRUTH[ID].std, TRUTH[OOD_II])
+    assert (np.argsort(own) == np.argsort(printed)).all()
+
+
+def test_statistics_are_not_those_of_the_test_draws(examples):
+    example = examples[0]
+    for name, truth in TRUTH.items():
+        assert example.estimates[name] == pytest.approx(truth, abs=0.1)
+        assert example.estimates[name].mean != pytest.approx(example.samples[name].mean(), abs=1e-6)
+
+
+def test_the_seed_decides(examples):
+    again = toy(SEEDS[0])
+    assert again.evaluations == examples[0].evaluations
+    assert all((again.samples[name] == examples[0].samples[name]).all() for name in TRUTH)
+    assert toy(1, n=10).evaluations != toy(2, n=10).evaluations
+
+
+def test_number_of_draws():
+    assert {len(x) for x in toy(n=7).samples.values()} == {7}
+    with pytest.raises(InputError, match="n: must be at least 1"):
+        toy(n=0)
+
+
+def test_figure(examples, tmp_path):
+    drawn = figure(examples[0])
+    contours, densities, *scores = (axes for part in drawn.subfigs for axes in part.axes)
+    assert contours.get_title().startswith("(a)")
+    assert densities.get_title().startswith("(b)")
+    assert len(scores) == 4
+    assert all(axes.get_xlabel() and axes.get_ylabel() for axes in (contours, densities, *scores))
+    shown = [
+        f"{ood}: AUROC {_auroc(examples[0], s, ood):.2f}"
+        for s in ("mahalanobis", "fisher-rao-ood")
+        for ood in (OOD_I, OOD_II)
+    ]
+    assert [axes.get_title() for axes in scores] == shown
+    figures.save(drawn, tmp_path / "toy.svg")
+    assert (tmp_path / "toy.svg").stat().st_size > 0
