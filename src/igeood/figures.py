@@ -161,7 +161,8 @@ def histogram(
         fill = (colours[name], 0.3 if len(sets) == 2 or name == ID_LABEL else 0.12)
         axes.stairs(density, edges, fill=True, facecolor=fill, edgecolor=colours[name], linewidth=1.1, label=name)
     axes.set(xlim=(low, high), ylim=(0.0, None))
-    axes.locator_params(nbins=4)
+    axes.locator_params(axis="y", nbins=4)
+    axes.locator_params(axis="x", nbins=3)
     axes.ticklabel_format(scilimits=(-3, 4), useMathText=True)
     return clipped
 

@@ -1,11 +1,11 @@
 """Training: it learns, and a run that was killed ends with the same weights to the bit."""
 
-import os
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -80,7 +80,7 @@ def test_a_run_that_stops_anywhere_ends_with_the_same_weights(trained, task, tmp
 
 
 KILLED = """
-import sys, pathlib
+import sys
 sys.path.insert(0, sys.argv[2])
 from test_training import SHORT, make_task
 from igeood.networks import train
@@ -90,7 +90,7 @@ train("resnet-10-16", make_task(), sys.argv[1], SHORT, every=0.0)
 
 def test_a_run_that_is_killed_ends_with_the_same_weights(trained, tmp_path):
     path = tmp_path / "net.safetensors"
-    command = [sys.executable, "-c", KILLED, str(path), os.path.dirname(__file__)]
+    command = [sys.executable, "-c", KILLED, str(path), str(Path(__file__).parent)]
     for _ in range(2):
         process = subprocess.Popen(command, stderr=subprocess.PIPE)
         checkpoint = path.with_suffix(".training")
@@ -173,7 +173,7 @@ def test_recipes_that_cannot_be(options, name):
 
 
 def test_a_loss_that_blows_up_is_said(task, tmp_path):
-    with pytest.raises(InputError, match="^rate: the loss is no longer finite"):
+    with pytest.raises(InputError, match=r"^rate: the loss is no longer finite"):
         train("resnet-10-16", task, tmp_path / "n.safetensors", Recipe(epochs=30, batch=16, rate=1e12))
 
 

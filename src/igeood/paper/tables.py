@@ -130,9 +130,9 @@ def _printed(found: list[Reported]) -> float | None:
 
 
 def _bold(cells: list[str], values: Sequence[float | None]) -> list[str]:
-    """The cells with our best number in bold, unless it stands alone."""
+    """The cells with our best number in bold, unless all are the same."""
     known = [value for value in values if value is not None]
-    if len(known) < 2:
+    if len({f"{value:.1f}" for value in known}) < 2:
         return cells
     best = f"{max(known):.1f}"
     return [f"**{c.split(' ')[0]}**{c[len(c.split(' ')[0]) :]}" if c.split(" ")[0] == best else c for c in cells]
@@ -226,7 +226,7 @@ def extended(
                 values = [ours.value(setting, key, ood, m, metric) for m in methods]
                 paper = [_printed(reported.find(**theirs, ood=ood, method=m, metric=metric)) for m in methods]
                 rows.append([title(ood), *_bold([pair(v, p) for v, p in zip(values, paper, strict=True)], values)])
-                if values[-1] is not None and ood in printed:
+                if values[-1] is not None and (ood in printed or not printed):
                     shared.append((values, paper))
             rows.append(_common(shared, len(methods)))
             header = ["OOD set", *map(method_title, methods)]
@@ -235,16 +235,15 @@ def extended(
 
 
 def _common(shared: list[tuple[list[float | None], list[float | None]]], columns: int) -> list[str]:
-    """Means over the OOD sets that both have."""
+    """Means over the OOD sets that both have; over all of ours where the paper has none."""
     cells = []
     for i in range(columns):
-        both = [(ours[i], theirs[i]) for ours, theirs in shared]
-        ours_known, theirs_known = (
-            ([v for v in side if v is not None] for side in zip(*both, strict=True)) if both else ([], [])
-        )
-        whole = len(both) > 0 and len(theirs_known) == len(both)
-        cells.append(pair(fmean(ours_known) if ours_known else None, fmean(theirs_known) if whole else None))
-    return [f"mean of the {len(shared)} sets in both", *cells]
+        mine = [values[i] for values, _ in shared]
+        paper = [values[i] for _, values in shared]
+        known, printed = ([value for value in side if value is not None] for side in (mine, paper))
+        theirs = fmean(printed) if printed and len(printed) == len(shared) else None
+        cells.append(pair(fmean(known) if known else None, theirs))
+    return [f"mean of {len(shared)} sets", *cells]
 
 
 def hyperparameters(ours: Ours) -> list[Table]:

@@ -1,0 +1,149 @@
+"""The paper's tables: our numbers where they belong, the paper's beside them, and what is missing as missing."""
+
+from statistics import fmean
+
+import pytest
+from safetensors.torch import save_file
+
+from igeood.benchmark import Results
+from igeood.errors import InputError
+from igeood.paper import reported
+from igeood.paper.catalog import NAMES, make
+from igeood.paper.plots import FIGURES
+from igeood.paper.tables import MISSING, TABLES, Key, Ours, accuracy, averages, extended, hyperparameters, pair
+
+DENSENET = {"network": "densenet-bc-100", "in_distribution": "cifar-10"}
+
+
+def cell(setting="black-box", method="msp", validation="isun", ood="gaussian", seed=0, weights="w0", **figures):
+    found = {"tnr": 0.5, "auroc": 0.75, "aupr": 0.8, "id_images": 9000, "ood_images": 1000, "temperature": 1.0}
+    names = {"setting": setting, "method": method, "validation": validation, "ood": ood, "seed": seed}
+    return {**DENSENET, "weights": weights, **names, **found, **figures}
+
+
+@pytest.fixture
+def results(tmp_path):
+    """Made-up figures of one network on two of the paper's sets."""
+    made = Results(tmp_path)
+    made.networks.append({**DENSENET, "weights": "w0", "accuracy": 0.9454, "accuracy_fisher_rao": 0.9453})
+    for i, method in enumerate(["msp", "odin", "energy", "igeood-logits"]):
+        for j, ood in enumerate(["gaussian", "tiny-imagenet"]):
+            made.cells.append(cell(method=method, ood=ood, tnr=0.1 * i + 0.3 * j + 0.2))
+    for seed, tnr in enumerate([0.6, 0.8]):
+        made.cells.append(cell("white-box", "igeood+", "own", "tiny-imagenet", seed=seed, tnr=tnr))
+    tuned = {"setting": "black-box", "method": "energy", "validation": "isun", "temperature": 2.5, "epsilon": 0.0}
+    made.tunings.append({**DENSENET, **tuned})
+    return made
+
+
+def find(table, start):
+    return next(row for row in table.rows if row[0].startswith(start))
+
+
+def test_ours_and_theirs_side_by_side(results):
+    tnr, auroc, aupr = extended(
+        Ours(results), "black-box", "tab:black_box_extended", ("msp", "odin", "energy", "igeood-logits")
+    )
+    assert find(tnr, "Tiny") == ["Tiny-ImageNet", "50.0 (59.4)", "60.0 (85.0)", "70.0 (88.0)", "**80.0** (87.8)"]
+    assert find(tnr, "Gaussian")[1] == "20.0 (88.1)"
+    assert find(tnr, "SVHN") == ["SVHN", *(f"{MISSING} ({v:.1f})" for v in (40.4, 52.0, 49.6, 50.1))]
+    assert find(tnr, "mean of 2 sets")[1:3] == [
+        f"35.0 ({fmean([88.1, 59.4]):.1f})",
+        f"45.0 ({fmean([99.8, 85.0]):.1f})",
+    ]
+    assert find(auroc, "Tiny")[1] == "75.0 (94.1)"
+    assert find(aupr, "Tiny")[1] == "80.0 (95.4)"
+
+
+def test_averages(results):
+    table = averages(Ours(results), "black-box", "tab:black_box_avg", ("msp", "odin", "energy", "igeood-logits"))
+    assert len(table.rows) == 6
+    first = find(table, "densenet-bc-100, CIFAR-10")
+    assert first[1:6] == [
+        "2",
+        "35.0 ± 15 (52.5 ± 16)",
+        "45.0 ± 15 (66.8 ± 20)",
+        "55.0 ± 15 (65.3 ± 23)",
+        "**65.0** ± 15 (65.6 ± 23)",
+    ]
+    assert find(table, "resnet-34, SVHN")[1:3] == [MISSING, f"{MISSING} (76.2 ± 8)"]
+    assert "9,000 in-distribution; Gaussian noise 1,000, Tiny-ImageNet 1,000" in table.markdown()
+
+
+def test_splits_are_averaged(results):
+    assert Ours(results).value("white-box", Key(**DENSENET), "tiny-imagenet", "igeood+", "tnr") == pytest.approx(70.0)
+
+
+def test_a_cell_measured_again_replaces_the_old_one(results):
+    results.cells.append(cell(method="msp", ood="gaussian", tnr=0.9))
+    assert Ours(results).value("black-box", Key(**DENSENET), "gaussian", "msp", "tnr") == pytest.approx(90.0)
+
+
+def test_another_validation_set(results):
+    results.cells.append(cell(validation="svhn", method="msp", ood="gaussian", tnr=0.9))
+    assert Ours(results).validation == "isun"
+    other = Ours(results, "svhn")
+    assert other.value("black-box", Key(**DENSENET), "gaussian", "msp", "tnr") == pytest.approx(90.0)
+    [table] = TABLES["validation-choice"](Ours(results))
+    assert find(table, "SVHN")[1] == "90.0 (55.4)"
+    assert find(table, "iSUN")[1] == "35.0 (52.5)"
+    assert find(table, "Textures")[1] == f"{MISSING} (55.4)"
+
+
+def test_trainings(results):
+    results.networks.append({**DENSENET, "weights": "w1", "accuracy": 0.94, "accuracy_fisher_rao": 0.94})
+    results.cells.append(cell(weights="w1", method="msp", ood="gaussian", tnr=0.4))
+    tnr = TABLES["seeds"](Ours(results))[0]
+    assert find(tnr, "Gaussian")[1] == "30.0 ± 10 (42.7 ± 49)"
+    assert "over 2 trainings" in tnr.notes[0]
+
+
+def test_hyperparameters_and_accuracy(results):
+    [table] = hyperparameters(Ours(results))
+    assert find(table, "densenet-bc-100, CIFAR-10")[1:4] == [f"{MISSING}; 1000", "2.5; 4.6", f"{MISSING}; 5.3"]
+    assert find(table, "densenet-bc-100, CIFAR-10")[4] == f"{MISSING}; (1000, 0.0014)"
+    [table] = accuracy(Ours(results))
+    assert find(table, "densenet-bc-100, CIFAR-10")[1:] == ["94.54 (95.20)", "94.53 (95.20)"]
+
+
+def test_pairs():
+    assert [pair(1.25, 3.0), pair(None, 3.0), pair(2.0, None), pair(None, None)] == ["1.2 (3.0)", "– (3.0)", "2.0", "–"]
+
+
+def test_every_name_is_made(whole, network, tmp_path):
+    """From a real benchmark's folder, each name gives something that is not empty."""
+    assert set(NAMES) == {*TABLES, *FIGURES, "timing"}
+    for name in NAMES:
+        text = make(name, whole, out=tmp_path, networks=[network])
+        assert "resnet-10-16" in text or name in ("toy", "curves"), name
+        assert "Nothing" not in text, name
+    drawn = sorted(path.stem for path in tmp_path.glob("*.png"))
+    stem = "resnet-10-16-cifar-10"
+    assert drawn == ["curves", f"gaussianity-{stem}", f"histograms-{stem}", f"layers-{stem}", "toy"]
+
+
+def test_tables_of_a_real_run(whole):
+    ours = Ours(whole)
+    key = Key("resnet-10-16", "cifar-10")
+    cells = [c for c in whole.cells.records if (c["setting"], c["method"]) == ("black-box", "energy")]
+    table = extended(ours, "black-box", "tab:black_box_extended", ("energy",))[0]
+    assert [row[1] for row in table.rows[:2]] == [f"{100 * c['tnr']:.1f}" for c in cells]
+    assert ours.tuning("grey-box", key, "odin")["steps"]
+    [attacked] = TABLES["adversarial"](ours)
+    assert find(attacked, "resnet-10-16")[1] != MISSING
+
+
+def test_without_results_only_the_paper_speaks(tmp_path):
+    for name in NAMES:
+        text = make(name, None, out=tmp_path)
+        assert text.startswith("###"), name
+    assert f"| {MISSING} (95.20) |" in make("accuracy", None, out=tmp_path)
+    assert len(reported.load()) > 2000
+
+
+def test_names_that_are_not_there(tmp_path):
+    with pytest.raises(InputError, match=r"name: no 'table-9'; there are all, toy, black-box"):
+        make("table-9", None, out=tmp_path)
+    save_file({}, tmp_path / "x.safetensors")
+    with pytest.raises(InputError, match=r"results: no results.jsonl in"):
+        Results.existing(tmp_path)
