@@ -53,8 +53,8 @@ BENCH = $(BIN)/igeood bench $(addprefix --network ,$(NETWORKS)) $(addprefix --oo
 reproduction: install  ## docs/reproduction.md from $$IGEOOD_DATA: an hour, minutes the second time
 	$(BENCH) --validation $(VALIDATION)
 	$(BENCH) --setting black-box $(addprefix --validation ,$(SETS))
-	cd docs && $(abspath $(BIN))/igeood paper all --results $(abspath $(RESULTS)) --out reproduction \
-	  --validation $(VALIDATION) $(addprefix --network ,$(NETWORKS)) > $(abspath $(RESULTS))/tables.md
+	$(BIN)/igeood paper all --results $(RESULTS) --out docs/reproduction --validation $(VALIDATION) \
+	  $(addprefix --network ,$(NETWORKS)) | sed 's#](docs/#](#' > $(RESULTS)/tables.md
 	cat docs/reproduction/notes.md $(RESULTS)/tables.md > docs/reproduction.md
 
 clean:  ## remove everything that make made

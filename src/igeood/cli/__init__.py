@@ -1,5 +1,6 @@
 """The command line: parses, calls, prints. Results go to stdout, messages to stderr; torch is imported when needed."""
 
+import errno
 import sys
 
 import click
@@ -19,9 +20,24 @@ class _Group(click.Group):
         """Run the command."""
         try:
             return super().invoke(ctx)
-        except (IgeoodError, OSError) as error:
+        except IgeoodError as error:
             click.echo(f"igeood: {error}", err=True)
-            sys.exit(2)
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # the reader of our output has gone: click ends quietly
+                raise
+            click.echo(f"igeood: {_told(error)}", err=True)
+        sys.exit(2)
+
+
+def _told(error: OSError) -> str:
+    """A system's error in one line, with a cure where there is an obvious one."""
+    cures = {
+        errno.ENOSPC: "; make room and give the same command again: what was finished is kept",
+        errno.EACCES: "; name a place that you may write to",
+        errno.EROFS: "; name a place that you may write to",
+    }
+    place = f"{error.filename}: " if error.filename else ""
+    return f"{place}{error.strerror or error}{cures.get(error.errno or 0, '')}"
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
