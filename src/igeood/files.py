@@ -1,5 +1,6 @@
 """Files that appear whole or not at all, and folders that one process writes at a time."""
 
+import errno
 import os
 import secrets
 from collections.abc import Iterator
@@ -36,7 +37,9 @@ def only_one(path: str | os.PathLike[str], what: str) -> Iterator[None]:
     with target.open("ab") as file:
         try:
             _lock(file.fileno())
-        except OSError:
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK):
+                raise
             raise InputError(f"{what}: another process is writing there ({target}); wait for it, or stop it") from None
         yield
 

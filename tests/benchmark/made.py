@@ -46,7 +46,7 @@ def make_world(folder: Path) -> Path:
 
 def make_plan(world: Path, **changes) -> Plan:
     ood = (f"folder:{world / 'red'}", "gaussian")
-    options = {"ood": ood, "validation": (f"folder:{world / 'blue'}",), "limit": 20, "images": 40, "splits": 1}
+    options = {"ood": ood, "validation": (f"folder:{world / 'blue'}",), "limit": 20, "images": 80, "splits": 1}
     return Plan(**{**options, **changes})
 
 

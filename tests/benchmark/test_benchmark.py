@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -58,9 +59,9 @@ def test_a_cell_is_what_the_library_gives(whole, world, network):
     observer = Observer(network, whole.folder / "outputs")
     train, test = (datasets.load("cifar-10", root=world, split=split) for split in ("train", "test"))
     detector = igeood.IgeoodLogits(temperature=cell["temperature"]).fit(observer.outputs(train, "train"))
-    rows = np.sort(np.random.default_rng(0).permutation(160)[80:])
-    inside = observer.outputs(test)[torch.from_numpy(rows)]
-    outside = observer.outputs(datasets.load(cell["ood"], root=world, limit=40))
+    rows = np.sort(np.random.default_rng(0).permutation(80)[40:])
+    inside = observer.outputs(test.limited(80))[torch.from_numpy(rows)]
+    outside = observer.outputs(datasets.load(cell["ood"], root=world, limit=80))
     assert evaluate(detector.score(inside), detector.score(outside)).auroc == cell["auroc"]
 
 
@@ -68,8 +69,8 @@ def test_validation_and_measurement_share_nothing(whole):
     for cell in whole.cells.records:
         assert cell["validation"] != cell["ood"]
         if cell["setting"] == "white-box":
-            assert cell["ood_images"] == 20  # half of 40; the other half was to tune on
-        assert cell["id_images"] in (80, 20)  # of 160, 80 were to tune on
+            assert cell["ood_images"] in (30, 40)  # half of 60 and of 80; the other half was to tune on
+        assert cell["id_images"] == (20 if cell["setting"] == "grey-box" else 40)  # of 80, 40 were to tune on
 
 
 def test_nothing_is_done_twice(whole, world, network, monkeypatch):
@@ -197,16 +198,18 @@ def test_a_full_disk_keeps_finished_work(world, network, tmp_path, monkeypatch):
 
 
 def test_recall_finds_what_was_kept(whole, network, world):
-    found = recall(whole.folder / "outputs", weights=network.weights, data="gaussian")
-    assert len(found) == 40
+    digest = next(c["data"]["ood"] for c in whole.cells.records if c["ood"] == "gaussian")
+    found = recall(whole.folder / "outputs", weights=network.weights, images=digest)
+    assert len(found) == 80
     assert list(found.features) == ["relu", "layer1", "layer2", "layer3", "layer4"]
-    assert recall(whole.folder / "outputs", weights="none", data="gaussian") is None
+    assert recall(whole.folder / "outputs", weights="none", images=digest) is None
+    assert recall(whole.folder / "outputs", weights=network.weights, images="none") is None
 
 
 def test_the_networks_line(whole):
     [line] = whole.networks.records
     assert line["layers"] == {"relu": 16, "layer1": 16, "layer2": 32, "layer3": 64, "layer4": 128}
-    assert (line["train_images"], line["test_images"]) == (200, 160)
+    assert (line["train_images"], line["test_images"]) == (200, 80)
     assert line["notes"] == ["train: 200 of 50,000 images", "test: 160 of 10,000 images"]
     assert 0 <= line["accuracy"] <= 1
 
@@ -250,6 +253,10 @@ def test_networks_that_do_not_say_what_they_are(tmp_path, world):
         load_network(f"resnet-10-16:{path}")
     found = load_network(f"resnet-10-16:{path}", in_distribution="cifar-10")
     assert (found.name, found.mean) == ("resnet-10-16", (0.4914, 0.4822, 0.4465))
+    about = {"network": "resnet-10-16", "trained_on": "svhn", "mean": "a,b,c", "std": "1,1,1"}
+    save_file(build("resnet-10-16", 7).state_dict(), tmp_path / "odd.safetensors", about)
+    with pytest.raises(InputError, match=r"odd.safetensors says mean='a,b,c'; expected numbers"):
+        load_network(str(tmp_path / "odd.safetensors"))
     assert found.model(torch.zeros(1, 3, 32, 32)).shape == (1, 7)
     with pytest.raises(InputError, match="of another architecture"):
         load_network(f"resnet-34:{path}", in_distribution="cifar-10")
@@ -259,6 +266,30 @@ def test_splits_are_cells_of_their_own(world):
     plan = make_plan(world, splits=3, settings=("white-box", "black-box"), methods=("igeood", "msp"))
     found = Counter((c.setting, c.seed) for c in cells(plan, "cifar-10"))
     assert found == {("white-box", 0): 2, ("white-box", 1): 2, ("white-box", 2): 2, ("black-box", 0): 2}
+
+
+def test_a_network_is_not_tuned_on_what_it_knows(world, network, tmp_path):
+    with pytest.raises(InputError, match=r"validation: cifar-10 is what net.safetensors was trained on"):
+        run([network], make_plan(world, validation=("cifar-10",)), tmp_path, root=world)
+
+
+def test_a_set_is_not_measured_under_another_name(world, network, tmp_path):
+    blue = world / "blue"
+    plan = make_plan(world, ood=(f"folder:{blue}/",), validation=(f"folder:{world}/red/../blue",), **QUICK)
+    assert plan.ood == plan.validation == (f"folder:{blue}",)
+    assert not [c for c in cells(plan, "cifar-10") if c.setting == "black-box"]
+    shutil.copytree(blue, tmp_path / "copy")
+    plan = make_plan(world, ood=(f"folder:{tmp_path / 'copy'}",), **QUICK)
+    with pytest.raises(InputError, match=r"copy has the same images as folder:.*blue, which was tuned on"):
+        run([network], plan, tmp_path / "r", root=world)
+
+
+def test_another_normalisation_is_another_cell(world, whole, network, tmp_path):
+    shutil.copytree(whole.folder, tmp_path / "r")
+    other = replace(network, mean=(0.1, 0.2, 0.3))
+    more = run([other], make_plan(world, **QUICK), tmp_path / "r", root=world)
+    assert len(more.cells.records) == len(whole.cells.records) + 4
+    assert more.cells.records[-1]["mean"] == [0.1, 0.2, 0.3]
 
 
 def test_settings_are_all_of_them():

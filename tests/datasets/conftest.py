@@ -56,7 +56,7 @@ def make_root(root: Path) -> Path:
     write_images(root / "dtd/images/zigzagged", ["zigzagged_1.jpg"], (50, 90))
     write_images(root / "English/Img/GoodImg/Bmp/Sample001", ["img001-00001.png"], (20, 51))
     write_images(root / "English/Img/GoodImg/Msk/Sample001", ["img001-00001.png"], (20, 51))
-    write_images(root / "English/Img/BadImag/Bmp/Sample001", ["img001-00002.png"], (30, 12))
+    write_images(root / "English/Img/GoodImg/Bmp/Sample002", ["img002-00001.png"], (30, 12))
     write_images(root / "val_256", ["Places365_val_00000001.jpg"], (256, 256))
     return root
 

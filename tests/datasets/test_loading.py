@@ -150,7 +150,7 @@ def test_idx_mistakes_are_named(tmp_path, idx):
 
 
 def test_the_package_exports_its_contract():
-    assert set(datasets.__all__) == {"DATASETS", "Dataset", "Download", "ImageSet", "data_root", "load"}
+    assert set(datasets.__all__) == {"DATASETS", "Dataset", "Download", "ImageSet", "canonical", "data_root", "load"}
 
 
 @pytest.mark.parametrize(

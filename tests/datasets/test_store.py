@@ -159,3 +159,15 @@ def test_two_processes_do_not_fetch_the_same_set(served, root):
             get(served, root)
         other.kill()
     assert get(served, root)  # a lock does not outlive its process
+
+
+def test_an_archive_touches_nothing_but_its_own_set(served, root, web, tmp_path, tar, cifar):
+    """Entries in other sets' folders, in the manifests' or beside them are not unpacked."""
+    own = {name: cifar(n) for name, n in SMALL.items()}
+    foreign = {"iSUN/a.png": b"x", f"{OWN}/isun.json": b"{}", "weights/w.safetensors": b"x", "readme.txt": b"x"}
+    content = tar(tmp_path / "odd.tar.gz", {**own, **foreign}).read_bytes()
+    odd = dataclasses.replace(served, downloads=(Download(web.add("odd.tar.gz", content), len(content)),))
+    (root / OWN / "unpack-cifar-10").mkdir(parents=True)  # what a killed run left
+    (root / OWN / "unpack-cifar-10" / "half").write_text("half")
+    assert get(odd, root)
+    assert names(root) == [f"{OWN}/cifar-10.json", f"{OWN}/cifar-10.lock", *SMALL]

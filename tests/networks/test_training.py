@@ -50,7 +50,8 @@ def test_the_file_says_how_it_was_made_and_loads(trained, task):
     model = load_weights(build("resnet-10-16", 4), path)
     assert not model.training
     assert accuracies(model, task) == found
-    assert sorted(p.name for p in path.parent.iterdir()) == [path.name]
+    assert sorted(p.name for p in path.parent.iterdir()) == [".net.lock", path.name]
+    assert (about["train_images"], about["test_images"]) == ("60", "20")
 
 
 def test_it_learns(tmp_path):
@@ -156,6 +157,12 @@ def test_augmentation_shifts_and_mirrors():
     assert set(rows) == set(range(12, 21))
     assert set(columns) == set(range(6, 15)) | set(range(17, 26))  # as they were, and mirrored
     assert (found.reshape(200, -1).max(axis=1) == 255).all()
+
+
+def test_statistics_of_the_channels(task):
+    pixels = task.images.astype(np.float64) / 255
+    assert task.mean == pytest.approx(tuple(pixels.mean(axis=(0, 2, 3))), abs=5e-5)
+    assert task.std == pytest.approx(tuple(pixels.std(axis=(0, 2, 3))), abs=5e-5)
 
 
 def test_normalised():

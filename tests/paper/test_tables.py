@@ -25,14 +25,16 @@ def cell(setting="black-box", method="msp", validation="isun", ood="gaussian", s
 def results(tmp_path):
     """Made-up figures of one network on two of the paper's sets."""
     made = Results(tmp_path)
-    made.networks.append({**DENSENET, "weights": "w0", "accuracy": 0.9454, "accuracy_fisher_rao": 0.9453})
+    made.networks.append(
+        {**DENSENET, "weights": "w0", "file": "a.pt", "accuracy": 0.9454, "accuracy_fisher_rao": 0.9453}
+    )
     for i, method in enumerate(["msp", "odin", "energy", "igeood-logits"]):
         for j, ood in enumerate(["gaussian", "tiny-imagenet"]):
             made.cells.append(cell(method=method, ood=ood, tnr=0.1 * i + 0.3 * j + 0.2))
     for seed, tnr in enumerate([0.6, 0.8]):
         made.cells.append(cell("white-box", "igeood+", "own", "tiny-imagenet", seed=seed, tnr=tnr))
     tuned = {"setting": "black-box", "method": "energy", "validation": "isun", "temperature": 2.5, "epsilon": 0.0}
-    made.tunings.append({**DENSENET, **tuned})
+    made.tunings.append({**DENSENET, "weights": "w0", **tuned})
     return made
 
 
@@ -91,11 +93,44 @@ def test_another_validation_set(results):
 
 
 def test_trainings(results):
-    results.networks.append({**DENSENET, "weights": "w1", "accuracy": 0.94, "accuracy_fisher_rao": 0.94})
+    assert find(TABLES["seeds"](Ours(results))[0], "Gaussian")[1] == "20.0 (42.7 ± 49)"  # one has no spread
+    results.networks.append({**DENSENET, "weights": "w1", "file": "b.pt", "accuracy": 0.9, "accuracy_fisher_rao": 0.8})
     results.cells.append(cell(weights="w1", method="msp", ood="gaussian", tnr=0.4))
     tnr = TABLES["seeds"](Ours(results))[0]
     assert find(tnr, "Gaussian")[1] == "30.0 ± 10 (42.7 ± 49)"
-    assert "over 2 trainings" in tnr.notes[0]
+    assert "Trainings of ours: 2" in tnr.notes[0]
+
+
+def test_trainings_have_rows_of_their_own(results):
+    results.networks.append({**DENSENET, "weights": "w1", "file": "b.pt", "accuracy": 0.9, "accuracy_fisher_rao": 0.8})
+    results.cells.append(cell(weights="w1", method="msp", ood="gaussian", tnr=0.4))
+    [table] = accuracy(Ours(results))
+    assert [row[:2] for row in table.rows[:2]] == [
+        ["densenet-bc-100, CIFAR-10 (a.pt)", "94.54 (95.20)"],
+        ["densenet-bc-100, CIFAR-10 (b.pt)", "90.00 (95.20)"],
+    ]
+    table = averages(Ours(results), "black-box", "tab:black_box_avg", ("msp",))
+    assert [row[2].split(" ")[0] for row in table.rows[:2]] == ["35.0", "40.0"]
+
+
+def test_methods_are_averaged_over_the_same_sets(results):
+    """As after an interruption: the last method has one set less."""
+    results.cells.append(cell(method="msp", ood="svhn", tnr=0.9))
+    methods = ("msp", "odin", "energy", "igeood-logits")
+    first = averages(Ours(results), "black-box", "tab:black_box_avg", methods).rows[0]
+    assert first[1:3] == ["2", "35.0 ± 15 (52.5 ± 16)"]
+    table = extended(Ours(results), "black-box", "tab:black_box_extended", methods)[0]
+    assert find(table, "SVHN")[1] == "90.0 (40.4)"
+    assert find(table, "mean of 2 sets")[1].startswith("35.0 ")
+
+
+def test_cells_of_other_options_are_not_mixed_in(results):
+    results.cells.append(cell(method="msp", ood="svhn", tnr=0.9, data={"test": "few", "ood": "x"}))
+    ours = Ours(results)
+    assert "svhn" not in ours.ood("black-box")
+    assert ours.left_out == 1
+    table = averages(ours, "black-box", "tab:black_box_avg", ("msp",))
+    assert "1 results of other options are not shown." in table.notes
 
 
 def test_hyperparameters_and_accuracy(results):
@@ -138,6 +173,8 @@ def test_without_results_only_the_paper_speaks(tmp_path):
         text = make(name, None, out=tmp_path)
         assert text.startswith("###"), name
     assert f"| {MISSING} (95.20) |" in make("accuracy", None, out=tmp_path)
+    assert f"| Textures (DTD) | {MISSING} (40.5) |" in make("black-box", None, out=tmp_path)
+    assert f"{MISSING} (66 µs)" in make("timing", None, out=tmp_path)
     assert len(reported.load()) > 2000
 
 

@@ -6,6 +6,7 @@ measured on: named validation sets are left out of the results that they tuned, 
 samples of the OOD set itself as in the paper, is measured on the others.
 """
 
+import copy
 import hashlib
 import json
 from collections.abc import Callable, Iterator
@@ -61,7 +62,7 @@ class Plan:
     limit : int or None
         Images of each kind that the grey box sees, which runs the network anew for each method.
     images : int or None
-        Of each OOD set at most, evenly spaced.
+        Of each test set at most, evenly spaced.
     train : int or None
         Training images at most, evenly spaced.
     splits : int
@@ -93,6 +94,8 @@ class Plan:
                 raise InputError(f"{name}: no {unknown[0]!r}; there are {', '.join(known)}")
         if not self.ood:
             raise InputError("ood: name at least one OOD data set to measure on")
+        for name in ("ood", "validation"):  # one name for one set, however its path is spelt
+            object.__setattr__(self, name, tuple(dict.fromkeys(map(datasets.canonical, getattr(self, name)))))
         for name in ("limit", "images", "train", "splits"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -191,19 +194,22 @@ class _Bench:
         self.network, self.plan, self.results, self.root = network, plan, results, root
         self.observer = Observer(network, results.folder / "outputs", progress)
         self._sets: dict[tuple[str, str], ImageSet] = {}
+        self._wholes: dict[str, ImageSet] = {}
         self._seen: dict[tuple[str, str], Outputs] = {}
+        self._fits: dict[tuple[str, float | None], Detector] = {}
         self._tuned: dict[tuple[Any, ...], _Tuned] = {}
         self._temperatures: dict[tuple[Any, ...], list[Trial]] = {}
+        if network.in_distribution in plan.validation:
+            raise InputError(
+                f"validation: {network.in_distribution} is what {network.file} was trained on; name an OOD set"
+            )
         self._describe()
 
     # What there is to see.
 
     def _set(self, name: str, part: str = "test") -> ImageSet:
         if (name, part) not in self._sets:
-            own = name == self.network.in_distribution
-            limit = self.plan.train if part == "train" else None if own else self.plan.images
-            if part == "validation":
-                limit = VALIDATION
+            limit = {"train": self.plan.train, "validation": VALIDATION}.get(part, self.plan.images)
             split = "train" if part == "train" else "test"
             self._sets[name, part] = datasets.load(name, root=self.root, split=split, limit=limit)
         return self._sets[name, part]
@@ -241,7 +247,7 @@ class _Bench:
         digests = {part: self._set(own, part).digest()[:16] for part in ("train", "test")}
         if cell.validation not in ("own", "fgsm", NO_VALIDATION):
             digests["validation"] = self._set(cell.validation, "validation").digest()[:16]
-        asked: Record = {"network": self.network.name, "weights": self.network.weights, "in_distribution": own}
+        asked = self._identity()
         asked |= {**asdict(cell), "tpr": self.plan.tpr, "data": {**digests, "ood": self._set(cell.ood).digest()[:16]}}
         if cell.setting == "grey-box":
             asked["limit"] = self.plan.limit
@@ -249,12 +255,31 @@ class _Bench:
             asked["attack"] = self.plan.attack
         return asked
 
+    def _identity(self) -> Record:
+        network = self.network
+        about = {"network": network.name, "weights": network.weights, "in_distribution": network.in_distribution}
+        return {**about, "mean": list(network.mean), "std": list(network.std)}
+
+    def _check_apart(self, cell: Cell) -> None:
+        """Raise if a set is measured on that is, under another name, the one that was tuned on or is known."""
+        others = {cell.validation: "was tuned on", self.network.in_distribution: "the network was trained on"}
+        for name, what in others.items():
+            if name in ("own", "fgsm", NO_VALIDATION):
+                continue
+            for each in (name, cell.ood):
+                if each not in self._wholes:
+                    self._wholes[each] = datasets.load(each, root=self.root)
+            first, second = self._wholes[name], self._wholes[cell.ood]
+            if len(first) == len(second) and first.digest() == second.digest():
+                raise InputError(f"ood: {cell.ood} has the same images as {name}, which {what}; leave it out")
+
     def measure(self, cell: Cell) -> Record:
         """The cell's record: from the results, or measured and put there."""
         asked = self._asked(cell)
         found = self.results.cells.find(asked)
         if found is not None:
             return found
+        self._check_apart(cell)
         tuned = self._tune(cell)
         inside = self._inside(cell.seed)[1]
         outside = self._halves(cell.ood, cell.seed)[1] if cell.setting == "white-box" else None
@@ -293,6 +318,7 @@ class _Bench:
         own = cell.ood if cell.validation == "own" else ""
         key = (cell.setting, cell.method, cell.validation, own, cell.seed)
         if key not in self._tuned:
+            self._tuned.clear()  # cells come in the order of their tunings: no other is needed again
             asked = {k: v for k, v in self._asked(cell).items() if k not in ("ood", "data")}
             data = {k: v for k, v in self._asked(cell)["data"].items() if own or k != "ood"}
             tune = self._tune_white if cell.setting.startswith("white-box") else self._tune_logits
@@ -318,8 +344,11 @@ class _Bench:
         return _Tuned(self._fitted(cell.method, record["temperature"]), record["epsilon"], record)
 
     def _fitted(self, method: str, temperature: float | None) -> Detector:
+        """A copy of the method's detector, fitted once."""
         options = {} if temperature is None or method in UNTUNED else {"temperature": temperature}
-        return detector(method, **options).fit(self._train)
+        if (method, temperature) not in self._fits:
+            self._fits[method, temperature] = detector(method, **options).fit(self._train)
+        return copy.copy(self._fits[method, temperature])
 
     def _trials(self, cell: Cell) -> list[Trial]:
         """Temperatures tried on the validation set, with what they reached; shared by the black and the grey box."""
@@ -382,10 +411,7 @@ class _Bench:
         """Put the network's own line beside the results: its layers, how Gaussian they are, and its accuracy."""
         own = self.network.in_distribution
         sets = {part: self._set(own, part) for part in ("train", "test")}
-        asked = {
-            "network": self.network.name, "weights": self.network.weights, "in_distribution": own,
-            "data": {part: images.digest()[:16] for part, images in sets.items()},
-        }  # fmt: skip
+        asked = {**self._identity(), "data": {part: images.digest()[:16] for part, images in sets.items()}}
         if self.results.networks.find(asked) is not None:
             return
         train, test = self._train, self._outputs(own)

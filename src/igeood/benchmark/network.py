@@ -50,7 +50,7 @@ def load_network(spec: str, *, in_distribution: str | None = None) -> Network:
         `PATH` of weights that say what they are, as those of `igeood train` do; or `NAME:PATH`, with NAME one of
         `igeood.networks.NETWORKS`.
     in_distribution : str, optional
-        The data set that it was trained on, if the file does not say it, or to contradict it.
+        The data set that it was trained on, if the file does not say it.
     """
     name, _, rest = spec.partition(":")
     path = Path(rest if name in NETWORKS and rest else spec).expanduser()
@@ -61,15 +61,15 @@ def load_network(spec: str, *, in_distribution: str | None = None) -> Network:
             raise InputError(
                 f"network: {path} does not say what it is; give NAME:{path}, with NAME of {list(NETWORKS)}"
             )
-    known = in_distribution or about.get("trained_on", "")
+    known = about.get("trained_on") or in_distribution or ""
     known = known.lower() if known.lower() in DATASETS else known
     if not known:
         raise InputError(f"in-distribution: {path} does not say what it was trained on; name the data set")
     last = next(reversed([t for t in tensors.values() if t.ndim == 2]), None)
-    classes = int(about.get("classes") or (0 if last is None else len(last)))
+    classes = 0 if last is None else len(last)
     model = load_weights(build(name, classes), path)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    mean, std = (_numbers(about.get(key, "")) for key in ("mean", "std"))
+    mean, std = (_numbers(about.get(key, ""), key, path) for key in ("mean", "std"))
     if not mean and known in DATASETS:
         mean, std = DATASETS[known].mean or (), DATASETS[known].std or ()
     if not (mean and std):
@@ -77,5 +77,8 @@ def load_network(spec: str, *, in_distribution: str | None = None) -> Network:
     return Network(name, path.name, fingerprint(model), model, known, mean, std)
 
 
-def _numbers(text: str) -> tuple[float, ...]:
-    return tuple(float(part) for part in text.split(",")) if text else ()
+def _numbers(text: str, key: str, path: Path) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        raise InputError(f"network: {path} says {key}={text!r}; expected numbers with commas between") from None

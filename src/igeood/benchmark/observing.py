@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from igeood import storage
@@ -100,7 +101,7 @@ class Observer:
         about = {
             "version": VERSION, "network": self.network.name, "weights": self.network.weights,
             "mean": list(self.network.mean), "std": list(self.network.std),
-            "data": images.name, "images": images.digest(), **what,
+            "data": images.name, "images": images.digest(), "count": len(images), **what,
         }  # fmt: skip
         folder = self.folder / _key(about)
         shards = []
@@ -120,17 +121,19 @@ class Observer:
         return {name: torch.cat([shard[name] for shard in shards]) for name in shards[0]}
 
 
-def recall(folder: Path, *, weights: str, data: str, part: str = "test") -> Outputs | None:
-    """Clean outputs that were kept before, the newest if there are several; None if there are none."""
-    found: list[tuple[float, Path]] = []
-    for first in folder.glob("*/000000.safetensors"):
-        about, _ = storage.read(first, "outputs")
-        if (about["kind"], about["weights"], about["data"], about.get("part")) == ("clean", weights, data, part):
-            found.append((first.stat().st_mtime, first.parent))
-    if not found:
-        return None
-    shards = [storage.read(path, "outputs") for path in sorted(max(found)[1].glob("*.safetensors"))]
-    return _outputs({name: torch.cat([tensors[name] for _, tensors in shards]) for name in shards[0][1]})
+def recall(folder: Path, *, weights: str, images: str) -> Outputs | None:
+    """Clean outputs that were kept before, of images whose digest begins so; None if they are not there whole."""
+    for first in sorted(folder.glob("*/000000.safetensors")):
+        try:
+            with safe_open(first, framework="pt") as file:
+                about = json.loads((file.metadata() or {}).get("igeood", "{}"))
+        except (SafetensorError, ValueError):
+            continue
+        if (about.get("kind"), about.get("weights")) == ("clean", weights) and about["images"].startswith(images):
+            shards = [_read(path) or {} for path in sorted(first.parent.glob("*.safetensors"))]
+            if all(shards) and sum(len(shard["logits"]) for shard in shards) == about["count"]:
+                return _outputs({name: torch.cat([shard[name] for shard in shards]) for name in shards[0]})
+    return None
 
 
 def _key(about: Mapping[str, Any]) -> str:

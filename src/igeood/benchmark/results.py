@@ -1,5 +1,6 @@
 """Results on disk: JSON lines that survive a kill, and a folder that holds them."""
 
+import errno
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -45,14 +46,14 @@ class Lines:
 
     def append(self, record: Mapping[str, Any]) -> Record:
         """Add a line: it is on disk whole when this returns, and not at all if it fails."""
-        line = json.dumps(record, sort_keys=True) + "\n"
-        with self.path.open("ab+") as file:
+        line = json.dumps(record, sort_keys=True).encode() + b"\n"
+        with self.path.open("ab+", buffering=0) as file:
             file.seek(0)
             end = file.read().rfind(b"\n") + 1
             file.truncate(end)
             try:
-                file.write(line.encode())
-                file.flush()
+                if file.write(line) != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))  # noqa: TRY301
                 os.fsync(file.fileno())
             except BaseException:
                 file.truncate(end)

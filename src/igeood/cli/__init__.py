@@ -5,10 +5,10 @@ import sys
 
 import click
 
-from igeood.cli.bench import bench
-from igeood.cli.data import data
-from igeood.cli.paper import paper
-from igeood.cli.train import train
+from igeood.cli.bench import bench as bench_command
+from igeood.cli.data import data as data_command
+from igeood.cli.paper import paper as paper_command
+from igeood.cli.train import train as train_command
 from igeood.errors import IgeoodError
 from igeood.version import __version__
 
@@ -62,7 +62,7 @@ def demo(seed: int, path: str | None) -> None:
     run(seed=seed, path=path)
 
 
-main.add_command(bench)
-main.add_command(data)
-main.add_command(paper)
-main.add_command(train)
+main.add_command(bench_command)
+main.add_command(data_command)
+main.add_command(paper_command)
+main.add_command(train_command)

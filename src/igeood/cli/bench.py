@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.option(
     "--limit", default=300, show_default=True, type=click.IntRange(min=40), help="Images of each kind in the grey box."
 )
-@click.option("--images", type=click.IntRange(min=40), help="Images of each OOD set at most, evenly spaced.")
+@click.option("--images", type=click.IntRange(min=40), help="Images of each test set at most, evenly spaced.")
 @click.option("--train", type=click.IntRange(min=1), help="Training images at most, evenly spaced.")
 @click.option("--splits", default=5, show_default=True, type=click.IntRange(min=1), help="Splits of the white box.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Of the first split.")
@@ -47,8 +47,9 @@ def bench(
 
     loaded = [load_network(spec, in_distribution=in_distribution) for spec in networks]
     chosen = validation or _present(root, ["isun"])
+    common = {network.in_distribution for network in loaded}  # several: each is foreign to the others
     plan = Plan(
-        ood=ood or _present(root, None, leave_out=[*chosen, *(network.in_distribution for network in loaded)]),
+        ood=ood or _present(root, None, leave_out=[*chosen, *(common if len(common) == 1 else ())]),
         settings=settings or SETTINGS, methods=methods or tuple(METHODS), validation=chosen, limit=limit,
         images=images, train=train, splits=splits, seed=seed,
     )  # fmt: skip
@@ -59,18 +60,14 @@ def bench(
 
 
 def _present(root: str | None, names: list[str] | None, leave_out: list[str] | None = None) -> tuple[str, ...]:
-    """Names of those data sets that are there."""
+    """Names of those data sets that are there; one that is there in part only, or damaged, is an error."""
     from igeood import datasets
-    from igeood.errors import InputError
+    from igeood.datasets.store import begun
 
-    found = []
-    for name in names or datasets.DATASETS:
-        try:
-            datasets.load(name, root=root)
-        except InputError:
-            continue
-        if name not in (leave_out or []):
-            found.append(name)
+    wanted = [name for name in names or datasets.DATASETS if name not in (leave_out or [])]
+    found = [name for name in wanted if begun(datasets.DATASETS[name], datasets.data_root(root))]
+    for name in found:
+        datasets.load(name, root=root)
     return tuple(found)
 
 

@@ -53,6 +53,8 @@ def _task(data: str, root: str | None, limit: int | None) -> "Task":
     learn, judge = (datasets.load(data, root=root, split=split, limit=limit) for split in ("train", "test"))
     if learn.labels is None or judge.labels is None:
         raise InputError(f"data: {data} has no labels to learn; name a set of labelled images")
+    for split, images in (("training", learn), ("test", judge)):
+        click.echo(f"{len(images):,} {split} images" + (f" ({images.note})" if images.note else ""), err=True)
     known = datasets.DATASETS.get(data)
     classes = learn.classes or int(learn.labels.max()) + 1
     mean, std = (known.mean or (), known.std or ()) if known else ((), ())

@@ -6,6 +6,6 @@ MNIST-like files.
 
 from igeood.datasets.catalog import DATASETS, Dataset, Download, data_root
 from igeood.datasets.images import ImageSet
-from igeood.datasets.loading import load
+from igeood.datasets.loading import canonical, load
 
-__all__ = ["DATASETS", "Dataset", "Download", "ImageSet", "data_root", "load"]
+__all__ = ["DATASETS", "Dataset", "Download", "ImageSet", "canonical", "data_root", "load"]

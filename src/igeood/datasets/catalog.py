@@ -118,8 +118,10 @@ _TABLE = (
     ),
     Dataset(
         "chars74k", "Chars74K (EnglishImg)", "not stated", "http://www.ee.surrey.ac.uk/CVSSP/demos/chars74k/", "images",
-        counts={"test": 7_705}, layouts={"test": (("English/Img/GoodImg/Bmp", "English/Img/BadImag/Bmp"),)},
-        downloads=(Download("http://www.ee.surrey.ac.uk/CVSSP/demos/chars74k/EnglishImg.tgz"),),
+        counts={"test": 7_705}, layouts={"test": (("English/Img/GoodImg/Bmp",),)},
+        downloads=(Download("http://www.ee.surrey.ac.uk/CVSSP/demos/chars74k/EnglishImg.tgz", None,
+                            "md5:85d157e0c58f998e1cda8def62bcda0d", "pytorch-ood"),),
+        note="the 7,705 good images of the archive",
     ),
     Dataset(
         "places365", "Places365 (validation)", "non-commercial research", "http://places2.csail.mit.edu/", "images",

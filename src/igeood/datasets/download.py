@@ -110,6 +110,7 @@ def _transfer(url: str, part: Path, state: Path, size: int | None, progress: Pro
                 f"{url}: {total:,} bytes, expected at most {limit:,}; the file has changed, or is another one"
             )
         if not resumed:
+            part.unlink(missing_ok=True)  # before its new description: they must never be of two files
             state.write_text(json.dumps({"url": url, "validator": _validator(response)}), encoding="utf-8")
         done = _copy(response, part, start, limit, total, progress)
     if total is not None and done < total:

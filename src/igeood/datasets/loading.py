@@ -39,14 +39,25 @@ def load(
     >>> noise.images().shape
     (3, 3, 32, 32)
     """
+    name = canonical(name)
     kind, colon, path = name.partition(":")
     if colon and kind == "folder":
-        found = _folder(Path(path).expanduser(), name)
+        found = _folder(Path(path), name)
     elif colon and kind == "idx":
-        found = _idx(Path(path).expanduser(), name, split)
+        found = _idx(Path(path), name, split)
     else:
         found = load_dataset(find(name), root=data_root(root), split=split)
     return found.limited(limit)
+
+
+def canonical(name: str) -> str:
+    """The one name of an image set, however its path is spelt.
+
+    >>> canonical("folder:/data/red/../blue/")
+    'folder:/data/blue'
+    """
+    kind, colon, path = name.partition(":")
+    return f"{kind}:{os.path.abspath(Path(path).expanduser())}" if colon and kind in ("folder", "idx") else name  # noqa: PTH100
 
 
 def find(name: str) -> Dataset:

@@ -5,7 +5,6 @@ is being unpacked.
 """
 
 import json
-import secrets
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +57,15 @@ def status(dataset: Dataset, root: Path, *, deep: bool = False, decode: bool = F
     short = [f"{split} {n:,} of {dataset.counts[split]:,}" for split, n in counts.items() if n < dataset.counts[split]]
     state: State = "ok" if not short else "partial" if found else "missing"
     return Status(dataset.name, state, found, expected, "; ".join(filter(None, [*short, note])) if found else "")
+
+
+def begun(dataset: Dataset, root: Path) -> bool:
+    """Whether anything of a set's test images is there, be it half a download."""
+    if dataset.kind == "noise":
+        return True
+    places = [place for layout in dataset.layouts["test"] for place in layout]
+    places += [f"{download.file}.part" for download in dataset.downloads]
+    return any((root / place).exists() for place in places)
 
 
 def _count(dataset: Dataset, root: Path, split: str, *, deep: bool, decode: bool) -> int:
@@ -119,7 +127,7 @@ def get(dataset: Dataset, root: Path, *, force: bool = False, progress: Progress
             return False
         files: dict[str, Entry] = {}
         for download in dataset.downloads:
-            files |= _get(download, root, force=force, progress=progress)
+            files |= _get(dataset, download, root, force=force, progress=progress)
         manifest = json.dumps({"name": dataset.name, "files": files}, indent=1)
         write_whole(root / OWN / f"{dataset.name}.json", manifest.encode())
         now = status(dataset, root)
@@ -129,7 +137,9 @@ def get(dataset: Dataset, root: Path, *, force: bool = False, progress: Progress
     return True
 
 
-def _get(download: Download, root: Path, *, force: bool, progress: Progress | None) -> dict[str, Entry]:
+def _get(
+    dataset: Dataset, download: Download, root: Path, *, force: bool, progress: Progress | None
+) -> dict[str, Entry]:
     """Fetch one file and unpack it; the files that are there now."""
     path = root / download.file
     fetched = force or not _whole(path, download)
@@ -137,10 +147,12 @@ def _get(download: Download, root: Path, *, force: bool, progress: Progress | No
         fetch(download.url, path, size=download.size, checksum=download.checksum, progress=progress)
     if not path.name.endswith(ARCHIVES):
         return {download.file: {"size": path.stat().st_size, "sha256": file_digest(path)}}
-    aside = root / OWN / f"unpack-{secrets.token_hex(4)}"
+    aside = root / OWN / f"unpack-{dataset.name}"  # ours alone, as we hold the set's lock
+    shutil.rmtree(aside, ignore_errors=True)  # what a killed run left
+    own = {place.split("/")[0] for layouts in dataset.layouts.values() for layout in layouts for place in layout}
     try:
         aside.mkdir()
-        files = unpack(path, aside)
+        files = unpack(path, aside, folders=own)
         _move(aside, root)
     finally:
         shutil.rmtree(aside, ignore_errors=True)

@@ -7,7 +7,7 @@ import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -23,11 +23,17 @@ Entry = dict[str, int | str]  # size, sha256
 
 
 def unpack(
-    archive: Path, into: Path, *, max_bytes: int = MAX_BYTES, max_members: int = MAX_MEMBERS
+    archive: Path,
+    into: Path,
+    *,
+    folders: Collection[str] = (),
+    max_bytes: int = MAX_BYTES,
+    max_members: int = MAX_MEMBERS,
 ) -> dict[str, Entry]:
     """Unpack a tar or zip archive into a folder, and give each file's size and SHA-256 by its path in the folder.
 
-    Absolute paths, `..`, links and devices are errors, and so is more than `max_members` entries or `max_bytes` bytes.
+    Only what is below `folders` is unpacked, if some are given. Absolute paths, `..`, links and devices are errors, and
+    so is more than `max_members` entries or `max_bytes` bytes.
     """
     members = _zip(archive) if archive.suffix == ".zip" else _tar(archive)
     files: dict[str, Entry] = {}
@@ -36,7 +42,10 @@ def unpack(
         count += 1
         if count > max_members:
             raise InputError(f"{archive}: more than {max_members:,} entries; {FOREIGN}")
-        target = into.joinpath(*_parts(archive, name))
+        parts = _parts(archive, name)
+        if folders and (not parts or parts[0] not in folders):
+            continue
+        target = into.joinpath(*parts)
         if content is None:
             target.mkdir(parents=True, exist_ok=True)
             continue

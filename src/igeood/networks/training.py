@@ -108,11 +108,9 @@ class Task:
             if len(images) == 0 or len(images) != len(labels):
                 raise InputError(f"{name}: {len(images)} images and {len(labels)} labels; both are needed, one each")
         if not self.mean:
-            channels = self.images.reshape(len(self.images), 3, -1)
-            mean = channels.mean(axis=(0, 2)) / 255
-            object.__setattr__(self, "mean", tuple(round(float(m), 4) for m in mean))
-            std = channels.std(axis=(0, 2)) / 255
-            object.__setattr__(self, "std", tuple(max(round(float(s), 4), 1e-3) for s in std))
+            mean, std = _moments(self.images)
+            object.__setattr__(self, "mean", mean)
+            object.__setattr__(self, "std", std)
 
     def digest(self) -> str:
         """SHA-256 of everything that the weights depend on, 16 hex digits."""
@@ -120,6 +118,15 @@ class Task:
         digest.update(np.ascontiguousarray(self.images).data)
         digest.update(np.ascontiguousarray(self.labels).data)
         return digest.hexdigest()[:16]
+
+
+def _moments(images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of each channel in [0, 1], from how often each of the 256 values occurs."""
+    values = np.arange(256) / 255
+    shares = [np.bincount(images[:, c].ravel(), minlength=256) / images[:, c].size for c in range(3)]
+    means = [float(share @ values) for share in shares]
+    deviations = [float(np.sqrt(share @ (values - m) ** 2)) for share, m in zip(shares, means, strict=True)]
+    return tuple(round(m, 4) for m in means), tuple(max(round(s, 4), 1e-3) for s in deviations)
 
 
 @dataclass(frozen=True)
@@ -248,10 +255,9 @@ class Run:
                 )
         self.model.load_state_dict({k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
         state = self.optimiser.state_dict()
-        names = [name for name, _ in self.model.named_parameters()]
         state["state"] = {
-            i: {"momentum_buffer": tensors[f"momentum.{name}"].to(memory_format=torch.preserve_format)}
-            for i, name in enumerate(names)
+            i: {"momentum_buffer": torch.empty_like(parameter).copy_(tensors[f"momentum.{name}"])}
+            for i, (name, parameter) in enumerate(self.model.named_parameters())
             if f"momentum.{name}" in tensors
         }
         self.optimiser.load_state_dict(state)
@@ -299,7 +305,7 @@ def train(
         raise InputError(f"out: {target} is there already; delete it to train again, or name another file")
     target.parent.mkdir(parents=True, exist_ok=True)
     checkpoint = target.with_suffix(".training")
-    with only_one(target.with_suffix(".lock"), "out"):
+    with only_one(target.with_name(f".{target.stem}.lock"), "out"):
         run = Run(network, task, recipe or Recipe())
         if checkpoint.exists():
             run.load(checkpoint)
@@ -314,7 +320,6 @@ def train(
         found = accuracies(run.model, task)
         write_whole(target, save(_plain(run.model), _about(run, found)))
         checkpoint.unlink(missing_ok=True)
-    target.with_suffix(".lock").unlink(missing_ok=True)
     return found
 
 
@@ -328,6 +333,8 @@ def _about(run: Run, found: Accuracies) -> dict[str, str]:
         "network": run.network,
         "trained_on": run.task.name,
         "classes": str(run.task.classes),
+        "train_images": str(len(run.task.images)),
+        "test_images": str(len(run.task.test_images)),
         "mean": ",".join(map(str, run.task.mean)),
         "std": ",".join(map(str, run.task.std)),
         "test_accuracy": f"{found.softmax:.4f}",

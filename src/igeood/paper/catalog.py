@@ -46,7 +46,7 @@ def make(
     """
     if name not in NAMES:
         raise InputError(f"name: no {name!r}; there are all, {', '.join(NAMES)}")
-    ours = Ours(results if results is not None else Results(Path(out) / "none"), validation)
+    ours = Ours(results, validation)
     if name == "timing":
         return "\n".join(table.markdown() for table in timing(ours, networks or []))
     if name in TABLES:

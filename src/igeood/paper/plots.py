@@ -39,6 +39,7 @@ def histograms(ours: Ours) -> Drawn:
             if not cells:
                 continue
             cell = next((c for c in cells if c["ood"] == SHOWN), cells[0])
+            assert ours.results is not None  # noqa: S101 (there are cells; this tells the type checker)
             _, scores = storage.read(ours.results.folder / "scores" / cell["scores"], "scores")
             panels.append(
                 HistogramPanel(
@@ -70,8 +71,8 @@ def curves(ours: Ours) -> Drawn:
 
 def gaussianity(ours: Ours) -> Drawn:
     """The first channel of each layer against the normal density, and the layer's mean W."""
-    for line in ours.networks:
-        inside, outside = _recalled(ours, line)
+    for key, line in zip(ours.classifiers(), ours.networks, strict=True):
+        inside, outside = kept(ours, line, "test"), _foreign(ours, key, line)
         if inside is None or outside is None:
             continue
         panels = [
@@ -83,18 +84,18 @@ def gaussianity(ours: Ours) -> Drawn:
             )
             for layer in line["layers"]
         ]
-        yield f"gaussianity-{_stem(_key(line))}", figures.gaussianity(panels)
+        yield f"gaussianity-{_stem(key)}", figures.gaussianity(panels)
 
 
 def layers(ours: Ours) -> Drawn:
     """Scores of each layer, and what the regression makes of them, for Mahalanobis and IGEOOD."""
-    for line in ours.networks:
-        train = _recall(ours, line, line["in_distribution"], "train")
-        inside, outside = _recalled(ours, line)
+    for key, line in zip(ours.classifiers(), ours.networks, strict=True):
+        train, inside = (kept(ours, line, part) for part in ("train", "test"))
+        outside = _foreign(ours, key, line)
         if train is None or inside is None or outside is None:
             continue
         rows = [_layer_row(method, train, inside, outside) for method in ("mahalanobis", "igeood")]
-        yield f"layers-{_stem(_key(line))}", figures.layer_histograms(rows)
+        yield f"layers-{_stem(key)}", figures.layer_histograms(rows)
 
 
 def _layer_row(method: str, train: Outputs, inside: Outputs, outside: Outputs) -> LayerRow:
@@ -128,15 +129,23 @@ def _split(outputs: Outputs) -> tuple[Outputs, Outputs]:
     return outputs[order[:size]], outputs[order[size:]]
 
 
-def _recalled(ours: Ours, line: Record) -> tuple[Outputs | None, Outputs | None]:
-    """Outputs of the test images, and of the OOD set that the paper shows or the first that there is."""
-    names = [SHOWN, *ours.ood("black-box"), *ours.ood("white-box")]
-    outside = (_recall(ours, line, name, "test") for name in names)
-    return _recall(ours, line, line["in_distribution"], "test"), next((o for o in outside if o is not None), None)
+def kept(ours: Ours, line: Record, part: str) -> Outputs | None:
+    """A network's outputs of its in-distribution images, from the benchmark's folder."""
+    return _recall(ours, line["weights"], line["data"][part])
 
 
-def _recall(ours: Ours, line: Record, data: str, part: str) -> Outputs | None:
-    return recall(ours.results.folder / "outputs", weights=line["weights"], data=data, part=part)
+def _foreign(ours: Ours, key: Key, line: Record) -> Outputs | None:
+    """Its outputs of the OOD set that the paper shows, or of the first that there is."""
+    cells = [
+        cell for setting in BOXES for cell in ours.of(setting, key) if cell["data"]["test"] == line["data"]["test"]
+    ]
+    cells.sort(key=lambda cell: cell["ood"] != SHOWN)
+    digests = dict.fromkeys(cell["data"]["ood"] for cell in cells)
+    return next((found for d in digests if (found := _recall(ours, line["weights"], d)) is not None), None)
+
+
+def _recall(ours: Ours, weights: str, digest: str) -> Outputs | None:
+    return None if ours.results is None else recall(ours.results.folder / "outputs", weights=weights, images=digest)
 
 
 def _first_channel(outputs: Outputs, layer: str) -> Values:
@@ -145,12 +154,9 @@ def _first_channel(outputs: Outputs, layer: str) -> Values:
     return values
 
 
-def _key(line: Record) -> Key:
-    return Key(line["network"], line["in_distribution"])
-
-
 def _stem(key: Key) -> str:
-    return f"{key.network}-{''.join(c if c.isalnum() or c == '-' else '-' for c in title(key.in_distribution).lower())}"
+    name = f"{key.network}-{title(key.in_distribution)}-{key.weights if key.file else ''}".lower()
+    return "".join(c if c.isalnum() else "-" for c in name).strip("-")
 
 
 FIGURES: dict[str, Callable[[Ours], Drawn]] = {

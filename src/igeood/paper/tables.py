@@ -1,12 +1,14 @@
 """The paper's tables: our numbers with the paper's beside them, in parentheses; what is missing is shown as missing."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from statistics import fmean, pstdev
 
 from igeood.benchmark import Results
 from igeood.benchmark.results import Record
-from igeood.datasets import DATASETS
+from igeood.datasets import DATASETS, canonical
 from igeood.figures import STYLE
 from igeood.paper import reported
 from igeood.paper.reported import Reported
@@ -41,20 +43,37 @@ class Table:
 
 @dataclass(frozen=True)
 class Key:
-    """A trained classifier as the tables' rows name it."""
+    """A trained classifier as the tables' rows name it; without weights, the paper's."""
 
     network: str
     in_distribution: str
+    weights: str = ""
+    file: str = ""  # told where several have the same architecture
 
     def __str__(self) -> str:
-        return f"{self.network}, {title(self.in_distribution)}"
+        return f"{self.network}, {title(self.in_distribution)}" + (f" ({self.file})" if self.file else "")
+
+    def fits(self, record: Record) -> bool:
+        """Whether a record is of this classifier."""
+        same = (record["network"], record["in_distribution"]) == (self.network, self.in_distribution)
+        return same and self.weights in ("", record["weights"])
+
+    @property
+    def paper(self) -> dict[str, str]:
+        """How the paper's numbers are asked for."""
+        return {"network": self.network, "in_distribution": self.in_distribution}
 
 
 def title(name: str) -> str:
-    """A data set's name for tables."""
+    """A data set's name for tables.
+
+    >>> title("tiny-imagenet"), title("idx:/data/FashionMNIST/raw")
+    ('Tiny-ImageNet', 'FashionMNIST')
+    """
     if name in DATASETS:
         return DATASETS[name].title
-    return name.partition(":")[2].rstrip("/").rpartition("/")[2] or name
+    parts = [part for part in PurePath(name.partition(":")[2] or name).parts if part != "raw"]
+    return parts[-1] if parts else name
 
 
 def method_title(name: str) -> str:
@@ -65,58 +84,90 @@ def method_title(name: str) -> str:
 class Ours:
     """Our results, ready to be asked for averages.
 
+    Cells that were measured with different options (other images, another limit) are never mixed: the options that most
+    cells have are shown, of equals the last ones, and `left_out` counts the other cells.
+
     Parameters
     ----------
-    results : Results
-        A benchmark's folder.
+    results : Results, optional
+        A benchmark's folder; without it there is nothing of ours.
     validation : str, optional
         The set that black and grey box were tuned on; by default iSUN, or else the first in the results.
     """
 
-    def __init__(self, results: Results, validation: str | None = None) -> None:
+    def __init__(self, results: Results | None = None, validation: str | None = None) -> None:
         self.results = results
-        self.cells = _last(
-            results.cells.records, ("network", "weights", "setting", "method", "validation", "ood", "seed")
-        )
-        self.networks = _last(results.networks.records, ("network", "weights"))
+        every = results.cells.records if results else []
+        self.cells = _alike(every)
+        self.left_out = len(every) - len(self.cells)
+        named = {r["weights"]: r for r in (results.networks.records if results else [])}
+        self.networks = list(named.values())
         tuned = [c["validation"] for c in self.cells if c["setting"] in ("black-box", "grey-box")]
-        self.validation = validation or ("isun" if "isun" in tuned else tuned[0] if tuned else "isun")
+        first = "isun" if "isun" in tuned else tuned[0] if tuned else "isun"
+        self.validation = first if validation is None else canonical(validation)
 
     def classifiers(self) -> list[Key]:
         """Our classifiers."""
-        return list(dict.fromkeys(Key(n["network"], n["in_distribution"]) for n in self.networks))
+        kinds = Counter((n["network"], n["in_distribution"]) for n in self.networks)
+        return [
+            Key(
+                n["network"],
+                n["in_distribution"],
+                n["weights"],
+                n["file"] if kinds[n["network"], n["in_distribution"]] > 1 else "",
+            )
+            for n in self.networks
+        ]
 
-    def ood(self, setting: str) -> list[str]:
-        """OOD sets measured in a setting."""
-        return list(dict.fromkeys(c["ood"] for c in self.of(setting)))
+    def ood(self, setting: str, key: Key | None = None, methods: Sequence[str] = ()) -> list[str]:
+        """OOD sets measured in a setting; for those of the methods that were run at all, by every one of them."""
+        cells = self.of(setting, key)
+        run = [method for method in methods if any(c["method"] == method for c in cells)]
+        measured = {(c["method"], c["ood"]) for c in cells}
+        return [ood for ood in dict.fromkeys(c["ood"] for c in cells) if all((m, ood) in measured for m in run)]
 
     def of(self, setting: str, key: Key | None = None, validation: str | None = None) -> list[Record]:
         """Cells of a setting."""
         wanted = {"white-box": "own", "white-box-fgsm": "fgsm"}.get(setting, validation or self.validation)
-        return [
-            c
-            for c in self.cells
-            if (c["setting"], c["validation"]) == (setting, wanted)
-            and (key is None or (c["network"], c["in_distribution"]) == (key.network, key.in_distribution))
-        ]
+        found = [c for c in self.cells if (c["setting"], c["validation"]) == (setting, wanted)]
+        return found if key is None else [c for c in found if key.fits(c)]
 
-    def value(
-        self, setting: str, key: Key, ood: str, method: str, metric: str, validation: str | None = None
-    ) -> float | None:
-        """A figure in percent, the mean over splits and trainings; None if it was not measured."""
-        found = [100 * c[metric] for c in self.of(setting, key, validation) if (c["ood"], c["method"]) == (ood, method)]
+    def value(self, setting: str, key: Key, ood: str, method: str, metric: str) -> float | None:
+        """A figure in percent, the mean over splits; None if it was not measured."""
+        found = [100 * c[metric] for c in self.of(setting, key) if (c["ood"], c["method"]) == (ood, method)]
         return fmean(found) if found else None
 
     def tuning(self, setting: str, key: Key, method: str) -> Record | None:
-        """What was found in tuning, for all OOD sets."""
+        """What was found in tuning, for all OOD sets: the last record of the options that are shown."""
         wanted = {"white-box-fgsm": "fgsm"}.get(setting, self.validation)
-        asked = {"setting": setting, "method": method, "validation": wanted, "network": key.network}
-        return self.results.tunings.find({**asked, "in_distribution": key.in_distribution})
+        shown = {_options(c) for c in self.of(setting, key)}
+        records = self.results.tunings.records if self.results else []
+        found = [
+            t
+            for t in records
+            if (t["setting"], t["method"], t["validation"]) == (setting, method, wanted)
+            and key.fits(t)
+            and _options(t) in shown
+        ]
+        return found[-1] if found else None
 
 
-def _last(records: Iterable[Record], fields: Sequence[str]) -> list[Record]:
-    """Of records with the same fields, the last."""
-    return list({tuple(r.get(f) for f in fields): r for r in records}.values())
+def _options(record: Record) -> str:
+    """What a cell's figures depend on besides its place in a table and its OOD set."""
+    data = {part: digest for part, digest in record.get("data", {}).items() if part != "ood"}
+    return repr((data, *(record.get(name) for name in ("mean", "std", "tpr", "limit", "attack"))))
+
+
+def _alike(records: Iterable[Record]) -> list[Record]:
+    """Of each classifier, setting and validation set, the cells of one set of options; of equal cells the last."""
+    groups: dict[tuple[str, ...], dict[str, dict[tuple[str, ...], Record]]] = {}
+    for r in records:
+        where = (r["network"], r["weights"], r["setting"], r["validation"])
+        options = groups.setdefault(where, {})
+        cells = options.pop(_options(r), {})
+        options[_options(r)] = {**cells, (r["method"], r["ood"], str(r["seed"])): r}  # the last used comes last
+    chosen = [max(reversed(options.values()), key=len) for options in groups.values()]
+    return [record for cells in chosen for record in cells.values()]
 
 
 def pair(ours: float | None, theirs: float | None, digits: int = 1) -> str:
@@ -138,54 +189,52 @@ def _bold(cells: list[str], values: Sequence[float | None]) -> list[str]:
     return [f"**{c.split(' ')[0]}**{c[len(c.split(' ')[0]) :]}" if c.split(" ")[0] == best else c for c in cells]
 
 
-def _keys(ours: Ours, label: str) -> list[Key]:
+def rows_of(ours: Ours, label: str) -> list[Key]:
     """Our classifiers first, then those that only the paper has."""
+    mine = ours.classifiers()
     theirs = [Key(r.network, r.in_distribution) for r in reported.find(label=label) if r.network != "average"]
-    return list(dict.fromkeys([*ours.classifiers(), *theirs]))
+    known = {(key.network, key.in_distribution) for key in mine}
+    return [*mine, *(key for key in dict.fromkeys(theirs) if (key.network, key.in_distribution) not in known)]
 
 
 def averages(ours: Ours, setting: str, label: str, methods: Sequence[str]) -> Table:
     """Means over OOD sets: Table 1, Table 2, and the grey box's."""
     rows = []
-    for key in _keys(ours, label):
-        sets = [ood for ood in ours.ood(setting) if ours.value(setting, key, ood, methods[-1], "tnr") is not None]
+    for key in rows_of(ours, label):
+        sets = ours.ood(setting, key, methods) if key.weights else []
         row = [str(key), str(len(sets)) if sets else MISSING]
         for metric in ("tnr", "auroc"):
-            values = [_mean(ours, setting, key, method, metric) for method in methods]
+            values = [_mean([ours.value(setting, key, ood, method, metric) for ood in sets]) for method in methods]
             printed = [_paper_average(label, setting, key, method, metric) for method in methods]
             cells = [_spread(v, p) for v, p in zip(values, printed, strict=True)]
             row += _bold(cells, [None if v is None else v[0] for v in values])
         rows.append(row)
     columns = [f"{method_title(m)}, {METRICS[metric]}" for metric in ("tnr", "auroc") for m in methods]
-    notes = [
-        f"Ours: mean ± deviation over OOD sets ({_sets(ours.ood(setting))}); in parentheses the paper, over its own."
-    ]
-    return Table(
-        label,
-        f"{setting}: averages",
-        ["network, in-distribution", "sets", *columns],
-        rows,
-        [*notes, *_how(ours, setting)],
+    sets = ours.ood(setting)
+    note = (
+        f"Ours: mean ± deviation over OOD sets ({_sets(sets)}); in parentheses the paper's, over its own eight or nine."
     )
+    header = ["network, in-distribution", "sets", *columns]
+    return Table(label, f"{setting}: averages", header, rows, [note, *_how(ours, setting)])
 
 
-def _mean(ours: Ours, setting: str, key: Key, method: str, metric: str) -> tuple[float, float] | None:
-    found = [ours.value(setting, key, ood, method, metric) for ood in ours.ood(setting)]
+def _mean(found: list[float | None]) -> tuple[float, float | None] | None:
     known = [value for value in found if value is not None]
-    return (fmean(known), pstdev(known)) if known else None
+    return (fmean(known), pstdev(known) if len(known) > 1 else None) if known else None
 
 
 def _paper_average(label: str, setting: str, key: Key, method: str, metric: str) -> tuple[float, float | None] | None:
-    options = {"label": label, "setting": setting, "method": method, "metric": metric}
-    found = reported.find(**options, network=key.network, in_distribution=key.in_distribution)
+    found = reported.find(label=label, setting=setting, method=method, metric=metric, **key.paper)
     return (found[0].value, found[0].spread) if found else None
 
 
-def _spread(ours: tuple[float, float] | None, theirs: tuple[float, float | None] | None) -> str:
-    first = MISSING if ours is None else f"{ours[0]:.1f} ± {ours[1]:.0f}"
-    if theirs is None:
-        return first
-    return f"{first} ({theirs[0]:.1f}" + ("" if theirs[1] is None else f" ± {theirs[1]:.0f}") + ")"
+def _spread(ours: tuple[float, float | None] | None, theirs: tuple[float, float | None] | None) -> str:
+    """Mean and deviation, where there is one; the paper's in parentheses."""
+    first, second = (
+        MISSING if pair is None else f"{pair[0]:.1f}" + ("" if pair[1] is None else f" ± {pair[1]:.0f}")
+        for pair in (ours, theirs)
+    )
+    return first if theirs is None else f"{first} ({second})"
 
 
 def _sets(names: Iterable[str]) -> str:
@@ -208,25 +257,28 @@ def _how(ours: Ours, setting: str) -> list[str]:
     counts = ", ".join(
         f"{title(ood)} {max(c['ood_images'] for c in cells if c['ood'] == ood):,}" for ood in ours.ood(setting)
     )
-    return [tuned.get(setting, how), f"Images: {max(c['id_images'] for c in cells):,} in-distribution; {counts}."]
+    left = f"{ours.left_out} results of other options are not shown." if ours.left_out else ""
+    images = f"Images: {max(c['id_images'] for c in cells):,} in-distribution; {counts}."
+    return [tuned.get(setting, how), images, *([left] if left else [])]
 
 
 def extended(
     ours: Ours, setting: str, label: str, methods: Sequence[str], metrics: Iterable[str] = METRICS
 ) -> list[Table]:
-    """Each OOD set, for each of our classifiers and each metric."""
+    """Each OOD set, for each metric and each of our classifiers; the paper's own where there is nothing of ours."""
     tables = []
-    for key in [k for k in ours.classifiers() if ours.of(setting, k)]:
-        theirs = {"label": label, "setting": setting, "network": key.network, "in_distribution": key.in_distribution}
+    mine = [key for key in ours.classifiers() if ours.of(setting, key)]
+    for key in mine or rows_of(Ours(), label):
+        theirs = {"label": label, "setting": setting, **key.paper}
         printed = list(dict.fromkeys(r.ood for r in reported.find(**theirs) if r.ood != "average"))
-        sets = list(dict.fromkeys([*ours.ood(setting), *printed]))
+        both = [o for o in ours.ood(setting, key, methods) if o in printed or not printed] if key.weights else printed
         for metric in metrics:
             rows, shared = [], []
-            for ood in sets:
-                values = [ours.value(setting, key, ood, m, metric) for m in methods]
+            for ood in dict.fromkeys([*(ours.ood(setting, key) if key.weights else []), *printed]):
+                values = [ours.value(setting, key, ood, m, metric) if key.weights else None for m in methods]
                 paper = [_printed(reported.find(**theirs, ood=ood, method=m, metric=metric)) for m in methods]
                 rows.append([title(ood), *_bold([pair(v, p) for v, p in zip(values, paper, strict=True)], values)])
-                if values[-1] is not None and (ood in printed or not printed):
+                if ood in both:
                     shared.append((values, paper))
             rows.append(_common(shared, len(methods)))
             header = ["OOD set", *map(method_title, methods)]
@@ -252,12 +304,12 @@ def hyperparameters(ours: Ours) -> list[Table]:
     columns = [("black-box", m) for m in LOGITS[1:]] + [("grey-box", m) for m in LOGITS[1:]]
     columns += [("white-box-fgsm", m) for m in WHITE]
     rows = []
-    for key in _keys(ours, label):
+    for key in rows_of(ours, label):
         row = [str(key)]
         for setting, method in columns:
-            theirs = {"label": label, "setting": setting, "method": method, "network": key.network}
-            found = {r.metric: r.value for r in reported.find(**theirs, in_distribution=key.in_distribution)}
-            first, second = _found(ours.tuning(setting, key, method), setting), _found(found, setting)
+            found = {r.metric: r.value for r in reported.find(label=label, setting=setting, method=method, **key.paper)}
+            mine = ours.tuning(setting, key, method) if key.weights else None
+            first, second = _found(mine, setting), _found(found, setting)
             row.append(f"{first}; {second}" if found else first)
         rows.append(row)
     header = ["network, in-distribution", *(f"{s}: {method_title(m)}" for s, m in columns)]
@@ -276,17 +328,18 @@ def validation_choice(ours: Ours) -> list[Table]:
     """Mean TNR for each set to tune on."""
     label, tables = "tab:robust", []
     columns = [("black-box", m) for m in LOGITS] + [("grey-box", m) for m in LOGITS[1:]]
-    for key in [k for k in ours.classifiers() if ours.of("black-box", k)]:
-        mine = [c["validation"] for c in ours.cells if c["setting"] in ("black-box", "grey-box")]
-        same = {"label": label, "network": key.network, "in_distribution": key.in_distribution}
-        theirs = [r.validation for r in reported.find(**same) if r.validation != "average"]
+    for key in rows_of(ours, label):
+        mine = [
+            c["validation"] for s in ("black-box", "grey-box") for c in ours.cells if c["setting"] == s and key.fits(c)
+        ]
+        theirs = [r.validation for r in reported.find(label=label, **key.paper) if r.validation != "average"]
         rows = []
         for validation in dict.fromkeys([*mine, *theirs]):
             row = ["none: defaults" if validation == "none" else title(validation)]
             for setting, method in columns:
                 found = [c["tnr"] for c in ours.of(setting, key, validation) if c["method"] == method]
-                printed = _printed(reported.find(**same, validation=validation, setting=setting, method=method))
-                row.append(pair(100 * fmean(found) if found else None, printed))
+                asked = {"label": label, "validation": validation, "setting": setting, "method": method}
+                row.append(pair(100 * fmean(found) if found else None, _printed(reported.find(**asked, **key.paper))))
             rows.append(row)
         header = ["tuned on", *(f"{s}: {method_title(m)}" for s, m in columns)]
         note = "Mean TNR over the sets measured, without the one tuned on; the paper's over its eight others."
@@ -297,73 +350,50 @@ def validation_choice(ours: Ours) -> list[Table]:
 def seeds(ours: Ours) -> list[Table]:
     """Mean and deviation over trainings of one architecture."""
     label, tables = "tab:seed_model_error", []
-    for key in [k for k in ours.classifiers() if ours.of("black-box", k)]:
-        n = len({c["weights"] for c in ours.of("black-box", key)})
-        theirs = {"label": label, "network": key.network, "in_distribution": key.in_distribution}
-        sets = [*ours.ood("black-box"), *(r.ood for r in reported.find(**theirs) if r.ood in DATASETS)]
+    kinds = [Key(k.network, k.in_distribution) for k in rows_of(ours, label)]
+    for kind in dict.fromkeys(kinds):
+        trainings = [k for k in ours.classifiers() if k.paper == kind.paper and ours.of("black-box", k)]
+        theirs = {"label": label, **kind.paper}
+        sets = [ood for key in trainings for ood in ours.ood("black-box", key)]
+        sets += [r.ood for r in reported.find(**theirs) if r.ood in DATASETS]
         for metric in ("tnr", "auroc"):
-            rows = [
-                [title(ood), *(_over_trainings(ours, key, ood, m, metric, theirs) for m in LOGITS)]
-                for ood in dict.fromkeys(sets)
-            ]
-            note = f"Mean ± deviation over {n} training{'s' if n > 1 else ', so without a spread'}; the paper's over 5."
+            rows = []
+            for ood in dict.fromkeys(sets):
+                row = [title(ood)]
+                for method in LOGITS:
+                    mine = _mean([ours.value("black-box", key, ood, method, metric) for key in trainings])
+                    paper = reported.find(**theirs, ood=ood, method=method, metric=metric)
+                    row.append(_spread(mine, (paper[0].value, paper[0].spread) if paper else None))
+                rows.append(row)
+            note = f"Trainings of ours: {len(trainings)}; the paper's mean ± deviation is over 5."
             header = ["OOD set", *map(method_title, LOGITS)]
-            tables.append(Table(label, f"training seeds: {key}: {METRICS[metric]}", header, rows, [note]))
+            tables.append(Table(label, f"training seeds: {kind}: {METRICS[metric]}", header, rows, [note]))
     return tables
-
-
-def _over_trainings(ours: Ours, key: Key, ood: str, method: str, metric: str, theirs: dict[str, str]) -> str:
-    cells = [c for c in ours.of("black-box", key) if (c["ood"], c["method"]) == (ood, method)]
-    found = [100 * c[metric] for c in cells]
-    paper = reported.find(**theirs, ood=ood, method=method, metric=metric)
-    printed = (paper[0].value, paper[0].spread) if paper else None
-    return _spread((fmean(found), pstdev(found)) if found else None, printed)
 
 
 def accuracy(ours: Ours) -> list[Table]:
     """Test accuracy by softmax and by the nearest centroid."""
-    return [
-        _of_networks(
-            ours,
-            "tab:model_accuracy",
-            "accuracy",
-            {"accuracy": "softmax", "accuracy_fisher_rao": "Fisher–Rao"},
-            ours.networks,
-        )
-    ]
+    columns = {"accuracy": "softmax", "accuracy_fisher_rao": "Fisher–Rao"}
+    return [_of_networks(ours, "tab:model_accuracy", "accuracy", columns, ours.networks)]
 
 
 def adversarial(ours: Ours) -> list[Table]:
     """Size of the adversarial samples, and the accuracy that they leave."""
-    found = [
-        {**t, "linf": t["attack"]["linf"], "adversarial_accuracy": t["attack"]["accuracy"]}
-        for t in ours.results.tunings.records
-        if t.get("attack")
-    ]
-    return [
-        _of_networks(
-            ours,
-            "tab:adversarial_table",
-            "adversarial samples",
-            {"linf": "mean L∞, normalised", "adversarial_accuracy": "accuracy left"},
-            found,
-        )
-    ]
+    columns = {"linf": "mean L∞, normalised", "adversarial_accuracy": "accuracy left"}
+    tuned = [ours.tuning("white-box-fgsm", key, method) for key in ours.classifiers() for method in WHITE]
+    found = [{**t, "linf": t["attack"]["linf"], "adversarial_accuracy": t["attack"]["accuracy"]} for t in tuned if t]
+    return [_of_networks(ours, "tab:adversarial_table", "adversarial samples", columns, found)]
 
 
 def _of_networks(ours: Ours, label: str, what: str, columns: dict[str, str], records: list[Record]) -> Table:
     rows = []
-    for key in _keys(ours, label):
+    for key in rows_of(ours, label):
         row = [str(key)]
         for metric in columns:
-            factor, digits = (1, 2) if metric == "linf" else (100, 2)
-            mine = [
-                factor * r[metric]
-                for r in records
-                if (r["network"], r["in_distribution"]) == (key.network, key.in_distribution)
-            ]
-            theirs = reported.find(label=label, network=key.network, in_distribution=key.in_distribution, metric=metric)
-            row.append(pair(fmean(mine) if mine else None, _printed(theirs), digits))
+            factor = 1 if metric == "linf" else 100
+            mine = [factor * r[metric] for r in records if key.weights == r["weights"]]
+            theirs = reported.find(label=label, metric=metric, **key.paper)
+            row.append(pair(mine[-1] if mine else None, _printed(theirs), 2))
         rows.append(row)
     return Table(label, what, ["network, in-distribution", *columns.values()], rows)
 
@@ -376,16 +406,19 @@ def others(ours: Ours) -> list[Table]:
         ("tab:other_comparisons_adv", "white-box-fgsm", ("gram-matrix", "deconf-c", "res-flow")),
     ):
         rows = []
-        for key in _keys(ours, label):
-            theirs = {"label": label, "network": key.network, "in_distribution": key.in_distribution, "metric": "tnr"}
+        for key in rows_of(ours, label):
+            theirs = {"label": label, "metric": "tnr", **key.paper}
             printed = [r.ood for r in reported.find(**theirs) if r.ood != "average"]
-            mine = ours.ood(setting) if ours.of(setting, key) else []
-            for ood in dict.fromkeys([*mine, *printed]):
+            for ood in dict.fromkeys([*(ours.ood(setting, key) if key.weights else []), *printed]):
                 paper = [_printed(reported.find(**theirs, ood=ood, method=m)) for m in (*names, *WHITE)]
-                values = [None] * len(names) + [ours.value(setting, key, ood, m, "tnr") for m in WHITE]
+                mine = [ours.value(setting, key, ood, m, "tnr") if key.weights else None for m in WHITE]
+                values = [*[None] * len(names), *mine]
                 rows.append([str(key), title(ood), *(pair(v, p) for v, p in zip(values, paper, strict=True))])
         header = ["network, in-distribution", "OOD set", *map(method_title, (*names, *WHITE))]
-        note = "In parentheses as the paper reports them, from the works that it quotes; they were not run here."
+        quoted = ", ".join(map(method_title, names))
+        note = (
+            f"In parentheses as the paper reports them; {quoted} and Mahalanobis there are quoted from their authors."
+        )
         tables.append(Table(label, f"other white-box methods, {setting}: {METRICS['tnr']}", header, rows, [note]))
     return tables
 

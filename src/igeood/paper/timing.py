@@ -7,12 +7,12 @@ from statistics import median
 import torch
 
 from igeood.benchmark.network import Network
-from igeood.benchmark.observing import recall
 from igeood.detectors import detector
 from igeood.networks.training import normalised
 from igeood.outputs import Outputs
 from igeood.paper import reported
-from igeood.paper.tables import MISSING, Key, Ours, Table
+from igeood.paper.plots import kept
+from igeood.paper.tables import MISSING, Ours, Table, rows_of
 
 RUNS = 5  # as in the paper
 
@@ -20,17 +20,17 @@ RUNS = 5  # as in the paper
 def timing(ours: Ours, networks: list[Network]) -> list[Table]:
     """Seconds of the network, the centroids and the scores; the network's own only if it was given."""
     label, rows = "tab:time_analysis", []
-    for line in ours.networks:
-        key = Key(line["network"], line["in_distribution"])
-        train = recall(ours.results.folder / "outputs", weights=line["weights"], data=key.in_distribution, part="train")
-        test = recall(ours.results.folder / "outputs", weights=line["weights"], data=key.in_distribution)
-        if train is None or test is None:
-            continue
+    mine = dict(zip(ours.classifiers(), ours.networks, strict=True))
+    for key in rows_of(ours, label):
+        line = mine.get(key, {"weights": "", "data": {}})
+        train, test = (kept(ours, line, part) if key.weights else None for part in ("train", "test"))
         model = next((n for n in networks if n.weights == line["weights"]), None)
-        theirs = {"label": label, "network": key.network, "in_distribution": key.in_distribution}
+        theirs = {"label": label, **key.paper}
         inference = None if model is None else _inference(model)
-        scores = [_score(method, train, test) for method in ("msp", "igeood-logits")]
-        whole = None if inference is None else inference * len(train)
+        scores: list[tuple[float | None, float | None]] = [(None, None)] * 2
+        if train is not None and test is not None:
+            scores = [_score(method, train, test) for method in ("msp", "igeood-logits")]
+        whole = None if inference is None or train is None else inference * len(train)
         row = [
             str(key),
             _cell(whole, theirs, "train_logits_seconds", ""),
@@ -39,7 +39,7 @@ def timing(ours: Ours, networks: list[Network]) -> list[Table]:
             _cell(scores[0][1], theirs, "score_seconds", "msp"),
             _cell(scores[1][1], theirs, "score_seconds", "igeood-logits"),
         ]
-        rows.append([*row, f"{len(train):,}"])
+        rows.append([*row, MISSING if train is None else f"{len(train):,}"])
     columns = ["logits of the training set", "centroids", "network, an image", "MSP, an image", "IGEOOD, an image"]
     header = ["network, in-distribution", *columns, "training images"]
     note = (
