@@ -252,7 +252,7 @@ class _Bench:
         if cell.setting == "grey-box":
             asked["limit"] = self.plan.limit
         if cell.setting == "white-box-fgsm":
-            asked["attack"] = self.plan.attack
+            asked["attack_size"] = self.plan.attack
         return asked
 
     def _identity(self) -> Record:
@@ -326,6 +326,7 @@ class _Bench:
         return self._tuned[key]
 
     def _remember(self, asked: Record, found: Record) -> Record:
+        assert not asked.keys() & found.keys()  # noqa: S101 (else what was found would hide what was asked)
         kept = self.results.tunings.find(asked)
         return self.results.tunings.append({**asked, **found}) if kept is None else kept
 
@@ -394,7 +395,7 @@ class _Bench:
         weights: WeightSearch = made.fit_weights(inside, outside, tpr=self.plan.tpr, seed=cell.seed)
         found = {
             "temperature": getattr(made, "temperature", None), "epsilon": 0.0, "strength": weights.strength,
-            "columns": made.columns_, "weights": made.weights_.tolist(), "tnr_in_folds": weights.tnr,
+            "columns": made.columns_, "column_weights": made.weights_.tolist(), "tnr_in_folds": weights.tnr,
             "attack": None if attack is None else asdict(attack),
         }  # fmt: skip
         return _Tuned(made, 0.0, self._remember(asked, found))

@@ -7,7 +7,7 @@ from igeood.benchmark import Network, Results
 from igeood.errors import InputError
 from igeood.paper import toy
 from igeood.paper.plots import FIGURES
-from igeood.paper.tables import TABLES, Ours, Table
+from igeood.paper.tables import TABLES, Ours, Table, title
 from igeood.paper.timing import timing
 
 NAMES = (
@@ -58,6 +58,8 @@ def make(
         folder.mkdir(parents=True, exist_ok=True)
         figures.save(figure, folder / f"{stem}.png")
         lines += [f"![{stem}]({folder / f'{stem}.png'})", ""]
+    if name == "curves" and len(lines) > empty:
+        lines.append(f"TNR on the validation images, {title(ours.validation)}; the best of each method is marked.\n")
     return "\n".join(lines if len(lines) > empty else [*lines, "Nothing in the results to draw.", ""])
 
 

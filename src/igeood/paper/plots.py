@@ -64,7 +64,7 @@ def curves(ours: Ours) -> Drawn:
                 if record and record[what]:
                     found[what][method] = ([point[0] for point in record[what]], [point[1] for point in record[what]])
         if found["trials"] or found["steps"]:
-            panels.append(CurvePanel(f"{key}; on {title(ours.validation)}", found["trials"], found["steps"]))
+            panels.append(CurvePanel(str(key), found["trials"], found["steps"]))
     if panels:
         yield "curves", figures.tuning_curves(panels)
 
@@ -82,7 +82,7 @@ def gaussianity(ours: Ours) -> Drawn:
                 _first_channel(outside, layer),
                 line["diagnostics"][layer]["shapiro_w"],
             )
-            for layer in line["layers"]
+            for layer in inside.features
         ]
         yield f"gaussianity-{_stem(key)}", figures.gaussianity(panels)
 

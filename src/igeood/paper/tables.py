@@ -155,7 +155,7 @@ class Ours:
 def _options(record: Record) -> str:
     """What a cell's figures depend on besides its place in a table and its OOD set."""
     data = {part: digest for part, digest in record.get("data", {}).items() if part != "ood"}
-    return repr((data, *(record.get(name) for name in ("mean", "std", "tpr", "limit", "attack"))))
+    return repr((data, *(record.get(name) for name in ("mean", "std", "tpr", "limit", "attack_size"))))
 
 
 def _alike(records: Iterable[Record]) -> list[Record]:
