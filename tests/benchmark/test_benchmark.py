@@ -101,7 +101,7 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [pytest.param(i, marks=[pytest.mark.slow] * (i > 3)) for i in range(20)])
 def test_broken_off_at_any_write(world, network, whole, tmp_path, monkeypatch, seed):
     """Twenty runs, each broken off at random writes until it is through: the same file as the unbroken run."""
     plan = make_plan(world, **QUICK)
