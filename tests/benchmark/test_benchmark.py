@@ -208,7 +208,7 @@ def test_recall_finds_what_was_kept(whole, network, world):
 
 def test_the_networks_line(whole):
     [line] = whole.networks.records
-    assert line["layers"] == {"relu": 16, "layer1": 16, "layer2": 32, "layer3": 64, "layer4": 128}
+    assert dict(line["layers"]) == {"relu": 16, "layer1": 16, "layer2": 32, "layer3": 64, "layer4": 128}
     assert (line["train_images"], line["test_images"]) == (200, 80)
     assert line["notes"] == ["train: 200 of 50,000 images", "test: 160 of 10,000 images"]
     assert 0 <= line["accuracy"] <= 1

@@ -25,7 +25,7 @@ def test_a_small_benchmark_of_the_real_network(tmp_path):
     )  # fmt: skip
     results = run([network], plan, tmp_path)
     [line] = results.networks.records
-    assert line["layers"] == {"conv1": 24, "trans1": 108, "trans2": 150, "relu": 342}
+    assert line["layers"] == [["conv1", 24], ["trans1", 108], ["trans2", 150], ["relu", 342]]
     assert line["accuracy"] == pytest.approx(0.9454, abs=0.04)  # of 300 images
     found = {(c["method"], c["ood"]): c["auroc"] for c in results.cells.records}
     assert found["igeood-logits", "tiny-imagenet"] == pytest.approx(0.89, abs=0.06)

@@ -421,7 +421,7 @@ class _Bench:
         nearest = torch.as_tensor(IgeoodLogits().fit(train).predict_class(test))
         found = {
             "file": self.network.file, "classes": train.n_classes,
-            "layers": {layer: int(value.shape[1]) for layer, value in train.features.items()},
+            "layers": [[layer, int(value.shape[1])] for layer, value in train.features.items()],
             "train_images": len(train), "test_images": len(test),
             "notes": [f"{part}: {images.note}" for part, images in sets.items() if images.note],
             "accuracy": float((test.logits.argmax(dim=1) == test.labels).double().mean()),

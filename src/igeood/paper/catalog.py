@@ -7,7 +7,7 @@ from igeood.benchmark import Network, Results
 from igeood.errors import InputError
 from igeood.paper import toy
 from igeood.paper.plots import FIGURES
-from igeood.paper.tables import TABLES, Ours, Table, title
+from igeood.paper.tables import TABLES, Ours, Table, covariance, title
 from igeood.paper.timing import timing
 
 NAMES = (
@@ -54,6 +54,8 @@ def make(
     folder = Path(out)
     lines = [_toy().markdown()] if name == "toy" else [f"### {name}", ""]
     empty = len(lines)
+    if name == "gaussianity":
+        lines[empty:] = [table.markdown() for table in covariance(ours)]
     for stem, figure in FIGURES[name](ours):
         folder.mkdir(parents=True, exist_ok=True)
         figures.save(figure, folder / f"{stem}.png")

@@ -423,6 +423,26 @@ def others(ours: Ours) -> list[Table]:
     return tables
 
 
+def covariance(ours: Ours) -> list[Table]:
+    """How Gaussian each layer is, and how well its covariance and the diagonal of it are conditioned."""
+    tables = []
+    for key, line in zip(ours.classifiers(), ours.networks, strict=True):
+        rows = []
+        for place, (layer, width) in enumerate(line["layers"], start=1):
+            found, row = (
+                line["diagnostics"][layer],
+                [layer, str(width), f"{line['diagnostics'][layer]['shapiro_w']:.3f}"],
+            )
+            for metric in ("condition_full", "condition_diagonal"):
+                paper = _printed(reported.find(label="sec:covariance", metric=f"{metric}:{place}", **key.paper))
+                row.append(f"{found[metric]:.2g}" + ("" if paper is None else f" ({paper:.2g})"))
+            rows.append([*row, str(found["dead"])])
+        header = ["layer", "channels", "mean W", "condition of the covariance", "of its diagonal", "dead channels"]
+        note = "Ours is the ratio of the largest to the smallest eigenvalue; the paper's is in the infinity norm."
+        tables.append(Table("sec:covariance", f"layers of {key}", header, rows, [note]))
+    return tables
+
+
 TABLES: dict[str, Callable[[Ours], list[Table]]] = {
     "black-box": lambda o: [
         averages(o, "black-box", "tab:black_box_avg", LOGITS),
