@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 import igeood
 from igeood import datasets, storage
 from igeood.benchmark import SETTINGS, Lines, Plan, Results, load_network, run
-from igeood.benchmark.cells import cells
 from igeood.benchmark.observing import Observer, recall
+from igeood.benchmark.plan import cells
 from igeood.errors import InputError
 from igeood.files import only_one
 from igeood.metrics import evaluate

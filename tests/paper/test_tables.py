@@ -9,8 +9,9 @@ from igeood.benchmark import Results
 from igeood.errors import InputError
 from igeood.paper import reported
 from igeood.paper.catalog import NAMES, make
+from igeood.paper.ours import Key, Ours
 from igeood.paper.plots import FIGURES
-from igeood.paper.tables import MISSING, TABLES, Key, Ours, accuracy, averages, extended, hyperparameters, pair
+from igeood.paper.tables import MISSING, TABLES, accuracy, averages, extended, hyperparameters, pair
 
 DENSENET = {"network": "densenet-bc-100", "in_distribution": "cifar-10"}
 

@@ -1,4 +1,4 @@
-"""The benchmark itself: which cells there are, how each is tuned, and what it measures.
+"""The benchmark itself: how each cell is tuned, and what it measures.
 
 A cell is one network, setting, method, validation set and OOD set. In-distribution test images are split once: some are
 for validation, the others are what every setting is measured on. A set that a method is tuned on is never what it is
@@ -9,7 +9,7 @@ samples of the OOD set itself as in the paper, is measured on the others.
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,10 @@ import torch
 from igeood import datasets, storage
 from igeood.benchmark.network import Network
 from igeood.benchmark.observing import Observer, Progress
+from igeood.benchmark.plan import NO_VALIDATION, Cell, Plan, cells
 from igeood.benchmark.results import Record, Results
 from igeood.datasets import ImageSet
-from igeood.detectors import METHODS, Detector, Ensemble, IgeoodLogits, detector
+from igeood.detectors import Detector, Ensemble, IgeoodLogits, detector
 from igeood.detectors.ensemble import WeightSearch
 from igeood.diagnostics import diagnose
 from igeood.errors import InputError
@@ -35,98 +36,11 @@ from igeood.perturbation import Attack
 from igeood.tuning import Trial, tune_temperature
 from igeood.version import __version__
 
-SETTINGS = ("black-box", "grey-box", "white-box", "white-box-fgsm")
-GREY = ("odin", "energy", "igeood-logits")  # those that the paper gives an input step
 UNTUNED = ("msp", "mahalanobis")  # methods without a temperature of their own
 VALIDATION = 1000  # images of each kind to tune on, as in the paper; of a smaller set, half
-NO_VALIDATION = "none"
 GREY_EPSILON = 0.0012  # without validation
 
 Rows = np.ndarray[Any, np.dtype[np.int64]]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to run.
-
-    Attributes
-    ----------
-    ood : tuple of str
-        OOD data sets to measure on.
-    settings : tuple of str
-        Of `SETTINGS`.
-    methods : tuple of str
-        Of `igeood.METHODS`.
-    validation : tuple of str
-        OOD data sets to tune the black and the grey box on, each in turn; empty: default temperatures and step.
-    limit : int or None
-        Images of each kind that the grey box sees, which runs the network anew for each method.
-    images : int or None
-        Of each test set at most, evenly spaced.
-    train : int or None
-        Training images at most, evenly spaced.
-    splits : int
-        Random splits of the white box tuned on OOD samples, which are averaged in the tables.
-    seed : int
-        Of the first split.
-    tpr : float
-        The operating point.
-    attack : float
-        Size of the adversarial samples, in pixel units.
-    """
-
-    ood: tuple[str, ...]
-    settings: tuple[str, ...] = SETTINGS
-    methods: tuple[str, ...] = tuple(METHODS)
-    validation: tuple[str, ...] = ()
-    limit: int | None = 300
-    images: int | None = None
-    train: int | None = None
-    splits: int = 5
-    seed: int = 0
-    tpr: float = 0.95
-    attack: float = 0.05
-
-    def __post_init__(self) -> None:
-        for name, given, known in (("settings", self.settings, SETTINGS), ("methods", self.methods, METHODS)):
-            unknown = [value for value in given if value not in known]
-            if unknown:
-                raise InputError(f"{name}: no {unknown[0]!r}; there are {', '.join(known)}")
-        if not self.ood:
-            raise InputError("ood: name at least one OOD data set to measure on")
-        for name in ("ood", "validation"):  # one name for one set, however its path is spelt
-            object.__setattr__(self, name, tuple(dict.fromkeys(map(datasets.canonical, getattr(self, name)))))
-        for name in ("limit", "images", "train", "splits"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name}: must be at least 1, got {value}")
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One number of a table: see the module's text."""
-
-    setting: str
-    method: str
-    validation: str
-    ood: str
-    seed: int
-
-
-def cells(plan: Plan, in_distribution: str) -> Iterator[Cell]:
-    """All cells of a network in the order in which they are run."""
-    outside = [name for name in plan.ood if name != in_distribution]
-    for setting in plan.settings:
-        for method in plan.methods:
-            white = setting.startswith("white-box")
-            if METHODS[method].needs_layers != white or (setting == "grey-box" and method not in GREY):
-                continue
-            named = {"white-box": ("own",), "white-box-fgsm": ("fgsm",)}
-            for validation in named.get(setting, plan.validation or (NO_VALIDATION,)):
-                for ood in outside:
-                    for split in range(plan.splits if setting == "white-box" else 1):
-                        if ood != validation:
-                            yield Cell(setting, method, validation, ood, plan.seed + split)
 
 
 def run(

@@ -6,8 +6,9 @@ from igeood import figures
 from igeood.benchmark import Network, Results
 from igeood.errors import InputError
 from igeood.paper import toy
+from igeood.paper.ours import Ours, title
 from igeood.paper.plots import FIGURES
-from igeood.paper.tables import TABLES, Ours, Table, covariance, title
+from igeood.paper.tables import TABLES, Table, covariance
 from igeood.paper.timing import timing
 
 NAMES = (

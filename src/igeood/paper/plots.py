@@ -15,7 +15,7 @@ from igeood.figures import CurvePanel, GaussianPanel, HistogramPanel, LayerPanel
 from igeood.metrics import tnr_at_tpr
 from igeood.outputs import Outputs
 from igeood.paper import toy
-from igeood.paper.tables import Key, Ours, title
+from igeood.paper.ours import Key, Ours, title
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
