@@ -100,6 +100,10 @@ def test_what_the_user_must_mend(quick, world, tmp_path):
     )
     assert_told(run(*quick, "--ood", "tinyimagenet", *out, root=world), "did you mean tiny-imagenet")
     assert_told(run(*quick, "--method", "magic", *out, root=world), "no 'magic'")
+    assert_told(run(*quick, "--setting", "blackbox", *out, root=world), "did you mean 'black-box'")
+    assert_told(
+        run("train", "resnet-10-16", "--data", "chars74k", "--out", tmp_path / "c.safetensors"), "no training images"
+    )
     empty = tmp_path / "empty"
     empty.mkdir()
     assert_told(run(*quick, "--ood", f"folder:{empty}", *out, root=world), str(empty), "no image files")
@@ -129,7 +133,7 @@ def test_a_full_disk_is_told(quick, world, tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     assert_told(
-        run(*quick, "--out", tmp_path / "r", root=world), "No space left on device", "what was finished is kept"
+        run(*quick, "--out", tmp_path / "r", root=world), ".safetensors: No space left", "what was finished is kept"
     )
 
 

@@ -24,7 +24,6 @@ WIDTH, SMALL, TITLE, DPI = 6.3, 8, 9, 200  # inches; points; points; dots an inc
 ID_LABEL, OOD_LABEL, DELTA = "in-distribution", "out-of-distribution", "threshold δ"
 Sets = Mapping[str, ArrayLike]
 Limits = tuple[float, float]
-Curves = Mapping[str, tuple[ArrayLike, ArrayLike]]
 Values = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -65,6 +64,17 @@ class HistogramPanel(NamedTuple):
     id_scores: ArrayLike
     ood_scores: Sets
     threshold: float | None = None
+
+
+class Curve(NamedTuple):
+    """TNR at TPR-95% (fractions) against a parameter, and the value that was chosen; by default the best's."""
+
+    x: ArrayLike
+    y: ArrayLike
+    chosen: float | None = None
+
+
+Curves = Mapping[str, Curve]
 
 
 class CurvePanel(NamedTuple):
@@ -182,7 +192,7 @@ def score_histograms(panels: Sequence[HistogramPanel]) -> "Figure":
 
 
 def tuning_curves(panels: Sequence[CurvePanel]) -> "Figure":
-    """TNR at TPR-95% against temperature on the left and ε on the right, a row for each network, the best marked."""
+    """TNR at TPR-95% against temperature on the left and ε on the right, a row for each network, the choice marked."""
     figure, grid = _grid(2 * len(panels), most=2, height=1.9)
     for left, right, panel in zip(grid[::2], grid[1::2], panels, strict=True):
         label(left, title=panel.title, x="temperature $T$", y="TNR at TPR-95%")
@@ -302,13 +312,14 @@ def _curves(axes: "Axes", curves: Curves, *, log: bool) -> None:
         axes.set(xticks=[], yticks=[])
         axes.annotate("not tuned here", (0.5, 0.5), xycoords="axes fraction", ha="center", fontsize=SMALL)
         return
-    for method, (first, second) in curves.items():
+    for method, (first, second, *chosen) in curves.items():
         style, x, y = _style(method), _values(first, f"{method}: x"), _values(second, f"{method}: y")
         if len(x) != len(y) or (log and x.min() <= 0):
             raise InputError(f"{method}: expected as many x as y, temperatures positive; got {len(x)} and {len(y)}")
         x, y = np.stack([x, y])[:, np.argsort(x, kind="stable")]
         line = axes.plot(x, y, style.line, color=style.colour, linewidth=1.2, label=style.title)[0]
-        line.set(marker=style.marker, markevery=[int(y.argmax())], markeredgecolor="black")
+        at = y.argmax() if not chosen or chosen[0] is None else np.abs(x - float(chosen[0])).argmin()
+        line.set(marker=style.marker, markevery=[int(at)], markeredgecolor="black")
     axes.set_xscale("log" if log else "linear")
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g}%")
     axes.grid(alpha=0.25, linewidth=0.6)

@@ -251,6 +251,10 @@ def test_networks_that_do_not_say_what_they_are(tmp_path, world):
         load_network(str(path))
     with pytest.raises(InputError, match="does not say what it was trained on"):
         load_network(f"resnet-10-16:{path}")
+    with pytest.raises(InputError, match="did you mean 'resnet-10-16'"):
+        load_network(f"resnet-1016:{path}", in_distribution="cifar-10")
+    with pytest.raises(InputError, match=r"says that it was trained on cifar-10, not svhn"):
+        load_network(str(world / "net.safetensors"), in_distribution="svhn")
     found = load_network(f"resnet-10-16:{path}", in_distribution="cifar-10")
     assert (found.name, found.mean) == ("resnet-10-16", (0.4914, 0.4822, 0.4465))
     about = {"network": "resnet-10-16", "trained_on": "svhn", "mean": "a,b,c", "std": "1,1,1"}
@@ -280,8 +284,27 @@ def test_a_set_is_not_measured_under_another_name(world, network, tmp_path):
     assert not [c for c in cells(plan, "cifar-10") if c.setting == "black-box"]
     shutil.copytree(blue, tmp_path / "copy")
     plan = make_plan(world, ood=(f"folder:{tmp_path / 'copy'}",), **QUICK)
-    with pytest.raises(InputError, match=r"copy has the same images as folder:.*blue, which was tuned on"):
+    (tmp_path / "copy" / "000.png").unlink()
+    with pytest.raises(InputError, match=r"59 images of folder:.*copy are also in folder:.*blue, which was tuned on"):
         run([network], plan, tmp_path / "r", root=world)
+
+
+def test_what_cannot_be_measured_is_said_before_the_network_runs(world, network, tmp_path, monkeypatch):
+    monkeypatch.setattr(Observer, "_batches", lambda *_: pytest.fail("the network ran"))
+    for changes, message in (
+        ({"ood": ("gaussian",), "validation": ("gaussian",), "settings": ("black-box",)}, "nothing to measure"),
+        ({"methods": ("igeood",), "settings": ("black-box",)}, "nothing to measure"),
+        ({"ood": ("cifar-10",)}, "nothing to measure"),
+        ({"ood": ("gaussian", "tinyimagenet")}, "did you mean tiny-imagenet"),
+        ({"ood": (f"folder:{tmp_path}",)}, "no image files"),
+    ):
+        with pytest.raises(InputError, match=message):
+            run([network], make_plan(world, **changes), tmp_path / "r", root=world)
+    (tmp_path / "few").mkdir()
+    for path in sorted((world / "red").iterdir())[:5]:
+        shutil.copy(path, tmp_path / "few")
+    with pytest.raises(InputError, match=r"few has 5 images; tuning on it needs at least 20"):
+        run([network], make_plan(world, ood=(f"folder:{tmp_path / 'few'}",)), tmp_path / "r", root=world)
 
 
 def test_another_normalisation_is_another_cell(world, whole, network, tmp_path):

@@ -111,7 +111,7 @@ def test_a_checkpoint_of_another_run_is_refused(task, tmp_path):
     run = Run("resnet-10-16", task, SHORT)
     run.advance()
     run.save(path.with_suffix(".training"))
-    with pytest.raises(InputError, match=r"recipe.*delete it to start anew"):
+    with pytest.raises(InputError, match=r"another recipe: seed 0 there, 1 here.*delete it to start anew"):
         train("resnet-10-16", task, path, replace(SHORT, seed=1))
     with pytest.raises(InputError, match="data"):
         train("resnet-10-16", make_task(seed=1), path, SHORT)
@@ -182,6 +182,18 @@ def test_recipes_that_cannot_be(options, name):
 def test_a_loss_that_blows_up_is_said(task, tmp_path):
     with pytest.raises(InputError, match=r"^rate: the loss is no longer finite"):
         train("resnet-10-16", task, tmp_path / "n.safetensors", Recipe(epochs=30, batch=16, rate=1e12))
+
+
+def test_a_class_without_images():
+    with pytest.raises(InputError, match=r"labels: no training image of class 2 \(1 of 3 have none\)"):
+        Task(
+            "x",
+            3,
+            np.zeros((2, 3, 32, 32), np.uint8),
+            np.arange(2),
+            np.zeros((1, 3, 32, 32), np.uint8),
+            np.zeros(1, int),
+        )
 
 
 def test_images_without_labels():

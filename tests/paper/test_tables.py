@@ -27,7 +27,14 @@ def results(tmp_path):
     """Made-up figures of one network on two of the paper's sets."""
     made = Results(tmp_path)
     made.networks.append(
-        {**DENSENET, "weights": "w0", "file": "a.pt", "accuracy": 0.9454, "accuracy_fisher_rao": 0.9453}
+        {
+            **DENSENET,
+            "weights": "w0",
+            "file": "a.pt",
+            "accuracy": 0.9454,
+            "accuracy_fisher_rao": 0.9453,
+            "test_images": 10000,
+        }
     )
     for i, method in enumerate(["msp", "odin", "energy", "igeood-logits"]):
         for j, ood in enumerate(["gaussian", "tiny-imagenet"]):
@@ -50,7 +57,7 @@ def test_ours_and_theirs_side_by_side(results):
     assert find(tnr, "Tiny") == ["Tiny-ImageNet", "50.0 (59.4)", "60.0 (85.0)", "70.0 (88.0)", "**80.0** (87.8)"]
     assert find(tnr, "Gaussian")[1] == "20.0 (88.1)"
     assert find(tnr, "SVHN") == ["SVHN", *(f"{MISSING} ({v:.1f})" for v in (40.4, 52.0, 49.6, 50.1))]
-    assert find(tnr, "mean of 2 sets")[1:3] == [
+    assert find(tnr, "mean, sets: 2")[1:3] == [
         f"35.0 ({fmean([88.1, 59.4]):.1f})",
         f"45.0 ({fmean([99.8, 85.0]):.1f})",
     ]
@@ -70,7 +77,7 @@ def test_averages(results):
         "**65.0** ± 15 (65.6 ± 23)",
     ]
     assert find(table, "resnet-34, SVHN")[1:3] == [MISSING, f"{MISSING} (76.2 ± 8)"]
-    assert "9,000 in-distribution; Gaussian noise 1,000, Tiny-ImageNet 1,000" in table.markdown()
+    assert "9,000 in-distribution images; Gaussian noise 1,000, Tiny-ImageNet 1,000" in table.markdown()
 
 
 def test_splits_are_averaged(results):
@@ -85,6 +92,8 @@ def test_a_cell_measured_again_replaces_the_old_one(results):
 def test_another_validation_set(results):
     results.cells.append(cell(validation="svhn", method="msp", ood="gaussian", tnr=0.9))
     assert Ours(results).validation == "isun"
+    with pytest.raises(InputError, match=r"validation: no results tuned on 'lsun'; there are isun, svhn"):
+        Ours(results, "lsun")
     other = Ours(results, "svhn")
     assert other.value("black-box", Key(**DENSENET), "gaussian", "msp", "tnr") == pytest.approx(90.0)
     [table] = TABLES["validation-choice"](Ours(results))
@@ -95,7 +104,9 @@ def test_another_validation_set(results):
 
 def test_trainings(results):
     assert find(TABLES["seeds"](Ours(results))[0], "Gaussian")[1] == "20.0 (42.7 ± 49)"  # one has no spread
-    results.networks.append({**DENSENET, "weights": "w1", "file": "b.pt", "accuracy": 0.9, "accuracy_fisher_rao": 0.8})
+    results.networks.append(
+        {**DENSENET, "weights": "w1", "file": "b.pt", "accuracy": 0.9, "accuracy_fisher_rao": 0.8, "test_images": 500}
+    )
     results.cells.append(cell(weights="w1", method="msp", ood="gaussian", tnr=0.4))
     tnr = TABLES["seeds"](Ours(results))[0]
     assert find(tnr, "Gaussian")[1] == "30.0 ± 10 (42.7 ± 49)"
@@ -103,7 +114,9 @@ def test_trainings(results):
 
 
 def test_trainings_have_rows_of_their_own(results):
-    results.networks.append({**DENSENET, "weights": "w1", "file": "b.pt", "accuracy": 0.9, "accuracy_fisher_rao": 0.8})
+    results.networks.append(
+        {**DENSENET, "weights": "w1", "file": "b.pt", "accuracy": 0.9, "accuracy_fisher_rao": 0.8, "test_images": 500}
+    )
     results.cells.append(cell(weights="w1", method="msp", ood="gaussian", tnr=0.4))
     [table] = accuracy(Ours(results))
     assert [row[:2] for row in table.rows[:2]] == [
@@ -122,16 +135,16 @@ def test_methods_are_averaged_over_the_same_sets(results):
     assert first[1:3] == ["2", "35.0 ± 15 (52.5 ± 16)"]
     table = extended(Ours(results), "black-box", "tab:black_box_extended", methods)[0]
     assert find(table, "SVHN")[1] == "90.0 (40.4)"
-    assert find(table, "mean of 2 sets")[1].startswith("35.0 ")
+    assert find(table, "mean, sets: 2")[1].startswith("35.0 ")
 
 
 def test_cells_of_other_options_are_not_mixed_in(results):
     results.cells.append(cell(method="msp", ood="svhn", tnr=0.9, data={"test": "few", "ood": "x"}))
     ours = Ours(results)
     assert "svhn" not in ours.ood("black-box")
-    assert ours.left_out == 1
+    assert ours.left_out == {"black-box": 1}
     table = averages(ours, "black-box", "tab:black_box_avg", ("msp",))
-    assert "1 results of other options are not shown." in table.notes
+    assert "1 results of other options, or measured again, are not shown." in table.notes
 
 
 def test_hyperparameters_and_accuracy(results):
@@ -139,7 +152,7 @@ def test_hyperparameters_and_accuracy(results):
     assert find(table, "densenet-bc-100, CIFAR-10")[1:4] == [f"{MISSING}; 1000", "2.5; 4.6", f"{MISSING}; 5.3"]
     assert find(table, "densenet-bc-100, CIFAR-10")[4] == f"{MISSING}; (1000, 0.0014)"
     [table] = accuracy(Ours(results))
-    assert find(table, "densenet-bc-100, CIFAR-10")[1:] == ["94.54 (95.20)", "94.53 (95.20)"]
+    assert find(table, "densenet-bc-100, CIFAR-10")[1:] == ["94.54 (95.20)", "94.53 (95.20)", "10,000"]
 
 
 def test_pairs():
@@ -180,7 +193,7 @@ def test_without_results_only_the_paper_speaks(tmp_path):
 
 
 def test_names_that_are_not_there(tmp_path):
-    with pytest.raises(InputError, match=r"name: no 'table-9'; there are all, toy, black-box"):
+    with pytest.raises(InputError, match=r"name: no 'table-9'; .*there are all, toy, black-box"):
         make("table-9", None, out=tmp_path)
     save_file({}, tmp_path / "x.safetensors")
     with pytest.raises(InputError, match=r"results: no results.jsonl in"):

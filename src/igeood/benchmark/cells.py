@@ -24,7 +24,7 @@ from igeood.benchmark.plan import NO_VALIDATION, Cell, Plan, cells
 from igeood.benchmark.results import Record, Results
 from igeood.datasets import ImageSet
 from igeood.detectors import Detector, Ensemble, IgeoodLogits, detector
-from igeood.detectors.ensemble import WeightSearch
+from igeood.detectors.ensemble import FEWEST, WeightSearch
 from igeood.diagnostics import diagnose
 from igeood.errors import InputError
 from igeood.extraction import random_state_kept
@@ -74,6 +74,8 @@ def run(
     Results
         All that the folder holds.
     """
+    for network in networks:
+        _check(network, plan, root)
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     with only_one(target / ".lock", "out"), random_state_kept(), torch.no_grad():
@@ -88,6 +90,25 @@ def run(
                 if done is not None:
                     done(number, total, record)
     return results
+
+
+def _check(network: Network, plan: Plan, root: str | Path | None) -> None:
+    """Find out what cannot be measured before the network runs: it may take an hour."""
+    own = network.in_distribution
+    if own in plan.validation:
+        raise InputError(f"validation: {own} is what {network.file} was trained on; name an OOD set")
+    if not any(True for _ in cells(plan, own)):
+        raise InputError(
+            f"ood: nothing to measure on {network.file}: {', '.join(plan.methods)} in {', '.join(plan.settings)}, "
+            f"on {', '.join(plan.ood)} without what it was trained or tuned on"
+        )
+    for split in ("train", "test"):
+        if datasets.load(own, root=root, split=split).labels is None:
+            raise InputError(f"in-distribution: {own} has no labels; it must be what {network.file} was trained on")
+    for name in (*plan.validation, *plan.ood):
+        n = VALIDATION if name == NO_VALIDATION else len(datasets.load(name, root=root))
+        if n < 2 * FEWEST and ("white-box" in plan.settings or name in plan.validation):
+            raise InputError(f"ood: {name} has {n} images; tuning on it needs at least {2 * FEWEST}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,15 +129,11 @@ class _Bench:
         self.network, self.plan, self.results, self.root = network, plan, results, root
         self.observer = Observer(network, results.folder / "outputs", progress)
         self._sets: dict[tuple[str, str], ImageSet] = {}
-        self._wholes: dict[str, ImageSet] = {}
+        self._wholes: dict[str, frozenset[bytes]] = {}
         self._seen: dict[tuple[str, str], Outputs] = {}
         self._fits: dict[tuple[str, float | None], Detector] = {}
         self._tuned: dict[tuple[Any, ...], _Tuned] = {}
         self._temperatures: dict[tuple[Any, ...], list[Trial]] = {}
-        if network.in_distribution in plan.validation:
-            raise InputError(
-                f"validation: {network.in_distribution} is what {network.file} was trained on; name an OOD set"
-            )
         self._describe()
 
     # What there is to see.
@@ -175,17 +192,17 @@ class _Bench:
         return {**about, "mean": list(network.mean), "std": list(network.std)}
 
     def _check_apart(self, cell: Cell) -> None:
-        """Raise if a set is measured on that is, under another name, the one that was tuned on or is known."""
+        """Raise if images are measured on that were tuned on, or are known, under another set's name."""
         others = {cell.validation: "was tuned on", self.network.in_distribution: "the network was trained on"}
         for name, what in others.items():
             if name in ("own", "fgsm", NO_VALIDATION):
                 continue
             for each in (name, cell.ood):
                 if each not in self._wholes:
-                    self._wholes[each] = datasets.load(each, root=self.root)
-            first, second = self._wholes[name], self._wholes[cell.ood]
-            if len(first) == len(second) and first.digest() == second.digest():
-                raise InputError(f"ood: {cell.ood} has the same images as {name}, which {what}; leave it out")
+                    self._wholes[each] = datasets.load(each, root=self.root).contents()
+            shared = len(self._wholes[name] & self._wholes[cell.ood])
+            if shared:
+                raise InputError(f"ood: {shared} images of {cell.ood} are also in {name}, which {what}; leave them out")
 
     def measure(self, cell: Cell) -> Record:
         """The cell's record: from the results, or measured and put there."""
@@ -330,8 +347,7 @@ class _Bench:
         if self.results.networks.find(asked) is not None:
             return
         train, test = self._train, self._outputs(own)
-        if train.labels is None or test.labels is None:
-            raise InputError(f"in-distribution: {own} has no labels; it must be what the network was trained on")
+        assert test.labels is not None  # noqa: S101 (`_check` has seen to it; this tells the type checker)
         nearest = torch.as_tensor(IgeoodLogits().fit(train).predict_class(test))
         found = {
             "file": self.network.file, "classes": train.n_classes,

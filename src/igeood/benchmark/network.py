@@ -53,18 +53,25 @@ def load_network(spec: str, *, in_distribution: str | None = None) -> Network:
         The data set that it was trained on, if the file does not say it.
     """
     name, _, rest = spec.partition(":")
+    if name not in NETWORKS and Path(rest).is_file() and not Path(spec).is_file():
+        build(name)  # tells which names there are
     path = Path(rest if name in NETWORKS and rest else spec).expanduser()
     tensors, about = read_weights(path)
     if not (name in NETWORKS and rest):
         name = about.get("network") or about.get("architecture", "").split(" ")[0].lower()
         if name not in NETWORKS:
-            raise InputError(
-                f"network: {path} does not say what it is; give NAME:{path}, with NAME of {list(NETWORKS)}"
-            )
-    known = about.get("trained_on") or in_distribution or ""
-    known = known.lower() if known.lower() in DATASETS else known
+            names = ", ".join(NETWORKS)
+            raise InputError(f"network: {path} does not say what it is; give NAME:{path}, with NAME one of {names}")
+    said, given = (
+        n.lower() if n.lower() in DATASETS else n for n in (about.get("trained_on", ""), in_distribution or "")
+    )
+    if said and given and said != given:
+        raise InputError(
+            f"in-distribution: {path} says that it was trained on {said}, not {given}; leave the option out"
+        )
+    known = said or given
     if not known:
-        raise InputError(f"in-distribution: {path} does not say what it was trained on; name the data set")
+        raise InputError(f"in-distribution: {path} does not say what it was trained on; add --in-distribution NAME")
     last = next(reversed([t for t in tensors.values() if t.ndim == 2]), None)
     classes = 0 if last is None else len(last)
     model = load_weights(build(name, classes), path)
@@ -73,7 +80,10 @@ def load_network(spec: str, *, in_distribution: str | None = None) -> Network:
     if not mean and known in DATASETS:
         mean, std = DATASETS[known].mean or (), DATASETS[known].std or ()
     if not (mean and std):
-        raise InputError(f"network: {path} does not say how its inputs are normalised, and {known} has no usual way")
+        raise InputError(
+            f"network: {path} does not say how its inputs are normalised, and {known} has no usual way; "
+            "`igeood train` writes files that say it"
+        )
     return Network(name, path.name, fingerprint(model), model, known, mean, std)
 
 

@@ -114,9 +114,8 @@ class Observer:
                 storage.write(path, about, found)
                 if self.progress is not None:
                     done = min(start + SHARD, len(images))
-                    self.progress(
-                        f"{self.network.name}: {images.title}, {about.get('part', about['kind'])}", done, len(images)
-                    )
+                    why = about.get("part") or about.get("method", about["kind"])
+                    self.progress(f"{self.network.name}: {images.title}, {why}", done, len(images))
             shards.append(found)
         if not shards:
             raise InputError(f"{images.name}: no image in it")

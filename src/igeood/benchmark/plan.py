@@ -1,5 +1,6 @@
 """Which cells a benchmark has, from what it is asked to run."""
 
+import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -58,7 +59,9 @@ class Plan:
         for name, given, known in (("settings", self.settings, SETTINGS), ("methods", self.methods, METHODS)):
             unknown = [value for value in given if value not in known]
             if unknown:
-                raise InputError(f"{name}: no {unknown[0]!r}; there are {', '.join(known)}")
+                near = difflib.get_close_matches(unknown[0], known, n=1)
+                hint = f"did you mean {near[0]!r}? " if near else ""
+                raise InputError(f"{name}: no {unknown[0]!r}; {hint}there are {', '.join(known)}")
         if not self.ood:
             raise InputError("ood: name at least one OOD data set to measure on")
         for name in ("ood", "validation"):  # one name for one set, however its path is spelt

@@ -55,8 +55,10 @@ class Lines:
                 if file.write(line) != len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))  # noqa: TRY301
                 os.fsync(file.fileno())
-            except BaseException:
+            except BaseException as error:
                 file.truncate(end)
+                if isinstance(error, OSError):
+                    error.filename = str(self.path)
                 raise
         self.records.append(json.loads(line))
         return self.records[-1]

@@ -22,6 +22,9 @@ class _Group(click.Group):
             return super().invoke(ctx)
         except IgeoodError as error:
             click.echo(f"igeood: {error}", err=True)
+        except KeyboardInterrupt:
+            click.echo("igeood: stopped; bench, train and data get go on where they were, given again", err=True)
+            sys.exit(130)
         except OSError as error:
             if error.errno == errno.EPIPE:  # the reader of our output has gone: click ends quietly
                 raise

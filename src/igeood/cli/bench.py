@@ -13,17 +13,50 @@ if TYPE_CHECKING:
 @click.command()
 @click.option("--network", "networks", multiple=True, required=True, help="Weights: PATH, or NAME:PATH. Repeatable.")
 @click.option("--in-distribution", help="What the networks were trained on, where their files don't say it.")
-@click.option("--ood", multiple=True, help="OOD set to measure on; repeatable. By default every one that is there.")
-@click.option("--validation", multiple=True, help="OOD set to tune black and grey box on; isun if it is there.")
-@click.option("--setting", "settings", multiple=True, help="black-box, grey-box, white-box or white-box-fgsm; all.")
-@click.option("--method", "methods", multiple=True, help="Method to run; by default all. Repeatable.")
 @click.option(
-    "--limit", default=300, show_default=True, type=click.IntRange(min=40), help="Images of each kind in the grey box."
+    "--ood",
+    multiple=True,
+    help="OOD set to measure on, as `igeood data list` names it, or folder:PATH, idx:PATH. Repeatable; by default all.",
 )
-@click.option("--images", type=click.IntRange(min=40), help="Images of each test set at most, evenly spaced.")
+@click.option(
+    "--validation",
+    multiple=True,
+    help="OOD set to tune black and grey box on, or none. Repeatable; by default isun, if it is there.",
+)
+@click.option(
+    "--setting",
+    "settings",
+    multiple=True,
+    help="black-box, grey-box, white-box or white-box-fgsm. Repeatable; by default all.",
+)
+@click.option(
+    "--method",
+    "methods",
+    multiple=True,
+    help="msp, odin, energy, kl-sum, kl-min, igeood-logits, igeood-logits-min; in the white box mahalanobis, igeood, "
+    "igeood+. Repeatable; by default all.",
+)
+@click.option(
+    "--limit",
+    default=300,
+    show_default=True,
+    type=click.IntRange(min=40),
+    help="Images of each kind in the grey box, which runs the network anew for each method.",
+)
+@click.option(
+    "--images",
+    type=click.IntRange(min=40),
+    help="Images of each test set at most, evenly spaced; up to half of them are for tuning.",
+)
 @click.option("--train", type=click.IntRange(min=1), help="Training images at most, evenly spaced.")
-@click.option("--splits", default=5, show_default=True, type=click.IntRange(min=1), help="Splits of the white box.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Of the first split.")
+@click.option(
+    "--splits",
+    default=5,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Random splits into tuned on and measured on, in the white box.",
+)
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Of the (first) split.")
 @click.option(
     "--out",
     default="igeood-results",
@@ -38,9 +71,10 @@ def bench(
     settings: tuple[str, ...], methods: tuple[str, ...], limit: int, images: int | None, train: int | None,
     splits: int, seed: int, out: str, root: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Measure methods × data sets on trained networks; what was measured before is not measured again.
+    """Measure methods × data sets on trained networks.
 
-    Outputs of the networks are kept in the results' folder. `igeood paper` makes tables and figures of it.
+    What was measured before is not measured again. Outputs of the networks are kept in the results' folder.
+    `igeood paper` makes tables and figures of it.
     """
     from igeood import METHODS
     from igeood.benchmark import SETTINGS, Plan, load_network
@@ -76,7 +110,7 @@ def _run(networks: "list[Network]", plan: "Plan", out: str, root: str | None, as
     from rich.console import Console
     from rich.progress import Progress
 
-    from igeood.benchmark import run
+    from igeood.benchmark import Results, run
 
     terminal = sys.stderr.isatty()
     with Progress(console=Console(stderr=True), disable=not terminal, transient=True) as bars:
@@ -94,10 +128,11 @@ def _run(networks: "list[Network]", plan: "Plan", out: str, root: str | None, as
             else:
                 click.echo(_line(record))
 
+        before = len(Results(out).cells.records)
         results = run(networks, plan, out, root=root, progress=progress, done=done)
-    click.echo(
-        f"{len(results.cells.records)} results in {results.cells.path}; `igeood paper all --results {out}`", err=True
-    )
+        total = len(results.cells.records)
+    told = f"{total - before} new results, {total} in {results.cells.path}"
+    click.echo(f"{told}; `igeood paper all --results {out}`", err=True)
 
 
 def _line(record: dict[str, Any]) -> str:

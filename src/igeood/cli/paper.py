@@ -14,7 +14,9 @@ import click
 @click.option("--validation", help="Set that black and grey box were tuned on, if the results have several.")
 @click.option("--network", "networks", multiple=True, help="Weights, to measure the network's time. Repeatable.")
 def paper(name: str, results: str | None, out: str, validation: str | None, networks: tuple[str, ...]) -> None:
-    """Print a table of the paper, or draw a figure; NAME is one of them, or `all`.
+    """Print a table of the paper, or draw a figure.
+
+    NAME is one of the names below, or `all`.
 
     Ours beside the paper's, which are in parentheses. Names: toy, black-box, grey-box, white-box, white-box-fgsm, kl,
     hyperparameters, validation-choice, seeds, accuracy, adversarial, timing, others, histograms, curves, gaussianity,

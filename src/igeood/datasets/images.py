@@ -100,6 +100,10 @@ class ImageSet:
             raise InputError(f"size: expected a positive integer, got {size!r}")
         return (self.source.read(self.rows[start : start + size]) for start in range(0, len(self), size))
 
+    def contents(self) -> frozenset[bytes]:
+        """A hash of each image's source, to find images that two sets share."""
+        return frozenset(hashlib.blake2b(c, digest_size=16).digest() for c in self.source.content(self.rows))
+
     def digest(self) -> str:
         """SHA-256 over the selected images' source bytes in order, the labels, and the version of the preparation."""
         if not self._digest:
@@ -251,6 +255,8 @@ def prepare(image: "Image", *, where: str) -> Images:
     width, height = (max(SIDE, round(scale * side)) for side in image.size)
     if width * height > MAX_PIXELS:
         raise InputError(f"{where}: {image.width} x {image.height} pixels is too long and narrow to resize; remove it")
+    if image.mode.startswith("I"):  # 16 bits: Pillow would cut them off at 255
+        image = pillow().fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
     resized = image.convert("RGB").resize((width, height), resampling)
     left, top = (width - SIDE) // 2, (height - SIDE) // 2
     return np.asarray(resized.crop((left, top, left + SIDE, top + SIDE))).transpose(2, 0, 1)

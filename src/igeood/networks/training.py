@@ -107,6 +107,11 @@ class Task:
         ):
             if len(images) == 0 or len(images) != len(labels):
                 raise InputError(f"{name}: {len(images)} images and {len(labels)} labels; both are needed, one each")
+        absent = sorted(set(range(self.classes)) - set(np.unique(self.labels).tolist()))
+        if absent:
+            raise InputError(
+                f"labels: no training image of class {absent[0]} ({len(absent)} of {self.classes} have none)"
+            )
         if not self.mean:
             mean, std = _moments(self.images)
             object.__setattr__(self, "mean", mean)
@@ -250,7 +255,7 @@ class Run:
         for key, value in self.record().items():
             if record.get(key) != value:
                 raise InputError(
-                    f"out: the checkpoint {path} was made with {key} {record.get(key)}, this run has {value}; "
+                    f"out: the checkpoint {path} was made with another {key}: {_difference(record.get(key), value)}; "
                     f"give the same settings to go on, or delete it to start anew"
                 )
         self.model.load_state_dict({k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
@@ -263,6 +268,12 @@ class Run:
         self.optimiser.load_state_dict(state)
         self.epoch, self.step = record["epoch"], record["step"]
         self.loss, self.right = record["loss"], record["right"]
+
+
+def _difference(there: Any, here: Any) -> str:
+    if isinstance(there, dict) and isinstance(here, dict):
+        return ", ".join(f"{k} {there.get(k)} there, {here[k]} here" for k in here if there.get(k) != here[k])
+    return f"{there} there, {here} here"
 
 
 def train(

@@ -40,10 +40,9 @@ def read_weights(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what it is about to refuse
             loaded = torch.load(source, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
-        reason = str(error).strip().split("\n")[0]
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, IndexError, OSError):
         raise InputError(
-            f"weights: {source} is damaged, or holds more than tensors ({reason}); save model.state_dict() alone"
+            f"weights: {source} is damaged, or holds more than tensors; save model.state_dict() alone"
         ) from None
     return _state_dict(loaded, source), {}
 

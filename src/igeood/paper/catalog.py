@@ -1,5 +1,6 @@
 """Each table and figure of the paper by its name: our numbers, and the paper's beside them."""
 
+import difflib
 from pathlib import Path
 
 from igeood import figures
@@ -46,7 +47,9 @@ def make(
         In Markdown: the tables, or the figures' paths.
     """
     if name not in NAMES:
-        raise InputError(f"name: no {name!r}; there are all, {', '.join(NAMES)}")
+        near = difflib.get_close_matches(name, NAMES, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise InputError(f"name: no {name!r}; {hint}there are all, {', '.join(NAMES)}")
     ours = Ours(results, validation)
     if name == "timing":
         return "\n".join(table.markdown() for table in timing(ours, networks or []))
@@ -61,9 +64,17 @@ def make(
         folder.mkdir(parents=True, exist_ok=True)
         figures.save(figure, folder / f"{stem}.png")
         lines += [f"![{stem}]({folder / f'{stem}.png'})", ""]
+    if name in ("gaussianity", "layers") and len(lines) > empty:
+        lines.append("The OOD set is Tiny-ImageNet where it was measured, else the first of the results.\n")
     if name == "curves" and len(lines) > empty:
-        lines.append(f"TNR on the validation images, {title(ours.validation)}; the best of each method is marked.\n")
-    return "\n".join(lines if len(lines) > empty else [*lines, "Nothing in the results to draw.", ""])
+        lines.append(
+            f"TNR on the validation images, {title(ours.validation)}; what was chosen for each method is marked.\n"
+        )
+    return "\n".join(
+        lines
+        if len(lines) > empty
+        else [*lines, "Nothing to draw: `--results` names the folder of a benchmark that has it.", ""]
+    )
 
 
 def _toy() -> Table:

@@ -9,6 +9,7 @@ from statistics import fmean
 from igeood.benchmark import Results
 from igeood.benchmark.results import Record
 from igeood.datasets import DATASETS, canonical
+from igeood.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Ours:
     """Our results, ready to be asked for averages.
 
     Cells that were measured with different options (other images, another limit) are never mixed: the options that most
-    cells have are shown, of equals the last ones, and `left_out` counts the other cells.
+    cells have are shown, of equals the last ones, and `left_out` counts the others in each setting.
 
     Parameters
     ----------
@@ -64,12 +65,23 @@ class Ours:
         self.results = results
         every = results.cells.records if results else []
         self.cells = _alike(every)
-        self.left_out = len(every) - len(self.cells)
-        named = {r["weights"]: r for r in (results.networks.records if results else [])}
-        self.networks = list(named.values())
-        tuned = [c["validation"] for c in self.cells if c["setting"] in ("black-box", "grey-box")]
+        self.left_out = Counter(c["setting"] for c in every) - Counter(c["setting"] for c in self.cells)
+        self.networks = self._shown_networks()
+        tuned = list(dict.fromkeys(c["validation"] for c in self.cells if c["setting"] in ("black-box", "grey-box")))
         first = "isun" if "isun" in tuned else tuned[0] if tuned else "isun"
         self.validation = first if validation is None else canonical(validation)
+        if tuned and self.validation not in tuned:
+            raise InputError(f"validation: no results tuned on {self.validation!r}; there are {', '.join(tuned)}")
+
+    def _shown_networks(self) -> list[Record]:
+        """One record a network: of the images that most of its cells shown are measured on, else the last."""
+        found: dict[str, Record] = {}
+        for r in self.results.networks.records if self.results else []:
+            tests = Counter(c["data"]["test"] for c in self.cells if c["weights"] == r["weights"] and "data" in c)
+            fits = not tests or r["data"]["test"] == tests.most_common(1)[0][0]
+            if fits or r["weights"] not in found:
+                found[r["weights"]] = r
+        return list(found.values())
 
     def classifiers(self) -> list[Key]:
         """Our classifiers."""

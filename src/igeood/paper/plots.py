@@ -11,7 +11,7 @@ from igeood.benchmark.observing import recall
 from igeood.benchmark.results import Record
 from igeood.calibration import threshold
 from igeood.detectors import Detector, Ensemble, detector
-from igeood.figures import CurvePanel, GaussianPanel, HistogramPanel, LayerPanel, LayerRow, Values
+from igeood.figures import Curve, CurvePanel, GaussianPanel, HistogramPanel, LayerPanel, LayerRow, Values
 from igeood.metrics import tnr_at_tpr
 from igeood.outputs import Outputs
 from igeood.paper import toy
@@ -57,12 +57,13 @@ def curves(ours: Ours) -> Drawn:
     """TNR against temperature and against the input step, on the validation set."""
     panels = []
     for key in ours.classifiers():
-        found: dict[str, dict[str, tuple[list[float], list[float]]]] = {"trials": {}, "steps": {}}
-        for setting, what in (("black-box", "trials"), ("grey-box", "steps")):
+        found: dict[str, dict[str, Curve]] = {"trials": {}, "steps": {}}
+        for setting, what, name in (("black-box", "trials", "temperature"), ("grey-box", "steps", "epsilon")):
             for method in ("odin", "energy", "igeood-logits"):
                 record = ours.tuning(setting, key, method)
                 if record and record[what]:
-                    found[what][method] = ([point[0] for point in record[what]], [point[1] for point in record[what]])
+                    x, y = ([point[i] for point in record[what]] for i in (0, 1))
+                    found[what][method] = Curve(x, y, record[name])
         if found["trials"] or found["steps"]:
             panels.append(CurvePanel(str(key), found["trials"], found["steps"]))
     if panels:

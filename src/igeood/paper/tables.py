@@ -1,5 +1,6 @@
 """The paper's tables: our numbers with the paper's beside them, in parentheses; what is missing is shown as missing."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
@@ -33,7 +34,11 @@ class Table:
         """The table in Markdown."""
         lines = [f"### {self.title}", ""]
         if self.label:
-            lines += [f"The paper's `{self.label}`. {reported.TABLES.get(self.label, '')}".rstrip(), ""]
+            what = reported.TABLES.get(self.label, "")
+            lines += [
+                f"The paper's `{self.label}`" + (f", where it is: {what[0].lower()}{what[1:]}" if what else "."),
+                "",
+            ]
         lines += ["| " + " | ".join(self.header) + " |", "|---|" + "---:|" * (len(self.header) - 1)]
         lines += ["| " + " | ".join(row) + " |" for row in self.rows]
         return "\n".join([*lines, *(f"\n{note}" for note in self.notes), ""])
@@ -85,9 +90,7 @@ def averages(ours: Ours, setting: str, label: str, methods: Sequence[str]) -> Ta
         rows.append(row)
     columns = [f"{method_title(m)}, {METRICS[metric]}" for metric in ("tnr", "auroc") for m in methods]
     sets = ours.ood(setting)
-    note = (
-        f"Ours: mean ± deviation over OOD sets ({_sets(sets)}); in parentheses the paper's, over its own eight or nine."
-    )
+    note = f"Ours: mean ± deviation over OOD sets ({_sets(sets)}); in parentheses the paper's, over its own sets."
     header = ["network, in-distribution", "sets", *columns]
     return Table(label, f"{setting}: averages", header, rows, [note, *_how(ours, setting)])
 
@@ -121,23 +124,30 @@ def _how(ours: Ours, setting: str) -> list[str]:
     if not cells:
         return [f"Nothing of the {setting} was measured here."]
     tuned = {
-        "white-box": "Tuned on 1,000 images of the OOD set (half of a smaller one), measured on the others; "
-        f"means over {len({c['seed'] for c in cells})} splits.",
+        "white-box": "Tuned on 1,000 in-distribution images and 1,000 of the OOD set (half of a smaller one), "
+        f"which are not measured on; means over {len({c['seed'] for c in cells})} splits.",
         "white-box-fgsm": "Tuned on adversarial images only; no OOD image is seen before the measurement.",
     }
-    how = f"Temperature and step tuned on {title(ours.validation)}, which is not measured on; the paper's on iSUN."
+    how = f"Temperature and step tuned on {title(ours.validation)}, which is not measured on, and on 1,000 "
+    how += "in-distribution images (half of a smaller set), not measured on; the paper's on iSUN."
     if ours.validation == "none":
         how = "Not tuned: every method at its default temperature and step."
     counts = ", ".join(
         f"{title(ood)} {max(c['ood_images'] for c in cells if c['ood'] == ood):,}" for ood in ours.ood(setting)
     )
-    left = f"{ours.left_out} results of other options are not shown." if ours.left_out else ""
-    images = f"Images: {max(c['id_images'] for c in cells):,} in-distribution; {counts}."
-    return [tuned.get(setting, how), images, *([left] if left else [])]
+    images = f"Measured on {max(c['id_images'] for c in cells):,} in-distribution images; {counts}."
+    notes = [f"{tuned.get(setting, how)} {images}"]
+    more = Counter(c["validation"] for c in ours.cells if c["setting"] == setting and c not in cells)
+    if more:
+        told = ", ".join(f"{'not tuned' if name == 'none' else title(name)} ({n})" for name, n in more.items())
+        notes.append(f"Also in the results, by what they were tuned on: {told}; `--validation` shows them.")
+    if ours.left_out[setting]:
+        notes.append(f"{ours.left_out[setting]} results of other options, or measured again, are not shown.")
+    return notes
 
 
 def extended(
-    ours: Ours, setting: str, label: str, methods: Sequence[str], metrics: Iterable[str] = METRICS
+    ours: Ours, setting: str, label: str, methods: Sequence[str], metrics: Iterable[str] = METRICS, what: str = ""
 ) -> list[Table]:
     """Each OOD set, for each metric and each of our classifiers; the paper's own where there is nothing of ours."""
     tables = []
@@ -156,7 +166,8 @@ def extended(
                     shared.append((values, paper))
             rows.append(_common(shared, len(methods)))
             header = ["OOD set", *map(method_title, methods)]
-            tables.append(Table(label, f"{setting}: {key}: {METRICS[metric]}", header, rows))
+            name = f"{what or setting}: {key}: {METRICS[metric]}"
+            tables.append(Table(label, name, header, rows, _how(ours, setting) if key.weights else ()))
     return tables
 
 
@@ -169,7 +180,7 @@ def _common(shared: list[tuple[list[float | None], list[float | None]]], columns
         known, printed = ([value for value in side if value is not None] for side in (mine, paper))
         theirs = fmean(printed) if printed and len(printed) == len(shared) else None
         cells.append(pair(fmean(known) if known else None, theirs))
-    return [f"mean of {len(shared)} sets", *cells]
+    return [f"mean, sets: {len(shared)}", *cells]
 
 
 def hyperparameters(ours: Ours) -> list[Table]:
@@ -187,7 +198,8 @@ def hyperparameters(ours: Ours) -> list[Table]:
             row.append(f"{first}; {second}" if found else first)
         rows.append(row)
     header = ["network, in-distribution", *(f"{s}: {method_title(m)}" for s, m in columns)]
-    note = "Each cell: ours; the paper's. T, or (T, ε) with ε in pixel units. Ours in the white box has no input step."
+    note = "Each cell: ours; the paper's. T, or (T, ε) with ε in pixel units. Ours in the white box has no input "
+    note += "step, and on adversarial samples it keeps temperature 1."
     return [Table(label, "hyper-parameters found", header, rows, [note])]
 
 
@@ -255,7 +267,16 @@ def adversarial(ours: Ours) -> list[Table]:
     """Size of the adversarial samples, and the accuracy that they leave."""
     columns = {"linf": "mean L∞, normalised", "adversarial_accuracy": "accuracy left"}
     tuned = [ours.tuning("white-box-fgsm", key, method) for key in ours.classifiers() for method in WHITE]
-    found = [{**t, "linf": t["attack"]["linf"], "adversarial_accuracy": t["attack"]["accuracy"]} for t in tuned if t]
+    found = [
+        {
+            "weights": t["weights"],
+            "linf": t["attack"]["linf"],
+            "adversarial_accuracy": t["attack"]["accuracy"],
+            "test_images": t["attack"]["samples"],
+        }
+        for t in tuned
+        if t
+    ]
     return [_of_networks(ours, "tab:adversarial_table", "adversarial samples", columns, found)]
 
 
@@ -268,8 +289,9 @@ def _of_networks(ours: Ours, label: str, what: str, columns: dict[str, str], rec
             mine = [factor * r[metric] for r in records if key.weights == r["weights"]]
             theirs = reported.find(label=label, metric=metric, **key.paper)
             row.append(pair(mine[-1] if mine else None, _printed(theirs), 2))
-        rows.append(row)
-    return Table(label, what, ["network, in-distribution", *columns.values()], rows)
+        counts = [r["test_images"] for r in records if key.weights == r["weights"]]
+        rows.append([*row, f"{counts[-1]:,}" if counts else MISSING])
+    return Table(label, what, ["network, in-distribution", *columns.values(), "images"], rows)
 
 
 def others(ours: Ours) -> list[Table]:
@@ -334,7 +356,7 @@ TABLES: dict[str, Callable[[Ours], list[Table]]] = {
         averages(o, "white-box-fgsm", "tab:white_box_avg", WHITE),
         *extended(o, "white-box-fgsm", "tab:wb_adv_extended", WHITE),
     ],
-    "kl": lambda o: extended(o, "black-box", "tab:kl", KL, ("tnr",)),
+    "kl": lambda o: extended(o, "black-box", "tab:kl", KL, ("tnr",), "Fisher–Rao and KL, black-box"),
     "hyperparameters": hyperparameters,
     "validation-choice": validation_choice,
     "seeds": seeds,
