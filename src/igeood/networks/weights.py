@@ -82,7 +82,10 @@ def load_weights(model: M, path: str | os.PathLike[str]) -> M:
     }
     told = [f"{len(keys)} {what} ({_some(keys)})" for what, keys in differ.items() if keys]
     if told:
-        raise InputError(f"weights: {path} is of another architecture than {type(model).__name__}: {'; '.join(told)}")
+        raise InputError(
+            f"weights: {path} is of another architecture than {type(model).__name__}: {'; '.join(told)}; "
+            "name the network that the file was made with, or give this one's own weights"
+        )
     model.load_state_dict(found, strict=False)
     model.eval()
     return model
