@@ -266,3 +266,4 @@ def test_without_matplotlib(monkeypatch, make):
 def test_pyplot_is_not_needed(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     figures.save(FIGURES["scores"](), tmp_path / "a.svg")
+    assert (tmp_path / "a.svg").read_bytes().startswith(b"<?xml")

@@ -138,33 +138,46 @@ def _is_quick(cell):
 
 
 def kill_until_done(world, out, changes, times, seed):
-    """Start the benchmark, kill it after a random while, `times` times; then let it run to its end."""
+    """Kill the benchmark `times` times, each after a random number of new results, then let it end.
+
+    Gives the results of an unbroken run and of this one, and how many results there were at each kill.
+    """
     command = [sys.executable, str(Path(__file__).parent / "made.py"), str(world), str(out), json.dumps(changes)]
-    draw = random.Random(seed)
-    begin = time.monotonic()
+    results = out / "results.jsonl"
     subprocess.run(command, check=True)
-    length = time.monotonic() - begin
-    wanted = (out / "results.jsonl").read_bytes()
+    wanted = results.read_bytes()
     shutil.rmtree(out)
+    draw, at = random.Random(seed), []
+
+    def count():
+        return results.read_bytes().count(b"\n") if results.exists() else 0
+
     for _ in range(times):
+        goal = count() + draw.randint(0, 2)
         process = subprocess.Popen(command)
-        try:
-            process.wait(timeout=draw.uniform(0.5, 1.0) * length)
-        except subprocess.TimeoutExpired:
+        while process.poll() is None and count() < goal:
+            time.sleep(0.01)
+        time.sleep(draw.uniform(0.0, 4.0) if goal == count() == 0 else draw.uniform(0.0, 0.2))
+        if process.poll() is None:
             process.send_signal(signal.SIGKILL)
-            process.wait()
+        if process.wait() == -signal.SIGKILL:  # it has not ended by itself
+            at.append(count())
     subprocess.run(command, check=True)
-    assert (out / "results.jsonl").read_bytes() == wanted
+    return wanted, results.read_bytes(), at
 
 
 def test_killed_and_resumed(world, tmp_path):
-    kill_until_done(world, tmp_path / "out", QUICK, times=2, seed=0)
+    wanted, found, killed = kill_until_done(world, tmp_path / "out", QUICK, times=2, seed=1)
+    assert len(killed) == 2
+    assert found == wanted
 
 
 @pytest.mark.slow
 def test_killed_twenty_times_and_resumed(world, tmp_path):
-    for seed in range(5):
-        kill_until_done(world, tmp_path / str(seed), {"splits": 1}, times=4, seed=seed)
+    wanted, found, killed = kill_until_done(world, tmp_path / "out", {"splits": 1}, times=20, seed=0)
+    assert len(killed) == 20
+    assert len(set(killed)) > 5  # not all before the first result
+    assert found == wanted
 
 
 def test_two_processes_on_one_folder(world, network, tmp_path):
