@@ -6,10 +6,10 @@ import pytest
 from safetensors.torch import save_file
 
 from igeood.benchmark import Results
+from igeood.benchmark.summary import Key, Summary
 from igeood.errors import InputError
 from igeood.paper import reported
 from igeood.paper.catalog import NAMES, make
-from igeood.paper.ours import Key, Ours
 from igeood.paper.plots import FIGURES
 from igeood.paper.tables import MISSING, TABLES, accuracy, averages, extended, hyperparameters, pair
 
@@ -52,7 +52,7 @@ def find(table, start):
 
 def test_ours_and_theirs_side_by_side(results):
     tnr, auroc, aupr = extended(
-        Ours(results), "black-box", "tab:black_box_extended", ("msp", "odin", "energy", "igeood-logits")
+        Summary(results), "black-box", "tab:black_box_extended", ("msp", "odin", "energy", "igeood-logits")
     )
     assert find(tnr, "Tiny") == ["Tiny-ImageNet", "50.0 (59.4)", "60.0 (85.0)", "70.0 (88.0)", "**80.0** (87.8)"]
     assert find(tnr, "Gaussian")[1] == "20.0 (88.1)"
@@ -66,7 +66,7 @@ def test_ours_and_theirs_side_by_side(results):
 
 
 def test_averages(results):
-    table = averages(Ours(results), "black-box", "tab:black_box_avg", ("msp", "odin", "energy", "igeood-logits"))
+    table = averages(Summary(results), "black-box", "tab:black_box_avg", ("msp", "odin", "energy", "igeood-logits"))
     assert len(table.rows) == 6
     first = find(table, "densenet-bc-100, CIFAR-10")
     assert first[1:6] == [
@@ -81,34 +81,36 @@ def test_averages(results):
 
 
 def test_splits_are_averaged(results):
-    assert Ours(results).value("white-box", Key(**DENSENET), "tiny-imagenet", "igeood+", "tnr") == pytest.approx(70.0)
+    assert Summary(results).value("white-box", Key(**DENSENET), "tiny-imagenet", "igeood+", "tnr") == pytest.approx(
+        70.0
+    )
 
 
 def test_a_cell_measured_again_replaces_the_old_one(results):
     results.cells.append(cell(method="msp", ood="gaussian", tnr=0.9))
-    assert Ours(results).value("black-box", Key(**DENSENET), "gaussian", "msp", "tnr") == pytest.approx(90.0)
+    assert Summary(results).value("black-box", Key(**DENSENET), "gaussian", "msp", "tnr") == pytest.approx(90.0)
 
 
 def test_another_validation_set(results):
     results.cells.append(cell(validation="svhn", method="msp", ood="gaussian", tnr=0.9))
-    assert Ours(results).validation == "isun"
+    assert Summary(results).validation == "isun"
     with pytest.raises(InputError, match=r"validation: no results tuned on 'lsun'; there are isun, svhn"):
-        Ours(results, "lsun")
-    other = Ours(results, "svhn")
+        Summary(results, "lsun")
+    other = Summary(results, "svhn")
     assert other.value("black-box", Key(**DENSENET), "gaussian", "msp", "tnr") == pytest.approx(90.0)
-    [table] = TABLES["validation-choice"](Ours(results))
+    [table] = TABLES["validation-choice"](Summary(results))
     assert find(table, "SVHN")[1] == "90.0 (55.4)"
     assert find(table, "iSUN")[1] == "35.0 (52.5)"
     assert find(table, "Textures")[1] == f"{MISSING} (55.4)"
 
 
 def test_trainings(results):
-    assert find(TABLES["seeds"](Ours(results))[0], "Gaussian")[1] == "20.0 (42.7 ± 49)"  # one has no spread
+    assert find(TABLES["seeds"](Summary(results))[0], "Gaussian")[1] == "20.0 (42.7 ± 49)"  # one has no spread
     results.networks.append(
         {**DENSENET, "weights": "w1", "file": "b.pt", "accuracy": 0.9, "accuracy_fisher_rao": 0.8, "test_images": 500}
     )
     results.cells.append(cell(weights="w1", method="msp", ood="gaussian", tnr=0.4))
-    tnr = TABLES["seeds"](Ours(results))[0]
+    tnr = TABLES["seeds"](Summary(results))[0]
     assert find(tnr, "Gaussian")[1] == "30.0 ± 10 (42.7 ± 49)"
     assert "Trainings of ours: 2" in tnr.notes[0]
 
@@ -118,12 +120,12 @@ def test_trainings_have_rows_of_their_own(results):
         {**DENSENET, "weights": "w1", "file": "b.pt", "accuracy": 0.9, "accuracy_fisher_rao": 0.8, "test_images": 500}
     )
     results.cells.append(cell(weights="w1", method="msp", ood="gaussian", tnr=0.4))
-    [table] = accuracy(Ours(results))
+    [table] = accuracy(Summary(results))
     assert [row[:2] for row in table.rows[:2]] == [
         ["densenet-bc-100, CIFAR-10 (a.pt)", "94.54 (95.20)"],
         ["densenet-bc-100, CIFAR-10 (b.pt)", "90.00 (95.20)"],
     ]
-    table = averages(Ours(results), "black-box", "tab:black_box_avg", ("msp",))
+    table = averages(Summary(results), "black-box", "tab:black_box_avg", ("msp",))
     assert [row[2].split(" ")[0] for row in table.rows[:2]] == ["35.0", "40.0"]
 
 
@@ -131,16 +133,16 @@ def test_methods_are_averaged_over_the_same_sets(results):
     """As after an interruption: the last method has one set less."""
     results.cells.append(cell(method="msp", ood="svhn", tnr=0.9))
     methods = ("msp", "odin", "energy", "igeood-logits")
-    first = averages(Ours(results), "black-box", "tab:black_box_avg", methods).rows[0]
+    first = averages(Summary(results), "black-box", "tab:black_box_avg", methods).rows[0]
     assert first[1:3] == ["2", "35.0 ± 15 (52.5 ± 16)"]
-    table = extended(Ours(results), "black-box", "tab:black_box_extended", methods)[0]
+    table = extended(Summary(results), "black-box", "tab:black_box_extended", methods)[0]
     assert find(table, "SVHN")[1] == "90.0 (40.4)"
     assert find(table, "mean, sets: 2")[1].startswith("35.0 ")
 
 
 def test_cells_of_other_options_are_not_mixed_in(results):
     results.cells.append(cell(method="msp", ood="svhn", tnr=0.9, data={"test": "few", "ood": "x"}))
-    ours = Ours(results)
+    ours = Summary(results)
     assert "svhn" not in ours.ood("black-box")
     assert ours.left_out == {"black-box": 1}
     table = averages(ours, "black-box", "tab:black_box_avg", ("msp",))
@@ -148,10 +150,10 @@ def test_cells_of_other_options_are_not_mixed_in(results):
 
 
 def test_hyperparameters_and_accuracy(results):
-    [table] = hyperparameters(Ours(results))
+    [table] = hyperparameters(Summary(results))
     assert find(table, "densenet-bc-100, CIFAR-10")[1:4] == [f"{MISSING}; 1000", "2.5; 4.6", f"{MISSING}; 5.3"]
     assert find(table, "densenet-bc-100, CIFAR-10")[4] == f"{MISSING}; (1000, 0.0014)"
-    [table] = accuracy(Ours(results))
+    [table] = accuracy(Summary(results))
     assert find(table, "densenet-bc-100, CIFAR-10")[1:] == ["94.54 (95.20)", "94.53 (95.20)", "10,000"]
 
 
@@ -172,7 +174,7 @@ def test_every_name_is_made(whole, network, tmp_path):
 
 
 def test_tables_of_a_real_run(whole):
-    ours = Ours(whole)
+    ours = Summary(whole)
     key = Key("resnet-10-16", "cifar-10")
     cells = [c for c in whole.cells.records if (c["setting"], c["method"]) == ("black-box", "energy")]
     table = extended(ours, "black-box", "tab:black_box_extended", ("energy",))[0]

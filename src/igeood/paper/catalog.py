@@ -5,9 +5,9 @@ from pathlib import Path
 
 from igeood import figures
 from igeood.benchmark import Network, Results
+from igeood.benchmark.summary import Summary, title
 from igeood.errors import InputError
 from igeood.paper import toy
-from igeood.paper.ours import Ours, title
 from igeood.paper.plots import FIGURES
 from igeood.paper.tables import TABLES, Table, covariance
 from igeood.paper.timing import timing
@@ -50,7 +50,7 @@ def make(
         near = difflib.get_close_matches(name, NAMES, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise InputError(f"name: no {name!r}; {hint}there are all, {', '.join(NAMES)}")
-    ours = Ours(results, validation)
+    ours = Summary(results, validation)
     if name == "timing":
         return "\n".join(table.markdown() for table in timing(ours, networks or []))
     if name in TABLES:

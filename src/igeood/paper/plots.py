@@ -9,13 +9,13 @@ import torch
 from igeood import figures, storage
 from igeood.benchmark.observing import recall
 from igeood.benchmark.results import Record
+from igeood.benchmark.summary import Key, Summary, title
 from igeood.calibration import threshold
 from igeood.detectors import Detector, Ensemble, detector
 from igeood.figures import Curve, CurvePanel, GaussianPanel, HistogramPanel, LayerPanel, LayerRow, Values
 from igeood.metrics import tnr_at_tpr
 from igeood.outputs import Outputs
 from igeood.paper import toy
-from igeood.paper.ours import Key, Ours, title
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,12 +25,12 @@ BOXES = {"black-box": "igeood-logits", "grey-box": "igeood-logits", "white-box-f
 Drawn = Iterator[tuple[str, "Figure"]]  # a file's stem, and what is in it
 
 
-def draw_toy(_: Ours) -> Drawn:
+def draw_toy(_: Summary) -> Drawn:
     """The example in one dimension: it needs no results."""
     yield "toy", toy.figure(toy.toy())
 
 
-def histograms(ours: Ours) -> Drawn:
+def histograms(ours: Summary) -> Drawn:
     """Scores of IGEOOD in every setting, with the threshold that keeps 95% of the in-distribution images."""
     for key in ours.classifiers():
         panels = []
@@ -53,7 +53,7 @@ def histograms(ours: Ours) -> Drawn:
             yield f"histograms-{_stem(key)}", figures.score_histograms(panels)
 
 
-def curves(ours: Ours) -> Drawn:
+def curves(ours: Summary) -> Drawn:
     """TNR against temperature and against the input step, on the validation set."""
     panels = []
     for key in ours.classifiers():
@@ -70,7 +70,7 @@ def curves(ours: Ours) -> Drawn:
         yield "curves", figures.tuning_curves(panels)
 
 
-def gaussianity(ours: Ours) -> Drawn:
+def gaussianity(ours: Summary) -> Drawn:
     """The first channel of each layer against the normal density, and the layer's mean W."""
     for key, line in zip(ours.classifiers(), ours.networks, strict=True):
         inside, outside = kept(ours, line, "test"), _foreign(ours, key, line)
@@ -88,7 +88,7 @@ def gaussianity(ours: Ours) -> Drawn:
         yield f"gaussianity-{_stem(key)}", figures.gaussianity(panels)
 
 
-def layers(ours: Ours) -> Drawn:
+def layers(ours: Summary) -> Drawn:
     """Scores of each layer, and what the regression makes of them, for Mahalanobis and IGEOOD."""
     for key, line in zip(ours.classifiers(), ours.networks, strict=True):
         train, inside = (kept(ours, line, part) for part in ("train", "test"))
@@ -130,12 +130,12 @@ def _split(outputs: Outputs) -> tuple[Outputs, Outputs]:
     return outputs[order[:size]], outputs[order[size:]]
 
 
-def kept(ours: Ours, line: Record, part: str) -> Outputs | None:
+def kept(ours: Summary, line: Record, part: str) -> Outputs | None:
     """A network's outputs of its in-distribution images, from the benchmark's folder."""
     return _recall(ours, line["weights"], line["data"][part])
 
 
-def _foreign(ours: Ours, key: Key, line: Record) -> Outputs | None:
+def _foreign(ours: Summary, key: Key, line: Record) -> Outputs | None:
     """Its outputs of the OOD set that the paper shows, or of the first that there is."""
     cells = [
         cell for setting in BOXES for cell in ours.of(setting, key) if cell["data"]["test"] == line["data"]["test"]
@@ -145,7 +145,7 @@ def _foreign(ours: Ours, key: Key, line: Record) -> Outputs | None:
     return next((found for d in digests if (found := _recall(ours, line["weights"], d)) is not None), None)
 
 
-def _recall(ours: Ours, weights: str, digest: str) -> Outputs | None:
+def _recall(ours: Summary, weights: str, digest: str) -> Outputs | None:
     return None if ours.results is None else recall(ours.results.folder / "outputs", weights=weights, images=digest)
 
 
@@ -160,7 +160,7 @@ def _stem(key: Key) -> str:
     return "".join(c if c.isalnum() else "-" for c in name).strip("-")
 
 
-FIGURES: dict[str, Callable[[Ours], Drawn]] = {
+FIGURES: dict[str, Callable[[Summary], Drawn]] = {
     "toy": draw_toy,
     "histograms": histograms,
     "curves": curves,

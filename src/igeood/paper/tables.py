@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 
 from igeood.benchmark.results import Record
+from igeood.benchmark.summary import Key, Summary, title
 from igeood.datasets import DATASETS
 from igeood.figures import STYLE
 from igeood.paper import reported
-from igeood.paper.ours import Key, Ours, title
 from igeood.paper.reported import Reported
 
 MISSING = "–"
@@ -68,7 +68,7 @@ def _bold(cells: list[str], values: Sequence[float | None]) -> list[str]:
     return [f"**{c.split(' ')[0]}**{c[len(c.split(' ')[0]) :]}" if c.split(" ")[0] == best else c for c in cells]
 
 
-def rows_of(ours: Ours, label: str) -> list[Key]:
+def rows_of(ours: Summary, label: str) -> list[Key]:
     """Our classifiers first, then those that only the paper has."""
     mine = ours.classifiers()
     theirs = [Key(r.network, r.in_distribution) for r in reported.find(label=label) if r.network != "average"]
@@ -76,7 +76,7 @@ def rows_of(ours: Ours, label: str) -> list[Key]:
     return [*mine, *(key for key in dict.fromkeys(theirs) if (key.network, key.in_distribution) not in known)]
 
 
-def averages(ours: Ours, setting: str, label: str, methods: Sequence[str]) -> Table:
+def averages(ours: Summary, setting: str, label: str, methods: Sequence[str]) -> Table:
     """Means over OOD sets: Table 1, Table 2, and the grey box's."""
     rows = []
     for key in rows_of(ours, label):
@@ -90,7 +90,7 @@ def averages(ours: Ours, setting: str, label: str, methods: Sequence[str]) -> Ta
         rows.append(row)
     columns = [f"{method_title(m)}, {METRICS[metric]}" for metric in ("tnr", "auroc") for m in methods]
     sets = ours.ood(setting)
-    note = f"Ours: mean ± deviation over OOD sets ({_sets(sets)}); in parentheses the paper's, over its own sets."
+    note = f"Summary: mean ± deviation over OOD sets ({_sets(sets)}); in parentheses the paper's, over its own sets."
     header = ["network, in-distribution", "sets", *columns]
     return Table(label, f"{setting}: averages", header, rows, [note, *_how(ours, setting)])
 
@@ -118,7 +118,7 @@ def _sets(names: Iterable[str]) -> str:
     return ", ".join(title(name) for name in names) or "none"
 
 
-def _how(ours: Ours, setting: str) -> list[str]:
+def _how(ours: Summary, setting: str) -> list[str]:
     """How the setting was tuned, and on how many images."""
     cells = ours.of(setting)
     if not cells:
@@ -147,12 +147,12 @@ def _how(ours: Ours, setting: str) -> list[str]:
 
 
 def extended(
-    ours: Ours, setting: str, label: str, methods: Sequence[str], metrics: Iterable[str] = METRICS, what: str = ""
+    ours: Summary, setting: str, label: str, methods: Sequence[str], metrics: Iterable[str] = METRICS, what: str = ""
 ) -> list[Table]:
     """Each OOD set, for each metric and each of our classifiers; the paper's own where there is nothing of ours."""
     tables = []
     mine = [key for key in ours.classifiers() if ours.of(setting, key)]
-    for key in mine or rows_of(Ours(), label):
+    for key in mine or rows_of(Summary(), label):
         theirs = {"label": label, "setting": setting, **key.paper}
         printed = list(dict.fromkeys(r.ood for r in reported.find(**theirs) if r.ood != "average"))
         both = [o for o in ours.ood(setting, key, methods) if o in printed or not printed] if key.weights else printed
@@ -183,7 +183,7 @@ def _common(shared: list[tuple[list[float | None], list[float | None]]], columns
     return [f"mean, sets: {len(shared)}", *cells]
 
 
-def hyperparameters(ours: Ours) -> list[Table]:
+def hyperparameters(ours: Summary) -> list[Table]:
     """Temperatures and steps that were found."""
     label = "tab:best_hyperparameters"
     columns = [("black-box", m) for m in LOGITS[1:]] + [("grey-box", m) for m in LOGITS[1:]]
@@ -198,7 +198,7 @@ def hyperparameters(ours: Ours) -> list[Table]:
             row.append(f"{first}; {second}" if found else first)
         rows.append(row)
     header = ["network, in-distribution", *(f"{s}: {method_title(m)}" for s, m in columns)]
-    note = "Each cell: ours; the paper's. T, or (T, ε) with ε in pixel units. Ours in the white box has no input "
+    note = "Each cell: ours; the paper's. T, or (T, ε) with ε in pixel units. Summary in the white box has no input "
     note += "step, and on adversarial samples it keeps temperature 1."
     return [Table(label, "hyper-parameters found", header, rows, [note])]
 
@@ -210,7 +210,7 @@ def _found(record: Record | None, setting: str) -> str:
     return parts[0] if setting == "black-box" else f"({', '.join(parts)})"
 
 
-def validation_choice(ours: Ours) -> list[Table]:
+def validation_choice(ours: Summary) -> list[Table]:
     """Mean TNR for each set to tune on."""
     label, tables = "tab:robust", []
     columns = [("black-box", m) for m in LOGITS] + [("grey-box", m) for m in LOGITS[1:]]
@@ -233,7 +233,7 @@ def validation_choice(ours: Ours) -> list[Table]:
     return tables
 
 
-def seeds(ours: Ours) -> list[Table]:
+def seeds(ours: Summary) -> list[Table]:
     """Mean and deviation over trainings of one architecture."""
     label, tables = "tab:seed_model_error", []
     kinds = [Key(k.network, k.in_distribution) for k in rows_of(ours, label)]
@@ -257,13 +257,13 @@ def seeds(ours: Ours) -> list[Table]:
     return tables
 
 
-def accuracy(ours: Ours) -> list[Table]:
+def accuracy(ours: Summary) -> list[Table]:
     """Test accuracy by softmax and by the nearest centroid."""
     columns = {"accuracy": "softmax", "accuracy_fisher_rao": "Fisher–Rao"}
     return [_of_networks(ours, "tab:model_accuracy", "accuracy", columns, ours.networks)]
 
 
-def adversarial(ours: Ours) -> list[Table]:
+def adversarial(ours: Summary) -> list[Table]:
     """Size of the adversarial samples, and the accuracy that they leave."""
     columns = {"linf": "mean L∞, normalised", "adversarial_accuracy": "accuracy left"}
     tuned = [ours.tuning("white-box-fgsm", key, method) for key in ours.classifiers() for method in WHITE]
@@ -280,7 +280,7 @@ def adversarial(ours: Ours) -> list[Table]:
     return [_of_networks(ours, "tab:adversarial_table", "adversarial samples", columns, found)]
 
 
-def _of_networks(ours: Ours, label: str, what: str, columns: dict[str, str], records: list[Record]) -> Table:
+def _of_networks(ours: Summary, label: str, what: str, columns: dict[str, str], records: list[Record]) -> Table:
     rows = []
     for key in rows_of(ours, label):
         row = [str(key)]
@@ -294,7 +294,7 @@ def _of_networks(ours: Ours, label: str, what: str, columns: dict[str, str], rec
     return Table(label, what, ["network, in-distribution", *columns.values(), "images"], rows)
 
 
-def others(ours: Ours) -> list[Table]:
+def others(ours: Summary) -> list[Table]:
     """Other white-box methods, whose numbers are quoted as the paper reports them."""
     tables = []
     for label, setting, names in (
@@ -319,7 +319,7 @@ def others(ours: Ours) -> list[Table]:
     return tables
 
 
-def covariance(ours: Ours) -> list[Table]:
+def covariance(ours: Summary) -> list[Table]:
     """How Gaussian each layer is, and how well its covariance and the diagonal of it are conditioned."""
     tables = []
     for key, line in zip(ours.classifiers(), ours.networks, strict=True):
@@ -334,12 +334,12 @@ def covariance(ours: Ours) -> list[Table]:
                 row.append(f"{found[metric]:.2g}" + ("" if paper is None else f" ({paper:.2g})"))
             rows.append([*row, str(found["dead"])])
         header = ["layer", "channels", "mean W", "condition of the covariance", "of its diagonal", "dead channels"]
-        note = "Ours is the ratio of the largest to the smallest eigenvalue; the paper's is in the infinity norm."
+        note = "Summary is the ratio of the largest to the smallest eigenvalue; the paper's is in the infinity norm."
         tables.append(Table("sec:covariance", f"layers of {key}", header, rows, [note]))
     return tables
 
 
-TABLES: dict[str, Callable[[Ours], list[Table]]] = {
+TABLES: dict[str, Callable[[Summary], list[Table]]] = {
     "black-box": lambda o: [
         averages(o, "black-box", "tab:black_box_avg", LOGITS),
         *extended(o, "black-box", "tab:black_box_extended", LOGITS),

@@ -7,18 +7,18 @@ from statistics import median
 import torch
 
 from igeood.benchmark.network import Network
+from igeood.benchmark.summary import Summary
 from igeood.detectors import detector
 from igeood.networks.training import normalised
 from igeood.outputs import Outputs
 from igeood.paper import reported
-from igeood.paper.ours import Ours
 from igeood.paper.plots import kept
 from igeood.paper.tables import MISSING, Table, rows_of
 
 RUNS = 5  # as in the paper
 
 
-def timing(ours: Ours, networks: list[Network]) -> list[Table]:
+def timing(ours: Summary, networks: list[Network]) -> list[Table]:
     """Seconds of the network, the centroids and the scores; the network's own only if it was given."""
     label, rows = "tab:time_analysis", []
     mine = dict(zip(ours.classifiers(), ours.networks, strict=True))

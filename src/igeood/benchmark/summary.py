@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from statistics import fmean
 
-from igeood.benchmark import Results
-from igeood.benchmark.results import Record
+from igeood.benchmark.results import Record, Results
 from igeood.datasets import DATASETS, canonical
 from igeood.errors import InputError
 
@@ -47,7 +46,7 @@ def title(name: str) -> str:
     return parts[-1] if parts else name
 
 
-class Ours:
+class Summary:
     """Our results, ready to be asked for averages.
 
     Cells that were measured with different options (other images, another limit) are never mixed: the options that most
