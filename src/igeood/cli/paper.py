@@ -18,7 +18,7 @@ def paper(name: str, results: str | None, out: str, validation: str | None, netw
 
     NAME is one of the names below, or `all`.
 
-    Summary beside the paper's, which are in parentheses. Names: toy, black-box, grey-box, white-box, white-box-fgsm, kl,
+    Ours beside the paper's, which are in parentheses. Names: toy, black-box, grey-box, white-box, white-box-fgsm, kl,
     hyperparameters, validation-choice, seeds, accuracy, adversarial, timing, others, histograms, curves, gaussianity,
     layers.
     """
