@@ -90,7 +90,7 @@ def averages(ours: Summary, setting: str, label: str, methods: Sequence[str]) ->
         rows.append(row)
     columns = [f"{method_title(m)}, {METRICS[metric]}" for metric in ("tnr", "auroc") for m in methods]
     sets = ours.ood(setting)
-    note = f"Summary: mean ± deviation over OOD sets ({_sets(sets)}); in parentheses the paper's, over its own sets."
+    note = f"Ours: mean ± deviation over OOD sets ({_sets(sets)}); in parentheses the paper's, over its own sets."
     header = ["network, in-distribution", "sets", *columns]
     return Table(label, f"{setting}: averages", header, rows, [note, *_how(ours, setting)])
 
@@ -198,7 +198,7 @@ def hyperparameters(ours: Summary) -> list[Table]:
             row.append(f"{first}; {second}" if found else first)
         rows.append(row)
     header = ["network, in-distribution", *(f"{s}: {method_title(m)}" for s, m in columns)]
-    note = "Each cell: ours; the paper's. T, or (T, ε) with ε in pixel units. Summary in the white box has no input "
+    note = "Each cell: ours; the paper's. T, or (T, ε) with ε in pixel units. Ours in the white box has no input "
     note += "step, and on adversarial samples it keeps temperature 1."
     return [Table(label, "hyper-parameters found", header, rows, [note])]
 
@@ -334,7 +334,7 @@ def covariance(ours: Summary) -> list[Table]:
                 row.append(f"{found[metric]:.2g}" + ("" if paper is None else f" ({paper:.2g})"))
             rows.append([*row, str(found["dead"])])
         header = ["layer", "channels", "mean W", "condition of the covariance", "of its diagonal", "dead channels"]
-        note = "Summary is the ratio of the largest to the smallest eigenvalue; the paper's is in the infinity norm."
+        note = "Ours is the ratio of the largest to the smallest eigenvalue; the paper's is in the infinity norm."
         tables.append(Table("sec:covariance", f"layers of {key}", header, rows, [note]))
     return tables
 
