@@ -7,22 +7,30 @@ VENV ?= .venv
 PIP_ARGS ?=
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+RUNS := $(VENV)/.runs
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow lint format bench reproduction clean
+.PHONY: help install demo test test-slow lint format bench docs reproduction clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(RUNS): pyproject.toml constraints.txt
+	@echo "Installing igeood and what it stands on in $(VENV): once, a minute or two"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) -e ".[dev]"
+	$(PIP) -e ".[data,report]"
+	@touch $@
+
+$(INSTALLED): $(RUNS)
+	$(PIP) -e ".[dev]"
 	@touch $@
 
 install: $(INSTALLED)  ## the virtual environment with igeood and its tools
 
-demo: install  ## the pipeline on embedded data
-	$(BIN)/igeood demo
+demo: $(RUNS)  ## the whole pipeline on embedded data, with a report
+	rm -rf build/demo
+	$(BIN)/igeood demo --out build/demo
 
 test: install  ## every test but the slow ones
 	$(BIN)/python -m pytest -m "not slow"
@@ -42,6 +50,9 @@ format: install  ## let ruff rewrite what it can
 
 bench: install  ## speed, side by side
 	$(BIN)/python benchmarks/black_box.py
+
+docs: install  ## the documentation as a site, in build/site; a warning is an error
+	$(BIN)/mkdocs build --strict
 
 # What the reproduction runs on; iSUN is the paper's validation set.
 NETWORKS ?= $(wildcard $(IGEOOD_DATA)/weights/*.safetensors)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import settings
-from torch import Tensor
+from torch import Tensor, nn
 
 from igeood.outputs import Outputs
 
@@ -120,3 +120,25 @@ def whole(world, network, tmp_path_factory):
     from igeood.benchmark import run  # noqa: PLC0415
 
     return run([network], make_plan(world), tmp_path_factory.mktemp("whole"), root=world)
+
+
+@pytest.fixture
+def reader_names(classifier):
+    """What a reader of the README or of a page of the documentation is taken to have: a model, loaders, arrays."""
+    torch.manual_seed(0)
+    images, labels = torch.rand(200, 3, 8, 8), torch.arange(200) % 4
+    images += 0.3 * labels[:, None, None, None]
+    return {
+        "model": nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)),
+        "train_loader": [(images[:100], labels[:100])],
+        "held_out_loader": [(images[100:], labels[100:])],
+        "ood_loader": [torch.rand(50, 3, 8, 8) * 3],
+        "x": images[:3],
+        "torch": torch,
+        "train_logits": classifier.train.numpy(),
+        "train_labels": classifier.labels.numpy(),
+        "held_out_logits": classifier.held_out.numpy(),
+        "test_logits": classifier.test.numpy(),
+        "id_scores": torch.arange(30.0),
+        "ood_scores": torch.arange(20.0, 40.0),
+    }

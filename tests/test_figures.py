@@ -9,7 +9,8 @@ from matplotlib.colors import to_hex
 from igeood import figures
 from igeood.detectors import METHODS
 from igeood.errors import InputError, MissingExtraError
-from igeood.figures import CurvePanel, GaussianPanel, HistogramPanel, LayerPanel, LayerRow
+from igeood.figures import NARROW, Curve, CurvePanel, GaussianPanel, HistogramPanel, LayerPanel, LayerRow, ScoresOf
+from igeood.metrics import aupr, auroc
 
 RANDOM = np.random.default_rng(0)
 INSIDE, OUTSIDE = RANDOM.normal(0, 1, 400), RANDOM.normal(3, 1, 300)
@@ -267,3 +268,74 @@ def test_pyplot_is_not_needed(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     figures.save(FIGURES["scores"](), tmp_path / "a.svg")
     assert (tmp_path / "a.svg").read_bytes().startswith(b"<?xml")
+
+
+SCORES = {
+    "energy": ScoresOf(INSIDE, OUTSIDE),
+    "igeood+": ScoresOf(INSIDE, OUTSIDE + 1),
+    "msp": ScoresOf([1, 2, 2], [2, 3]),
+}
+NARROW_FIGURES = {
+    "scores": lambda: figures.score_histograms([HistogramPanel("", INSIDE, {figures.OOD_LABEL: OUTSIDE}, 1.5)], NARROW),
+    "roc": lambda: figures.roc_curves(SCORES),
+    "precision–recall": lambda: figures.precision_recall_curves(SCORES),
+    "temperature": lambda: figures.tuning_curve({m: Curve(*c) for m, c in CURVES.items()}, "temperature"),
+    "contributions": lambda: figures.contributions(["output", "a $5_ layer"], [0.1, -2.0], [3.0, 1.0]),
+}
+
+
+@pytest.mark.parametrize("name", NARROW_FIGURES)
+def test_narrow_figures_keep_their_letters_inside(name):
+    figure = NARROW_FIGURES[name]()
+    figure.draw_without_rendering()
+    assert figure.get_figwidth() == NARROW
+    drawn = figure.get_tightbbox()  # inches
+    assert drawn.x0 >= 0
+    assert drawn.y0 >= 0
+    assert drawn.x1 <= NARROW
+    assert drawn.y1 <= figure.get_figheight()
+
+
+@pytest.mark.parametrize("method", ["energy", "igeood+", "msp"])
+def test_the_area_below_the_roc_curve_is_the_auroc(method):
+    lines = {line.get_label(): line for line in figures.roc_curves(SCORES).axes[0].lines}
+    line = lines[figures.STYLE[method].title]
+    x, y = line.get_data()
+    inside, outside = SCORES[method]
+    assert line.get_color() == figures.STYLE[method].colour
+    assert (x[0], y[0], x[-1], y[-1]) == (0, 0, 1, 1)
+    assert np.trapezoid(y, x) == pytest.approx(auroc(inside, outside), abs=0.005)  # some 200 points of many
+
+
+def test_steps_under_the_precision_recall_curve_are_the_aupr():
+    inside, outside = INSIDE[:60], OUTSIDE[:50] - 2
+    recall, precision = figures.precision_recall_curves({"odin": ScoresOf(inside, outside)}).axes[0].lines[0].get_data()
+    assert (np.diff(recall, prepend=0.0) * precision).sum() == pytest.approx(aupr(inside, outside))
+    assert recall[-1] == 1
+    assert precision[-1] == pytest.approx(60 / 110)
+
+
+def test_contributions_have_a_bar_for_each_side_and_column():
+    axes = NARROW_FIGURES["contributions"]().axes[0]
+    widths = [[bar.get_width() for bar in bars] for bars in axes.containers]
+    assert widths == [[0.1, -2.0], [3.0, 1.0]]
+    assert axes.yaxis_inverted()  # the first column on top
+    assert [bars.get_label() for bars in axes.containers] == ["in-distribution", "out-of-distribution"]
+
+
+def test_one_tuning_curve_is_that_of_the_pair():
+    curves = {m: Curve(*c) for m, c in CURVES.items()}
+    left = figures.tuning_curves([CurvePanel("", curves, {})]).axes[0]
+    alone = figures.tuning_curve(curves, "temperature").axes[0]
+    assert alone.get_xlabel() == left.get_xlabel()
+    assert all(np.array_equal(a.get_xydata(), b.get_xydata()) for a, b in zip(alone.lines, left.lines, strict=True))
+    assert (
+        figures.tuning_curve(dict.fromkeys(["odin"], Curve(*STEPS["odin"])), "epsilon").axes[0].get_xscale() == "linear"
+    )
+
+
+def test_letters_stay_letters_when_a_page_asks_for_them():
+    figure = FIGURES["scores"]()
+    assert b">Energy</text>" in figures.render(figure, "svg", letters=True)
+    assert b">Energy</text>" not in figures.render(figure, "svg")
+    assert figures.render(figure, "svg", letters=True) == figures.render(FIGURES["scores"](), "svg", letters=True)

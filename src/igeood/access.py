@@ -80,7 +80,7 @@ def grey_box(
 
 
 def white_box(
-    model: nn.Module,
+    model: nn.Module | None = None,
     *,
     layers: Layers = "auto",
     plus: bool = False,
@@ -94,10 +94,10 @@ def white_box(
 
     Parameters
     ----------
-    model : Module
-        The classifier.
+    model : Module, optional
+        The classifier. Without it the guard takes `Outputs` with features in place of inputs.
     layers : "auto" or names
-        Keys of `model.named_modules()`; "auto" finds the ends of the model's blocks.
+        Keys of `model.named_modules()`; "auto" finds the ends of the model's blocks, or takes all features there are.
     plus : bool
         IGEOOD+: `tune` learns the OOD samples' own statistics as well.
     epsilon : float
@@ -115,6 +115,10 @@ def white_box(
     if method is not None and plus:
         raise InputError("plus: means method='igeood+'; give one of the two")
     detector = _detector(method or ("igeood+" if plus else "igeood"), "white box", temperature, False)
+    if model is None:
+        if epsilon:
+            raise InputError("epsilon: an input step needs the model; give it, or leave epsilon at 0")
+        return Guard(detector, ArrayInputs(layers), "white box")
     return Guard(detector, ModelInputs(model, layers, epsilon=epsilon, mean=mean, std=std), "white box")
 
 
@@ -151,7 +155,11 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None, *, strict
     try:
         wanted = record["model"]
         if (wanted is None) != (model is None):
-            need = "was made without a model; leave it out" if wanted is None else "needs its model: load(path, model)"
+            need = (
+                "was made without a model; leave it out"
+                if wanted is None
+                else "needs its model: load(path, model), or --model"
+            )
             raise InputError(f"model: the guard in {path} {need}")
         if model is not None:
             found = fingerprint(model)
@@ -175,11 +183,12 @@ def _restore(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Modul
     prefix = "detector."
     state = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
     detector = make_detector(method, **options).load_state(state, record["n_classes"])
-    inputs: ArrayInputs | ModelInputs = ArrayInputs()
+    inputs: ArrayInputs | ModelInputs = ArrayInputs([str(layer) for layer in record["layers"]])
     if model is not None:
         inputs = ModelInputs(model, record["layers"], epsilon=record["epsilon"], mean=record["mean"], std=record["std"])
     guard = Guard(detector, inputs, record["access"])
     guard._tuned_on = guard._first_tuned_on = tensors["tuned_on"].numpy().view(np.uint64)
+    guard.preparation = record.get("preparation")
     guard.tuning = None if record["tuning"] is None else _restore_tuning(record["tuning"])
     if record["calibration"] is not None:
         kept = {name: record["calibration"][name] for name in CALIBRATION_FIELDS}

@@ -1,88 +1,170 @@
-"""A black-box demonstration on data that come with scikit-learn: no download, a few seconds."""
+"""The whole pipeline on the embedded sets: train, compare every method, guard, and report. No download."""
 
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
-from sklearn.datasets import load_digits
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import train_test_split
+import torch
+from torch import Tensor
 
-from igeood.access import black_box
-from igeood.detectors import METHODS, detector
-from igeood.metrics import Evaluation, evaluate
+from igeood import datasets
+from igeood.access import white_box
+from igeood.benchmark import Network, Plan, Results, load_network
+from igeood.benchmark import run as run_benchmark
+from igeood.benchmark.cells import halves
+from igeood.datasets import ImageSet
+from igeood.errors import InputError
+from igeood.explanation import Explanation
+from igeood.guard import Guard, Verdict
+from igeood.networks import Recipe, Task, read_weights, train
+from igeood.networks.training import Progress as Step
+from igeood.networks.training import normalised
 
-KNOWN = 8  # digits 0…7 are what the classifier knows; 8 and 9 are out-of-distribution
+NETWORK, KNOWN, VALIDATION = "resnet-10-16", "demo:digits", "demo:small-letters"
+OOD = ("demo:left-out", "demo:letters", "demo:photographs", "gaussian")
+METHODS = ("msp", "odin", "energy", "igeood-logits", "mahalanobis", "igeood", "igeood+")
+SETTINGS = ("black-box", "grey-box", "white-box-validation")
+IMAGES = 1243  # of each set at most: as many as there are test digits
+GREY_IMAGES = 150  # that the grey box sees of each set
+EPOCHS, BATCH, RATE = 24, 32, 0.05
+CLASSES = 8
+SHARE = 0.3  # of the held-out digits that the guard is tuned on; the others calibrate it
 
-Logits = np.ndarray[Any, np.dtype[np.float64]]
+Progress = Callable[[str, int, int], None]  # what, done, of how many
 
 
 @dataclass(frozen=True)
-class Digits:
-    """Logits of a classifier of the digits 0…7; each split has its own samples."""
+class Flagged:
+    """An input that the guard refused, and why."""
 
-    train: Logits
-    labels: np.ndarray[Any, np.dtype[np.int64]]
-    held_out: Logits  # for calibration
-    test: Logits
-    unseen: Logits  # of digits 8 and 9
-    noise: Logits  # of random pixels
-    accuracy: float  # on `test`
+    title: str
+    image: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]  # (3, 32, 32)
+    score: float
+    p_value: float
+    label: int
+    reason: str
 
 
-def make_digits(seed: int = 0) -> Digits:
-    """Train a linear classifier on the digits 0…7, and give its logits of every split."""
-    images, digits = load_digits(return_X_y=True)
-    images = images / 16.0
-    known = digits < KNOWN
-    x, x_rest, y, y_rest = train_test_split(
-        images[known], digits[known], test_size=0.5, random_state=seed, stratify=digits[known]
+@dataclass(frozen=True)
+class Demo:
+    """What the demonstration made.
+
+    Attributes
+    ----------
+    folder : Path
+        Where everything is: `weights.safetensors`, `guard.safetensors`, and the results of the comparison.
+    results : Results
+        Of the comparison.
+    network : Network
+        The classifier.
+    guard : Guard
+        IGEOOD+ in the white box, tuned on small letters and calibrated.
+    refused : dict
+        For each set the share that the guard refuses, and the number of its images.
+    flagged : list of Flagged
+        One refused input of each OOD set.
+    """
+
+    folder: Path
+    results: Results
+    network: Network
+    guard: Guard
+    refused: dict[str, tuple[float, int]]
+    flagged: list[Flagged]
+
+
+def run(folder: str | Path, *, seed: int = 0, progress: Progress | None = None) -> Demo:
+    """Run the demonstration. What a stopped run has finished is not done again.
+
+    Parameters
+    ----------
+    folder : path
+        Made if it is not there.
+    seed : int
+        Of the training, and of every split.
+    progress : callable, optional
+        Called with what is being done, how much of it is done, and of how much.
+    """
+    say = progress or (lambda *_: None)
+    target = Path(folder)
+    network = _trained(target / "weights.safetensors", seed, say)
+    plan = Plan(
+        ood=OOD, settings=SETTINGS, methods=METHODS, validation=(VALIDATION,),
+        limit=GREY_IMAGES, images=IMAGES, splits=1, seed=seed,
+    )  # fmt: skip
+    results = run_benchmark([network], plan, target, done=lambda done, total, _: say("comparing methods", done, total))
+    guard, measured = _guarded(network, seed, say)
+    guard.save(target / "guard.safetensors")
+    refused, flagged = {}, []
+    for i, (name, images) in enumerate(measured.items()):
+        verdict = guard.predict(_batches(images, network))
+        refused[images.title] = (float(np.mean(np.asarray(verdict.is_ood))), len(images))
+        if name != KNOWN:
+            flagged += _flagged(guard, network, images, verdict)
+        say("guarding", i + 1, len(measured))
+    return Demo(target, results, network, guard, refused, flagged)
+
+
+def _trained(path: Path, seed: int, say: Progress) -> Network:
+    """The classifier of the digits 0…7: trained, unless its weights are there."""
+    if not path.exists():
+        learn, judge = (datasets.load(KNOWN, split=split) for split in ("train", "test"))
+        assert learn.labels is not None  # noqa: S101 (they have; this tells the type checker)
+        assert judge.labels is not None  # noqa: S101
+        task = Task(KNOWN, CLASSES, learn.images(), learn.labels, judge.images(), judge.labels)
+
+        def step(now: Step) -> None:
+            say("training", now.epoch * now.steps + now.step, EPOCHS * now.steps)
+
+        recipe = Recipe(epochs=EPOCHS, batch=BATCH, rate=RATE, augment=False, seed=seed)
+        train(NETWORK, task, path, recipe, progress=step)
+    made_with = json.loads(read_weights(path)[1].get("training", "{}")).get("recipe", {}).get("seed")
+    if made_with != seed:
+        raise InputError(f"out: {path.parent} holds a demonstration with seed {made_with}; name another folder")
+    return load_network(str(path))
+
+
+def _guarded(network: Network, seed: int, say: Progress) -> tuple[Guard, dict[str, ImageSet]]:
+    """IGEOOD+, fitted, tuned and calibrated; and the images of each set that none of it has seen."""
+    known = datasets.load(KNOWN)
+    held_out, unseen = (known[rows] for rows in halves(len(known), seed))  # the same as in the comparison
+    guard = white_box(network.model, plus=True, mean=network.mean, std=network.std)
+    guard.fit(_batches(datasets.load(KNOWN, split="train"), network))
+    inside, outside = _batches(held_out, network), _batches(datasets.load(VALIDATION), network)
+    guard.tune(
+        inside, outside, share=SHARE, seed=seed, progress=lambda done, total: say("tuning the guard", done, total)
     )
-    x_held, x_test, _, y_test = train_test_split(x_rest, y_rest, test_size=0.5, random_state=seed, stratify=y_rest)
-    model = LogisticRegression(max_iter=1000).fit(x, y)
-    noise = np.random.default_rng(seed).uniform(size=(500, images.shape[1]))
-    logits = model.decision_function
-    return Digits(
-        logits(x), y, logits(x_held), logits(x_test), logits(images[~known]), logits(noise), model.score(x_test, y_test)
-    )
+    guard.calibrate(inside)
+    return guard, {KNOWN: unseen, **{name: datasets.load(name, limit=IMAGES) for name in OOD}}
 
 
-def compare(data: Digits) -> dict[str, tuple[Evaluation, Evaluation]]:
-    """Every method at its defaults: how it tells the test digits from the unseen ones, and from noise."""
-    results = {}
-    for name in (name for name, method in METHODS.items() if not method.needs_layers):
-        fitted = detector(name).fit(data.train, data.labels)
-        known = fitted.score(data.test)
-        results[name] = (evaluate(known, fitted.score(data.unseen)), evaluate(known, fitted.score(data.noise)))
-    return results
+def _batches(images: ImageSet, network: Network) -> list[tuple[Tensor, ...]]:
+    """What the network takes: normalised images, with their classes where they have any."""
+    x = normalised(images.images(), network.mean, network.std)
+    whole = (x,) if images.labels is None else (x, torch.from_numpy(images.labels))
+    return [tuple(part[start : start + 100] for part in whole) for start in range(0, len(x), 100)]
 
 
-def run(seed: int = 0, path: str | None = None, console: Console | None = None) -> None:
-    """Print the whole demonstration: the comparison, then a calibrated guard at work."""
-    out = console or Console()
-    data = make_digits(seed)
-    out.print(
-        f"A linear classifier of the digits 0…{KNOWN - 1}, {100 * data.accuracy:.1f}% right on {len(data.test)} images."
-    )
-    out.print(f"It has never seen 8 or 9 ({len(data.unseen)} images), nor noise ({len(data.noise)}).\n")
-    out.print(_table(compare(data)))
-    guard = black_box().fit(data.train, data.labels).calibrate(data.held_out)
-    out.print(f"\nThe guard's promise, from {len(data.held_out)} held-out images: {guard.promise}.")
-    for what, logits in (("digits 0…7", data.test), ("digits 8, 9", data.unseen), ("noise", data.noise)):
-        refused = 100 * float(np.mean(guard.predict(logits).is_ood))
-        out.print(f"  {what:<12} {refused:5.1f}% refused")
-    if path is not None:
-        guard.save(path)
-        out.print(f"\nThe guard is in {path}; igeood.load reads it.")
+def _flagged(guard: Guard, network: Network, images: ImageSet, verdict: Verdict) -> list[Flagged]:
+    """The refused input in the middle of a set's scores: neither the easiest nor the hardest; none if all were kept."""
+    refused = torch.as_tensor(verdict.is_ood).nonzero()[:, 0]
+    if len(refused) == 0:
+        return []
+    order = refused[torch.as_tensor(verdict.score)[refused].argsort(stable=True)]
+    row = int(order[len(order) // 2])
+    one = images[[row]]
+    why = guard.explain(_batches(one, network))
+    found = (float(verdict.score[row]), float(verdict.p_value[row]), int(verdict.label[row]))
+    return [Flagged(images.title, one.images()[0], *found, _reason(why))]
 
 
-def _table(results: dict[str, tuple[Evaluation, Evaluation]]) -> Table:
-    table = Table(title="Out-of-distribution detection by logits only (percent)")
-    table.add_column("method")
-    for column in ("8, 9: TNR at TPR 95%", "AUROC", "noise: TNR at TPR 95%", "AUROC"):
-        table.add_column(column, justify="right")
-    for name, pair in results.items():
-        table.add_row(name, *(f"{100 * value:.1f}" for e in pair for value in (e.tnr_at_tpr, e.auroc)))
-    return table
+def _reason(why: Explanation) -> str:
+    """The two parts of the network that raised a sample's score most; a layer's own and OOD statistics together."""
+    added: dict[str, float] = {}
+    for column, value in zip(why.columns, why.contributions[0].tolist(), strict=True):
+        layer = column.removesuffix(" (OOD)")
+        added[layer] = added.get(layer, 0.0) + value
+    most = sorted(added, key=lambda layer: -added[layer])[:2]
+    return " and ".join(f"{layer} ({added[layer]:+.1f})" for layer in most)

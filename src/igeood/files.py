@@ -6,21 +6,31 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from igeood.errors import InputError
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
     """Write `content` to `path`, replacing what was there only once everything is on disk."""
+    with whole(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def whole(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """A file to write to, that takes the place of `path` once all is on disk; after an error nothing is left of it."""
     target = Path(path)
     if not target.name:
         raise InputError(f"path: {str(target)!r} names no file")
     if not target.parent.is_dir():
         raise InputError(f"path: {target.parent} is no folder; make it first")
+    if target.is_dir():
+        raise InputError(f"path: {target} is a folder; name a file in it")
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
     try:
         with temporary.open("xb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(target)

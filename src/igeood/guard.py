@@ -64,7 +64,8 @@ class Guard:
     in-distribution samples kept apart, then `predict`. A step that fails leaves the guard as it was.
 
     A guard with a model takes what the model takes: a loader of batches `(x, y)`, a tensor, a mapping of keywords.
-    One without takes logits. Samples are known again by their content: loaders should not augment at random.
+    One without takes logits: an array, an `Outputs`, or an iterable of blocks of them. Samples are known again by
+    their content: loaders should not augment at random.
 
     Parameters
     ----------
@@ -84,6 +85,7 @@ class Guard:
         self.inputs = inputs or ArrayInputs()
         self.calibration: Calibration | None = None
         self.tuning: Tuning | None = None
+        self.preparation: dict[str, Any] | None = None  # how images become inputs, where the command line made them
         self._first = (detector.params(), self.inputs.epsilon)  # what `fit` starts from, whatever `tune` has chosen
         self._first_tuned_on: Keys = np.empty(
             0, dtype=np.uint64
@@ -246,7 +248,7 @@ class Guard:
         """
         self._check_fitted("calibrate")
         needed = needed_samples(tpr, guarantee, confidence)
-        keys, scores, _ = self._judge(id_data, name="id_data", keyed=True)
+        keys, scores, _, _ = self._judge(id_data, name="id_data", keyed=True)
         fresh = validation.unused(keys, self._tuned_on)
         kept, left_out = int(fresh.sum()), int((~fresh).sum())
         if kept < needed:
@@ -272,16 +274,17 @@ class Guard:
     def score(self, data: Any) -> Array:
         """Scores (N,) of a tensor, a loader, or logits: higher is more out-of-distribution."""
         self._check_fitted("score")
-        return as_kind(self._judge(data)[1], _is_numpy(data))
+        _, score, _, is_numpy = self._judge(data)
+        return as_kind(score, is_numpy)
 
     def predict(self, data: Any) -> Verdict:
         """Judge a tensor, a loader, or logits; the guard must be calibrated."""
         self._check_fitted("predict")
         calibration = self._calibrated("predict")
-        _, score, label = self._judge(data)
+        _, score, label, is_numpy = self._judge(data)
         p_value = torch.as_tensor(p_values(calibration.scores, score))
         results = (score > calibration.threshold, score, p_value, label)
-        return Verdict(*(as_kind(result, _is_numpy(data)) for result in results))
+        return Verdict(*(as_kind(result, is_numpy) for result in results))
 
     def explain(self, data: Any, *, top: int = 5) -> Explanation:
         """Say why: what each layer added to the score, the nearest classes, and the channels that stand out.
@@ -318,8 +321,8 @@ class Guard:
             raise InputError("data: no sample to diagnose")
         return diagnose(outputs[0])
 
-    def _judge(self, data: Any, name: str = "x", *, keyed: bool = False) -> tuple[Keys, Tensor, Tensor]:
-        """Keys if they are wanted, scores and the classifier's labels of all samples."""
+    def _judge(self, data: Any, name: str = "x", *, keyed: bool = False) -> tuple[Keys, Tensor, Tensor, bool]:
+        """Keys if they are wanted, scores and the classifier's labels of all samples; and whether they go as NumPy."""
         keys: list[Keys] = []
         scores: list[Tensor] = []
         labels: list[Tensor] = []
@@ -332,7 +335,8 @@ class Guard:
                 labels.append(part.clean.logits.argmax(dim=1))
         if not keys:
             raise InputError(f"{name}: no batch in the loader; is it a generator that was read already?")
-        return np.concatenate(keys), torch.cat(scores), torch.cat(labels)
+        is_numpy = part.clean.numpy or _is_numpy(data)
+        return np.concatenate(keys), torch.cat(scores), torch.cat(labels), is_numpy
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the guard to one safetensors file. The training outputs stay out: `tune` needs `fit` after `load`."""
@@ -349,6 +353,7 @@ class Guard:
             "mean": getattr(self.inputs, "mean", None),
             "std": getattr(self.inputs, "std", 1.0),
             "model": None if self.inputs.model is None else fingerprint(self.inputs.model),
+            "preparation": self.preparation,
             "tuning": None if self.tuning is None else asdict(self.tuning),
             "calibration": None,
         }
@@ -386,7 +391,7 @@ def _is_numpy(data: Any) -> bool:
     if isinstance(data, Outputs):
         return data.numpy
     if isinstance(data, (list, tuple)):
-        return bool(data) and not any(isinstance(item, (Tensor, dict, tuple)) for item in data)
+        return bool(data) and not any(isinstance(item, (Tensor, dict, tuple, Outputs)) for item in data)
     return hasattr(data, "__array__") and not isinstance(data, Tensor)
 
 

@@ -1,7 +1,7 @@
 """How a guard sees its inputs: through a model, or as logits that come as arrays."""
 
 import hashlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from igeood.detectors import Detector
 from igeood.errors import InputError
 from igeood.extraction import Batch, Layers, Reader, batches, reading, resolve_layers
-from igeood.outputs import Keys, Outputs, row_keys
+from igeood.outputs import Keys, Outputs, recut, row_keys
 from igeood.perturbation import (
     Attack,
     Channels,
@@ -38,36 +38,95 @@ class Seen:
 
 
 class ArrayInputs:
-    """Logits as arrays: nothing to run."""
+    """Logits as arrays, with the features where layers are wanted: nothing to run.
+
+    Parameters
+    ----------
+    layers : "auto" or names
+        Features to read; "auto" takes all that the training samples have.
+    """
 
     model: nn.Module | None = None
-    layers: list[str] = []  # noqa: RUF012 (never written to)
     epsilon = 0.0
 
+    def __init__(self, layers: Layers = ()) -> None:
+        self._wanted = layers
+        self.layers = [] if layers == "auto" else [layers] if isinstance(layers, str) else list(layers)
+
     def prepare(self, source: Any) -> None:
-        """Nothing to find out."""
+        """Nothing to find out before the first block."""
 
     def see(
         self, source: Any, detector: Detector, *, name: str = "logits", select: Select | None = None,
-        labels: Any = None, fitting: bool = False, epsilons: Sequence[float] = (0.0,), keyed: bool = True,  # noqa: ARG002
+        labels: Any = None, fitting: bool = False, epsilons: Sequence[float] = (0.0,), keyed: bool = True,
     ) -> Generator[Seen, None, None]:  # fmt: skip
-        """The whole array as one batch."""
+        """An array, or an iterable of blocks, in blocks of a fixed number of rows."""
         if any(epsilons):
             raise InputError("epsilons: an input step needs the model; make the guard with grey_box(model)")
-        outputs = Outputs.of(source, labels, name)
+        first = 0
+        for outputs in recut(_blocks(source, labels, name)):
+            if fitting and first == 0 and self._wanted == "auto":
+                self.layers = list(outputs.features)
+            self._check(outputs, detector, name, first)
+            first += len(outputs)
+            keys = row_keys(outputs.logits) if keyed else _NO_KEYS
+            if select is not None:
+                rows = select(keys)
+                keys, outputs = keys[rows.numpy()], outputs[rows.to(outputs.logits.device)]  # noqa: PLW2901
+            features = {layer: outputs.features[layer] for layer in self.layers}
+            chosen = Outputs.checked(outputs.logits, features, outputs.labels, outputs.numpy)
+            yield Seen(keys, chosen, [chosen])
+
+    def _check(self, outputs: Outputs, detector: Detector, name: str, first: int) -> None:
         if outputs.n_classes != getattr(detector, "n_classes_", outputs.n_classes):
             raise InputError(
                 f"{name}: {outputs.n_classes} columns, but the guard was fitted on {detector.n_classes_} classes"
             )
-        keys = row_keys(outputs.logits) if keyed else _NO_KEYS
-        if select is not None:
-            rows = select(keys)
-            keys, outputs = keys[rows.numpy()], outputs[rows.to(outputs.logits.device)]
-        yield Seen(keys, outputs, [outputs])
+        for layer in self.layers:
+            if layer not in outputs.features:
+                have = ", ".join(map(repr, outputs.features)) or "none"
+                raise InputError(f"{name}: no features of layer {layer!r}, which the guard reads; these have {have}")
+        if detector.probabilities and first:  # of the first block, the detector's own message is right
+            try:
+                detector.read(outputs)
+            except InputError as error:
+                raise InputError(f"{name}: counted from row {first}: {error}") from None
 
     def attack(self, *_: Any, **__: Any) -> tuple[list[Outputs], Attack]:
         """Arrays cannot be attacked."""
         raise InputError("ood: 'fgsm' makes samples with the model's gradient; a guard of logits has no model")
+
+
+def _blocks(source: Any, labels: Any, name: str) -> Iterator[Outputs]:
+    """The whole, checked at once; or each block of an iterable, which is `Outputs`, logits, or `(logits, labels)`."""
+    if not _is_blocks(source):
+        if isinstance(source, tuple) and len(source) == 2 and getattr(source[0], "ndim", 0) == 2:
+            source, labels = source
+        yield Outputs.of(source, labels, name)
+        return
+    if labels is not None:
+        raise InputError(f"labels: {name} come in blocks; give each block its own: (logits, labels)")
+    first = 0
+    for item in source:
+        if isinstance(item, Outputs):
+            block = item
+        else:
+            logits, classes = item if isinstance(item, (tuple, list)) and len(item) == 2 else (item, None)
+            block = Outputs(logits, labels=classes, name=name, first=first)
+        first += len(block)
+        yield block
+
+
+def _is_blocks(source: Any) -> bool:
+    """Whether this is an iterable of blocks, not one array or one pair of them."""
+    if isinstance(source, (Outputs, Mapping, str)) or hasattr(source, "__array__"):
+        return False
+    if not isinstance(source, (list, tuple)):
+        return isinstance(source, Iterable)
+    item = source[0] if source else None
+    if isinstance(item, (tuple, list)):
+        return bool(item) and getattr(item[0], "ndim", 0) == 2
+    return isinstance(item, Outputs) or (isinstance(source, list) and getattr(item, "ndim", 0) == 2)
 
 
 class ModelInputs:

@@ -1,6 +1,6 @@
 """What a classifier said of a batch, and how arrays of any kind come in and go out again."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,8 @@ from igeood.errors import InputError
 Array = np.ndarray[Any, Any] | Tensor
 ArrayLike = Array | Sequence[Any]
 Keys = np.ndarray[Any, np.dtype[np.uint64]]
+
+BLOCK_VALUES = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +32,10 @@ class Outputs:
         For each layer (N, k): finite feature vectors.
     labels : array of int, optional
         (N,) the true class of each sample, in 0…C−1.
+    name : str
+        What errors call the logits.
+    first : int, optional
+        Where these samples are a block of more: the number of the first one, for errors.
 
     Examples
     --------
@@ -50,12 +56,13 @@ class Outputs:
         labels: ArrayLike | None = None,
         *,
         name: str = "logits",
+        first: int | None = None,
     ) -> None:
         tensor, is_numpy = as_tensor(logits, name)
         # features first: where a hidden layer is the culprit, its name should be in the message
-        checked = {layer: _features(value, layer, tensor) for layer, value in (features or {}).items()}
-        check_logits(tensor, name)
-        self._set(tensor, checked, None if labels is None else _labels(labels, tensor), is_numpy)
+        checked = {layer: _features(value, layer, tensor, first) for layer, value in (features or {}).items()}
+        check_logits(tensor, name, first)
+        self._set(tensor, checked, None if labels is None else _labels(labels, tensor, first), is_numpy)
 
     def _set(self, logits: Tensor, features: Mapping[str, Tensor], labels: Tensor | None, is_numpy: bool) -> None:
         for name, value in (("logits", logits), ("features", features), ("labels", labels), ("numpy", is_numpy)):
@@ -80,7 +87,7 @@ class Outputs:
             return cls(value, labels=labels, name=name)
         if labels is None:
             return value
-        return cls.checked(value.logits, value.features, _labels(labels, value.logits), value.numpy)
+        return cls.checked(value.logits, value.features, _labels(labels, value.logits, None), value.numpy)
 
     @classmethod
     def concat(cls, parts: Iterable["Outputs"]) -> "Outputs":
@@ -88,6 +95,8 @@ class Outputs:
         items = list(parts)
         if not items:
             raise InputError("parts: nothing to join; give at least one Outputs")
+        if len(items) == 1:
+            return items[0]
         shapes = {(p.n_classes, tuple(p.features), p.labels is None) for p in items}
         if len(shapes) > 1:
             raise InputError(f"parts: must agree in width, layers and having labels; got {sorted(map(str, shapes))}")
@@ -173,8 +182,8 @@ def _from_numpy(value: Any, name: str) -> Tensor:
     return torch.from_numpy(array)
 
 
-def check_logits(logits: Tensor, name: str = "logits") -> None:
-    """Raise unless `logits` are (N, C), C ≥ 2, and every row has a finite maximum."""
+def check_logits(logits: Tensor, name: str = "logits", first: int | None = None) -> None:
+    """Raise unless `logits` are (N, C), C ≥ 2, and every row has a finite maximum; `first` as in `Outputs`."""
     if logits.ndim != 2 or logits.shape[1] < 2:
         cure = ""
         if logits.ndim == 1:
@@ -190,12 +199,17 @@ def check_logits(logits: Tensor, name: str = "logits") -> None:
         row = int(bad[0])
         what = "NaN" if bool(peak[row].isnan()) else "+inf" if float(peak[row]) > 0 else "nothing but −inf"
         raise InputError(
-            f"{name}: row {row} has {what} ({len(bad)} of {len(logits)} rows have NaN, +inf or nothing but −inf); "
+            f"{name}: row {row + (first or 0)} has {what} ({_of(bad, logits, 'rows', first)} have NaN, +inf or nothing "
+            f"but −inf); "
             f"remove those rows, or look for an overflow in the model that made them"
         )
 
 
-def _features(value: ArrayLike, layer: str, logits: Tensor) -> Tensor:
+def _of(bad: Tensor, whole: Tensor, what: str, first: int | None) -> str:
+    return f"{len(bad)} of {len(whole)} {what}{'' if first is None else ' read together'}"
+
+
+def _features(value: ArrayLike, layer: str, logits: Tensor, first: int | None) -> Tensor:
     name = f"features[{layer!r}]"
     tensor, _ = as_tensor(value, name)
     samples = len(logits) if logits.ndim else 0
@@ -205,14 +219,15 @@ def _features(value: ArrayLike, layer: str, logits: Tensor) -> Tensor:
         raise InputError(f"{name}: is on {tensor.device}, the logits on {logits.device}; move one of them")
     bad = (~tensor.detach().isfinite().all(dim=1)).nonzero()[:, 0]
     if len(bad):
+        share = _of(bad, tensor, "samples", first)
         raise InputError(
-            f"{name}: sample {int(bad[0])} has NaN or infinity ({len(bad)} of {len(tensor)} samples do); "
+            f"{name}: sample {int(bad[0]) + (first or 0)} has NaN or infinity ({share} do); "
             f"remove those samples, or look for an overflow in that layer"
         )
     return tensor
 
 
-def _labels(value: ArrayLike, logits: Tensor) -> Tensor:
+def _labels(value: ArrayLike, logits: Tensor, first: int | None) -> Tensor:
     n, classes = logits.shape
     tensor = value if isinstance(value, Tensor) else _label_array(value)
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
@@ -226,8 +241,8 @@ def _labels(value: ArrayLike, logits: Tensor) -> Tensor:
     bad = ((tensor < 0) | (tensor >= classes)).nonzero()[:, 0]
     if len(bad):
         raise InputError(
-            f"labels: {int(tensor[bad[0]])} at position {int(bad[0])} is outside 0…{classes - 1} "
-            f"({len(bad)} of {n} labels are); logits of {classes} columns have classes 0…{classes - 1}"
+            f"labels: {int(tensor[bad[0]])} at position {int(bad[0]) + (first or 0)} is outside 0…{classes - 1} "
+            f"({_of(bad, tensor, 'labels', first)} are); logits of {classes} columns have classes 0…{classes - 1}"
         )
     return tensor
 
@@ -252,6 +267,31 @@ def _label_cure(array: np.ndarray[Any, Any]) -> str:
     if array.dtype.kind == "f" and np.array_equal(array, np.round(array)):
         return "convert them with .astype(int)"
     return "number the classes in the order of the logits' columns"
+
+
+def block_rows(n_classes: int, feature_width: int = 0) -> int:
+    """Rows that are judged together: about a million values, and at least one for each class.
+
+    Sums depend on it in their last digit, so it depends on nothing but the widths: a file, a loader and an array of
+    the same samples get the same scores.
+    """
+    return max(BLOCK_VALUES // max(1, n_classes + feature_width), n_classes)
+
+
+def recut(parts: Iterable[Outputs]) -> Iterator[Outputs]:
+    """The samples of all parts in blocks of `block_rows` rows; without any, the empty part that came."""
+    held: list[Outputs] = []
+    cut = False
+    for part in parts:
+        size = block_rows(part.n_classes, sum(value.shape[1] for value in part.features.values()))
+        start = 0
+        while (end := start + size - sum(map(len, held))) <= len(part):
+            yield Outputs.concat([*held, part[start:end]])
+            held, start, cut = [], end, True
+        if start < len(part) or not (held or cut):
+            held = [kept for kept in held if len(kept)] + [part[start:]]
+    if held:
+        yield Outputs.concat(held)
 
 
 class RowBuffer:

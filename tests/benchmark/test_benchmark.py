@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 import igeood
 from igeood import datasets, storage
-from igeood.benchmark import SETTINGS, Lines, Plan, Results, load_network, run
+from igeood.benchmark import PAPER, SETTINGS, Lines, Plan, Results, load_network, run
 from igeood.benchmark.observing import Observer, recall
 from igeood.benchmark.plan import cells
 from igeood.errors import InputError
@@ -329,4 +329,5 @@ def test_another_normalisation_is_another_cell(world, whole, network, tmp_path):
 
 
 def test_settings_are_all_of_them():
-    assert Plan(ood=("gaussian",)).settings == SETTINGS
+    assert Plan(ood=("gaussian",)).settings == PAPER
+    assert set(SETTINGS) == {*PAPER, "white-box-validation"}

@@ -2,7 +2,7 @@
 
 from igeood.benchmark.cells import run
 from igeood.benchmark.network import Network, load_network
-from igeood.benchmark.plan import SETTINGS, Plan
+from igeood.benchmark.plan import PAPER, SETTINGS, Plan
 from igeood.benchmark.results import Lines, Results
 
-__all__ = ["SETTINGS", "Lines", "Network", "Plan", "Results", "load_network", "run"]
+__all__ = ["PAPER", "SETTINGS", "Lines", "Network", "Plan", "Results", "load_network", "run"]

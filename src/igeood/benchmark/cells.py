@@ -2,7 +2,7 @@
 
 A cell is one network, setting, method, validation set and OOD set. In-distribution test images are split once: some are
 for validation, the others are what every setting is measured on. A set that a method is tuned on is never what it is
-measured on: named validation sets are left out of the results that they tuned, and the white box, which is tuned on
+measured on: named validation sets are left out of the results that they tuned, and the white box, where it is tuned on
 samples of the OOD set itself as in the paper, is measured on the others.
 """
 
@@ -39,6 +39,7 @@ from igeood.version import __version__
 UNTUNED = ("msp", "mahalanobis")  # methods without a temperature of their own
 VALIDATION = 1000  # images of each kind to tune on, as in the paper; of a smaller set, half
 GREY_EPSILON = 0.0012  # without validation
+EXTREMES = 8  # images with the highest, and with the lowest scores, that are kept with them
 
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -90,6 +91,13 @@ def run(
                 if done is not None:
                     done(number, total, record)
     return results
+
+
+def halves(n: int, seed: int) -> tuple[Rows, Rows]:
+    """Rows of a set of n test images: those to tune on, and those to measure on."""
+    order = np.random.default_rng(seed).permutation(n)
+    size = min(VALIDATION, n // 2)
+    return np.sort(order[:size]), np.sort(order[size:])
 
 
 def _check(network: Network, plan: Plan, root: str | Path | None) -> None:
@@ -155,11 +163,7 @@ class _Bench:
         return self._outputs(self.network.in_distribution, "train")
 
     def _halves(self, name: str, seed: int) -> tuple[Rows, Rows]:
-        """Rows of a set's test images: those to tune on, and those to measure on."""
-        n = len(self._set(name))
-        order = np.random.default_rng(seed).permutation(n)
-        size = min(VALIDATION, n // 2)
-        return np.sort(order[:size]), np.sort(order[size:])
+        return halves(len(self._set(name)), seed)
 
     def _inside(self, seed: int) -> tuple[Rows, Rows]:
         return self._halves(self.network.in_distribution, seed)
@@ -214,12 +218,16 @@ class _Bench:
         tuned = self._tune(cell)
         inside = self._inside(cell.seed)[1]
         outside = self._halves(cell.ood, cell.seed)[1] if cell.setting == "white-box" else None
+        if outside is None:
+            outside = np.arange(len(self._set(cell.ood)))
+        if cell.setting == "grey-box":
+            inside, outside = self._limited(inside), self._limited(outside)
         id_scores = self._score(tuned, cell, self.network.in_distribution, inside)
         ood_scores = self._score(tuned, cell, cell.ood, outside)
         name = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:24]
         scores = self.results.folder / "scores" / f"{name}.safetensors"
         scores.parent.mkdir(exist_ok=True)
-        storage.write(scores, {"cell": asdict(cell)}, {"id": id_scores, "ood": ood_scores})
+        storage.write(scores, *self._kept_scores(tuned, cell, inside, outside, id_scores, ood_scores))
         figures = evaluate(id_scores, ood_scores, self.plan.tpr)
         record = {
             **asked, "file": self.network.file, "id_images": len(id_scores), "ood_images": len(ood_scores),
@@ -229,15 +237,34 @@ class _Bench:
         }  # fmt: skip
         return self.results.cells.append(record)
 
-    def _score(self, tuned: _Tuned, cell: Cell, name: str, rows: Rows | None) -> torch.Tensor:
+    def _score(self, tuned: _Tuned, cell: Cell, name: str, rows: Rows) -> torch.Tensor:
         if cell.setting == "grey-box":
-            images = self._set(name)
-            images = images[self._limited(np.arange(len(images)) if rows is None else rows)]
+            images = self._set(name)[rows]
             outputs = self.observer.stepped(images, tuned.detector, self._fitted_on(), (tuned.epsilon,))[0]
         else:
-            outputs = self._outputs(name)
-            outputs = outputs if rows is None else outputs[torch.from_numpy(rows)]
+            outputs = self._outputs(name)[torch.from_numpy(rows)]
         return torch.as_tensor(tuned.detector.score(outputs))
+
+    def _kept_scores(
+        self, tuned: _Tuned, cell: Cell, inside: Rows, outside: Rows, id_scores: torch.Tensor, ood_scores: torch.Tensor
+    ) -> tuple[Record, dict[str, torch.Tensor]]:
+        """What is written of a cell: scores, what they are made of in a white box, and the extreme images."""
+        record: Record = {"cell": asdict(cell)}
+        tensors = {"id": id_scores, "ood": ood_scores}
+        sides = (
+            ("id", self.network.in_distribution, inside, id_scores),
+            ("ood", cell.ood, outside, ood_scores),
+        )
+        for side, name, rows, scores in sides:
+            order = scores.argsort(descending=True, stable=True)
+            for which, at in (("most", order[:EXTREMES]), ("least", order.flip(0)[:EXTREMES])):
+                tensors[f"{side}_{which}_rows"] = at.clone()
+                tensors[f"{side}_{which}"] = torch.from_numpy(self._set(name)[rows[at.numpy()]].images())
+            if isinstance(tuned.detector, Ensemble):
+                record["columns"] = tuned.detector.columns_
+                parts = torch.as_tensor(tuned.detector.contributions(self._outputs(name)[torch.from_numpy(rows)]))
+                tensors[f"{side}_parts"] = parts.float()
+        return record, tensors
 
     def _fitted_on(self) -> str:
         return self._set(self.network.in_distribution, "train").digest()
@@ -309,31 +336,38 @@ class _Bench:
         return [[e, evaluate(a, b, self.plan.tpr).tnr_at_tpr] for e, (a, b) in zip(EPSILONS, scored, strict=True)]
 
     def _tune_white(self, cell: Cell, asked: Record) -> _Tuned:
-        """Temperature and weights on samples of the OOD set; weights only on adversarial samples."""
+        """Temperature and weights on OOD samples; weights only on adversarial samples; neither without validation."""
         made = self._fitted(cell.method, None)
         if not isinstance(made, Ensemble):
             raise InputError(f"method: {cell.method!r} is not one for a white box")
         rows = self._inside(cell.seed)[0]
         inside = self._outputs(self.network.in_distribution)[torch.from_numpy(rows)]
-        attack: Attack | None = None
-        if cell.setting == "white-box-fgsm":
-            outside, attack = self.observer.attacked(self._set(self.network.in_distribution)[rows], self.plan.attack)
-        else:
-            outside = self._outputs(cell.ood)[torch.from_numpy(self._halves(cell.ood, cell.seed)[0])]
-            if made.output_ is not None:
-                best = self._own_temperature(cell, made.output_, inside, outside)
-                made = made.at_temperature(best, self._train)
-        weights: WeightSearch = made.fit_weights(inside, outside, tpr=self.plan.tpr, seed=cell.seed)
+        outside, attack = self._foreign(cell, rows)
+        if outside is not None and attack is None and made.output_ is not None:
+            best = self._white_temperature(cell, made.output_, inside, outside)
+            made = made.at_temperature(best, self._train)
+        weights: WeightSearch | None = None
+        if outside is not None:
+            weights = made.fit_weights(inside, outside, tpr=self.plan.tpr, seed=cell.seed)
         found = {
-            "temperature": getattr(made, "temperature", None), "epsilon": 0.0, "strength": weights.strength,
-            "columns": made.columns_, "column_weights": made.weights_.tolist(), "tnr_in_folds": weights.tnr,
+            "temperature": getattr(made, "temperature", None), "epsilon": 0.0,
+            "strength": weights and weights.strength, "tnr_in_folds": weights and weights.tnr,
+            "columns": made.columns_, "column_weights": made.weights_.tolist(),
             "attack": None if attack is None else asdict(attack),
         }  # fmt: skip
         return _Tuned(made, 0.0, self._remember(asked, found))
 
-    def _own_temperature(self, cell: Cell, output: IgeoodLogits, inside: Outputs, outside: Outputs) -> float:
-        """The best temperature of FR₀ on an OOD set's own validation samples: IGEOOD and IGEOOD+ share it."""
-        key = ("own", cell.ood, cell.seed)
+    def _foreign(self, cell: Cell, rows: Rows) -> tuple[Outputs | None, Attack | None]:
+        """What a white box is tuned on: attacks on these rows, samples of the OOD set itself, a named set, or none."""
+        if cell.validation == "fgsm":
+            return self.observer.attacked(self._set(self.network.in_distribution)[rows], self.plan.attack)
+        if cell.validation == "own":
+            return self._outputs(cell.ood)[torch.from_numpy(self._halves(cell.ood, cell.seed)[0])], None
+        return None if cell.validation == NO_VALIDATION else self._outputs(cell.validation, "validation"), None
+
+    def _white_temperature(self, cell: Cell, output: IgeoodLogits, inside: Outputs, outside: Outputs) -> float:
+        """The best temperature of FR₀ on the OOD validation samples: IGEOOD and IGEOOD+ share it."""
+        key = ("white", cell.validation, cell.ood if cell.validation == "own" else "", cell.seed)
         if key not in self._temperatures:
             found = tune_temperature(output, self._train, inside, outside, tpr=self.plan.tpr, seed=cell.seed)
             self._temperatures[key] = list(found.trials)

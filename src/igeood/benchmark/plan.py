@@ -8,7 +8,8 @@ from igeood import datasets
 from igeood.detectors import METHODS
 from igeood.errors import InputError
 
-SETTINGS = ("black-box", "grey-box", "white-box", "white-box-fgsm")
+PAPER = ("black-box", "grey-box", "white-box", "white-box-fgsm")
+SETTINGS = (*PAPER, "white-box-validation")
 GREY = ("odin", "energy", "igeood-logits")  # those that the paper gives an input step
 NO_VALIDATION = "none"
 
@@ -22,11 +23,12 @@ class Plan:
     ood : tuple of str
         OOD data sets to measure on.
     settings : tuple of str
-        Of `SETTINGS`.
+        Of `SETTINGS`. The white box is tuned on samples of the OOD set that it is measured on, as in the paper; that
+        of `white-box-fgsm` on adversarial samples, that of `white-box-validation` as black and grey box are.
     methods : tuple of str
         Of `igeood.METHODS`.
     validation : tuple of str
-        OOD data sets to tune the black and the grey box on, each in turn; empty: default temperatures and step.
+        OOD data sets to tune the black and the grey box on, each in turn; empty: they keep their defaults.
     limit : int or None
         Images of each kind that the grey box sees, which runs the network anew for each method.
     images : int or None
@@ -44,7 +46,7 @@ class Plan:
     """
 
     ood: tuple[str, ...]
-    settings: tuple[str, ...] = SETTINGS
+    settings: tuple[str, ...] = PAPER
     methods: tuple[str, ...] = tuple(METHODS)
     validation: tuple[str, ...] = ()
     limit: int | None = 300

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from statistics import fmean
 
+from igeood.benchmark.plan import GREY
 from igeood.benchmark.results import Record, Results
-from igeood.datasets import DATASETS, canonical
+from igeood.datasets import DATASETS, EMBEDDED, canonical
 from igeood.errors import InputError
+
+NAMED = ("black-box", "grey-box", "white-box-validation")  # settings that are tuned on a named set
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,8 @@ def title(name: str) -> str:
     """
     if name in DATASETS:
         return DATASETS[name].title
+    if name in EMBEDDED:
+        return EMBEDDED[name].title
     parts = [part for part in PurePath(name.partition(":")[2] or name).parts if part != "raw"]
     return parts[-1] if parts else name
 
@@ -57,7 +62,7 @@ class Summary:
     results : Results, optional
         A benchmark's folder; without it there is nothing of ours.
     validation : str, optional
-        The set that black and grey box were tuned on; by default iSUN, or else the first in the results.
+        The set that was tuned on, where it has a name; by default iSUN, or else the first in the results.
     """
 
     def __init__(self, results: Results | None = None, validation: str | None = None) -> None:
@@ -66,7 +71,7 @@ class Summary:
         self.cells = _alike(every)
         self.left_out = Counter(c["setting"] for c in every) - Counter(c["setting"] for c in self.cells)
         self.networks = self._shown_networks()
-        tuned = list(dict.fromkeys(c["validation"] for c in self.cells if c["setting"] in ("black-box", "grey-box")))
+        tuned = list(dict.fromkeys(c["validation"] for c in self.cells if c["setting"] in NAMED))
         first = "isun" if "isun" in tuned else tuned[0] if tuned else "isun"
         self.validation = first if validation is None else canonical(validation)
         if tuned and self.validation not in tuned:
@@ -126,6 +131,16 @@ class Summary:
             and _options(t) in shown
         ]
         return found[-1] if found else None
+
+    def searches(self, key: Key) -> dict[str, dict[str, tuple[list[float], list[float], float]]]:
+        """What was tried in tuning: by parameter and method the values, the TNR of each, and the value chosen."""
+        found: dict[str, dict[str, tuple[list[float], list[float], float]]] = {"temperature": {}, "epsilon": {}}
+        for setting, what, name in (("black-box", "trials", "temperature"), ("grey-box", "steps", "epsilon")):
+            for method in GREY:
+                record = self.tuning(setting, key, method)
+                if record and record[what]:
+                    found[name][method] = (*([point[i] for point in record[what]] for i in (0, 1)), record[name])
+        return found
 
 
 def _options(record: Record) -> str:

@@ -1,16 +1,30 @@
 """The command line: parses, calls, prints. Results go to stdout, messages to stderr; torch is imported when needed."""
 
 import errno
+import logging
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import click
 
 from igeood.cli.bench import bench as bench_command
+from igeood.cli.calibrate import calibrate as calibrate_command
+from igeood.cli.completion import completion as completion_command
 from igeood.cli.data import data as data_command
+from igeood.cli.demo import demo as demo_command
+from igeood.cli.fit import fit as fit_command
 from igeood.cli.paper import paper as paper_command
+from igeood.cli.report import report as report_command
+from igeood.cli.score import score as score_command
 from igeood.cli.train import train as train_command
-from igeood.errors import IgeoodError
+from igeood.cli.tune import tune as tune_command
+from igeood.errors import IgeoodError, IgeoodWarning
 from igeood.version import __version__
+
+_RESUMABLE = ("bench", "data", "demo", "train")  # commands that go on where they were, given again
 
 
 class _Group(click.Group):
@@ -19,23 +33,52 @@ class _Group(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         """Run the command."""
         try:
-            return super().invoke(ctx)
+            with _messages():
+                return super().invoke(ctx)
         except IgeoodError as error:
             click.echo(f"igeood: {error}", err=True)
         except KeyboardInterrupt:
-            click.echo("igeood: stopped; bench, train and data get go on where they were, given again", err=True)
+            goes_on = "; given again, it goes on where it was" if ctx.invoked_subcommand in _RESUMABLE else ""
+            click.echo(f"igeood: stopped{goes_on}", err=True)
             sys.exit(130)
         except OSError as error:
             if error.errno == errno.EPIPE:  # the reader of our output has gone: click ends quietly
                 raise
-            click.echo(f"igeood: {_told(error)}", err=True)
+            click.echo(f"igeood: {_told(error, kept=ctx.invoked_subcommand in _RESUMABLE)}", err=True)
         sys.exit(2)
 
 
-def _told(error: OSError) -> str:
+@contextmanager
+def _messages() -> Iterator[None]:
+    """The library's messages and warnings, each once, as a line on stderr."""
+    said: set[str] = set()
+
+    def say(text: str) -> None:
+        if text not in said:
+            said.add(text)
+            click.echo(f"igeood: {text}", err=True)
+
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: say(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("igeood")
+    logger.addHandler(handler)
+
+    def show(message: Any, *_: Any, **__: Any) -> None:
+        say(" ".join(str(message).split()))
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", IgeoodWarning)
+            warnings.showwarning = show
+            yield
+    finally:
+        logger.removeHandler(handler)
+
+
+def _told(error: OSError, *, kept: bool) -> str:
     """A system's error in one line, with a cure where there is an obvious one."""
     cures = {
-        errno.ENOSPC: "; make room and give the same command again: what was finished is kept",
+        errno.ENOSPC: f"; make room and give the same command again{': what was finished is kept' if kept else ''}",
         errno.EACCES: "; name a place that you may write to",
         errno.EROFS: "; name a place that you may write to",
     }
@@ -49,23 +92,14 @@ def main() -> None:
     """Tell which inputs a trained classifier was not made for."""
 
 
-@main.command()
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Seed of every split and of the classifier.",
-)
-@click.option("--save", "path", type=click.Path(dir_okay=False), help="Also write the guard to this file.")
-def demo(seed: int, path: str | None) -> None:
-    """Guard a small digits classifier, and compare the black-box methods on it."""
-    from igeood.demo import run
-
-    run(seed=seed, path=path)
-
-
+main.add_command(demo_command)
+main.add_command(report_command)
 main.add_command(bench_command)
+main.add_command(calibrate_command)
+main.add_command(completion_command)
 main.add_command(data_command)
+main.add_command(fit_command)
 main.add_command(paper_command)
+main.add_command(score_command)
 main.add_command(train_command)
+main.add_command(tune_command)

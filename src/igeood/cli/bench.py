@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 @click.option(
     "--ood",
     multiple=True,
-    help="OOD set to measure on, as `igeood data list` names it, or folder:PATH, idx:PATH. Repeatable; by default all.",
+    help="OOD set to measure on, as `igeood data list` names it, or folder:PATH, idx:PATH, demo:NAME. Repeatable; by "
+    "default all.",
 )
 @click.option(
     "--validation",
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     "--setting",
     "settings",
     multiple=True,
-    help="black-box, grey-box, white-box or white-box-fgsm. Repeatable; by default all.",
+    help="black-box, grey-box, white-box, white-box-fgsm (by default these four), or white-box-validation: a white box "
+    "tuned on --validation. Repeatable.",
 )
 @click.option(
     "--method",
@@ -77,14 +79,14 @@ def bench(
     `igeood paper` makes tables and figures of it.
     """
     from igeood import METHODS
-    from igeood.benchmark import SETTINGS, Plan, load_network
+    from igeood.benchmark import PAPER, Plan, load_network
 
     loaded = [load_network(spec, in_distribution=in_distribution) for spec in networks]
     chosen = validation or _present(root, ["isun"])
     common = {network.in_distribution for network in loaded}  # several: each is foreign to the others
     plan = Plan(
         ood=ood or _present(root, None, leave_out=[*chosen, *(common if len(common) == 1 else ())]),
-        settings=settings or SETTINGS, methods=methods or tuple(METHODS), validation=chosen, limit=limit,
+        settings=settings or PAPER, methods=methods or tuple(METHODS), validation=chosen, limit=limit,
         images=images, train=train, splits=splits, seed=seed,
     )  # fmt: skip
     if not chosen and {"black-box", "grey-box"} & set(plan.settings):

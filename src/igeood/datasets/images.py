@@ -55,6 +55,8 @@ class ImageSet:
         How many classes the labels may have.
     note : str
         What a reader of results should know: that the set is a part of the official one, for example.
+    side : int
+        Pixels of each side of the images given out.
     """
 
     name: str
@@ -64,6 +66,7 @@ class ImageSet:
     labels: NDArray[np.int64] | None = None
     classes: int | None = None
     note: str = ""
+    side: int = SIDE
     _digest: list[str] = field(default_factory=list, init=False, repr=False)
 
     def __len__(self) -> int:
@@ -73,7 +76,7 @@ class ImageSet:
         """A subset, by slice, indices or mask. Nothing is read."""
         at = np.atleast_1d(np.arange(len(self))[key if isinstance(key, slice) else _indices(key)])
         labels = None if self.labels is None else self.labels[at]
-        return ImageSet(self.name, self.title, self.source, self.rows[at], labels, self.classes, self.note)
+        return ImageSet(self.name, self.title, self.source, self.rows[at], labels, self.classes, self.note, self.side)
 
     def limited(self, limit: int | None) -> "ImageSet":
         """At most `limit` images, evenly spaced from first to last, so that every class folder has its share."""
@@ -86,8 +89,8 @@ class ImageSet:
         return self[np.linspace(0, len(self) - 1, limit).round().astype(np.int64)]
 
     def images(self) -> Images:
-        """All images at once, uint8 (N, 3, 32, 32)."""
-        images = np.empty((len(self), 3, SIDE, SIDE), np.uint8)
+        """All images at once, uint8 (N, 3, side, side)."""
+        images = np.empty((len(self), 3, self.side, self.side), np.uint8)
         start = 0
         for batch in self.batches(1000):
             images[start : start + len(batch)] = batch
@@ -95,10 +98,20 @@ class ImageSet:
         return images
 
     def batches(self, size: int = 100) -> Iterator[Images]:
-        """The images in order, `size` at a time, uint8 (n, 3, 32, 32)."""
+        """The images in order, `size` at a time, uint8 (n, 3, side, side)."""
         if size < 1:
             raise InputError(f"size: expected a positive integer, got {size!r}")
-        return (self.source.read(self.rows[start : start + size]) for start in range(0, len(self), size))
+        return (self._read(self.rows[start : start + size]) for start in range(0, len(self), size))
+
+    def _read(self, rows: Rows) -> Images:
+        """Files at the wanted size; what is 32 x 32 already, resized from that."""
+        if isinstance(self.source, Files):
+            return self.source.read(rows, self.side)
+        images = self.source.read(rows)
+        if self.side == SIDE:
+            return images
+        made = (pillow().fromarray(image.transpose(1, 2, 0)) for image in images)
+        return stack([prepare(image, where=self.name, side=self.side) for image in made], self.side)
 
     def contents(self) -> frozenset[bytes]:
         """A hash of each image's source, to find images that two sets share."""
@@ -107,7 +120,8 @@ class ImageSet:
     def digest(self) -> str:
         """SHA-256 over the selected images' source bytes in order, the labels, and the version of the preparation."""
         if not self._digest:
-            total = hashlib.sha256(f"igeood images {PREPARATION} {len(self)}\n".encode())
+            size = "" if self.side == SIDE else f" {self.side}"
+            total = hashlib.sha256(f"igeood images {PREPARATION} {len(self)}{size}\n".encode())
             for content in self.source.content(self.rows):
                 total.update(f"{len(content)}\n".encode() + content)
             total.update(b"" if self.labels is None else self.labels.astype("<i8").tobytes())
@@ -133,10 +147,10 @@ class Files:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def read(self, rows: Rows) -> Images:
+    def read(self, rows: Rows, side: int = SIDE) -> Images:
         """The images of these rows."""
         with decoding():
-            return stack([prepare_file(self.paths[row]) for row in rows])
+            return stack([prepare_file(self.paths[row], side) for row in rows], side)
 
     def content(self, rows: Rows) -> Iterator[bytes]:
         """The files' bytes."""
@@ -209,9 +223,9 @@ def one_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def stack(images: Sequence[Images]) -> Images:
+def stack(images: Sequence[Images], side: int = SIDE) -> Images:
     """Images one above the other, also when there are none."""
-    return np.stack(images) if images else np.empty((0, 3, SIDE, SIDE), np.uint8)
+    return np.stack(images) if images else np.empty((0, 3, side, side), np.uint8)
 
 
 def pillow() -> Any:
@@ -233,12 +247,12 @@ def decoding() -> Iterator[None]:
         yield
 
 
-def prepare_file(path: Path) -> Images:
-    """Decode and prepare one image file, (3, 32, 32). Call it within `decoding`."""
+def prepare_file(path: Path, side: int = SIDE) -> Images:
+    """Decode and prepare one image file, (3, side, side). Call it within `decoding`."""
     image = pillow()
     try:
         with image.open(path) as opened:
-            return prepare(opened, where=str(path))
+            return prepare(opened, where=str(path), side=side)
     except InputError:
         raise
     except Exception as error:  # noqa: BLE001 (each of Pillow's formats fails in its own way)
@@ -246,17 +260,17 @@ def prepare_file(path: Path) -> Images:
         raise InputError(f"{path}: does not decode as an image ({reason}); remove it, or fetch the set again") from None
 
 
-def prepare(image: "Image", *, where: str) -> Images:
-    """Resize the shorter side to 32 pixels (bilinear), crop the centre, convert to RGB: (3, 32, 32)."""
+def prepare(image: "Image", *, where: str, side: int = SIDE) -> Images:
+    """Resize the shorter side to 32 pixels (bilinear), or to `side`, crop the centre, convert to RGB: (3, 32, 32)."""
     resampling = pillow().Resampling.BILINEAR
     if min(image.size) < 1 or image.width * image.height > MAX_PIXELS:
         raise InputError(f"{where}: {image.width} x {image.height} pixels is no image to be read here; remove it")
-    scale = SIDE / min(image.size)
-    width, height = (max(SIDE, round(scale * side)) for side in image.size)
+    scale = side / min(image.size)
+    width, height = (max(side, round(scale * length)) for length in image.size)
     if width * height > MAX_PIXELS:
         raise InputError(f"{where}: {image.width} x {image.height} pixels is too long and narrow to resize; remove it")
     if image.mode.startswith("I"):  # 16 bits: Pillow would cut them off at 255
         image = pillow().fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
     resized = image.convert("RGB").resize((width, height), resampling)
-    left, top = (width - SIDE) // 2, (height - SIDE) // 2
-    return np.asarray(resized.crop((left, top, left + SIDE, top + SIDE))).transpose(2, 0, 1)
+    left, top = (width - side) // 2, (height - side) // 2
+    return np.asarray(resized.crop((left, top, left + side, top + side))).transpose(2, 0, 1)

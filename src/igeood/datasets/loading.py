@@ -2,20 +2,29 @@
 
 import difflib
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from igeood.datasets.catalog import DATASETS, Dataset, data_root
-from igeood.datasets.images import Arrays, Files, ImageSet, Noise, Source
+from igeood.datasets.embedded import load_embedded
+from igeood.datasets.images import SIDE, Arrays, Files, ImageSet, Noise, Source
 from igeood.datasets.records import Labels, read_cifar, read_idx, read_mat
 from igeood.errors import InputError
 
+MAX_SIDE = 4096
 SUFFIXES = frozenset([".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"])
 
 
 def load(
-    name: str, *, root: str | os.PathLike[str] | None = None, split: str = "test", limit: int | None = None
+    name: str,
+    *,
+    root: str | os.PathLike[str] | None = None,
+    split: str = "test",
+    limit: int | None = None,
+    side: int = SIDE,
+    labelled: bool = False,
 ) -> ImageSet:
     """Open an image set. Files of images are read later, as they are needed.
 
@@ -23,7 +32,8 @@ def load(
     ----------
     name : str
         One of `DATASETS`; or `folder:PATH`, all images below a folder in the order of their paths, without labels or
-        splits; or `idx:PATH`, an idx file of images (plain or .gz), or the folder of the four MNIST-like files.
+        splits; or `idx:PATH`, an idx file of images (plain or .gz), or the folder of the four MNIST-like files; or
+        `demo:NAME`, one of the small sets of `igeood.datasets.EMBEDDED`.
         Images that are not 32 x 32 are resized (shorter side to 32, bilinear) and cropped at the centre; grey ones are
         repeated over three channels.
     root : path, optional
@@ -32,6 +42,10 @@ def load(
         `"test"`, or another that the set has.
     limit : int, optional
         Take only so many images, evenly spaced over the whole set (not its beginning): the same ones every time.
+    side : int
+        Resize to this many pixels in place of 32; sets that come as arrays are resized from 32 x 32.
+    labelled : bool
+        `folder:PATH` has one sub-folder for each class; sorted, their names are the classes 0, 1, …
 
     Examples
     --------
@@ -42,12 +56,16 @@ def load(
     name = canonical(name)
     kind, colon, path = name.partition(":")
     if colon and kind == "folder":
-        found = _folder(Path(path), name)
+        found = _folder(Path(path), name, labelled)
     elif colon and kind == "idx":
         found = _idx(Path(path), name, split)
+    elif colon and kind == "demo":
+        found = load_embedded(name, split)
     else:
         found = load_dataset(find(name), root=data_root(root), split=split)
-    return found.limited(limit)
+    if isinstance(side, bool) or not isinstance(side, int) or not 1 <= side <= MAX_SIDE:
+        raise InputError(f"side: expected 1 to {MAX_SIDE} pixels, got {side!r}")
+    return replace(found, side=side).limited(limit)
 
 
 def canonical(name: str) -> str:
@@ -123,11 +141,27 @@ def image_files(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: path.parts)
 
 
-def _folder(folder: Path, name: str) -> ImageSet:
+def _folder(folder: Path, name: str, labelled: bool) -> ImageSet:
     if not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder; give one with images in it")
-    paths = tuple(image_files(folder))
-    return ImageSet(name, folder.resolve().name, Files(paths), np.arange(len(paths)))
+    classes = _classes(folder) if labelled else [folder]
+    parts = [image_files(place) for place in classes]
+    paths = tuple(path for part in parts for path in part)
+    labels = np.repeat(np.arange(len(parts)), [len(part) for part in parts]) if labelled else None
+    number = len(classes) if labelled else None
+    return ImageSet(name, folder.resolve().name, Files(paths), np.arange(len(paths)), labels, number)
+
+
+def _classes(folder: Path) -> list[Path]:
+    """The sub-folders of a folder, one a class, by name. An image beside them would belong to no class."""
+    inside = sorted((path for path in folder.iterdir() if not path.name.startswith(".")), key=lambda path: path.name)
+    stray = next((path for path in inside if path.suffix.lower() in SUFFIXES and path.is_file()), None)
+    if stray is not None:
+        raise InputError(f"{stray}: lies beside the classes; put each image into the sub-folder of its class")
+    folders = [path for path in inside if path.is_dir()]
+    if len(folders) < 2:
+        raise InputError(f"{folder}: expected a sub-folder for each class, at least two; found {len(folders)}")
+    return folders
 
 
 def _idx(path: Path, name: str, split: str) -> ImageSet:

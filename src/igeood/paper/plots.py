@@ -57,15 +57,9 @@ def curves(ours: Summary) -> Drawn:
     """TNR against temperature and against the input step, on the validation set."""
     panels = []
     for key in ours.classifiers():
-        found: dict[str, dict[str, Curve]] = {"trials": {}, "steps": {}}
-        for setting, what, name in (("black-box", "trials", "temperature"), ("grey-box", "steps", "epsilon")):
-            for method in ("odin", "energy", "igeood-logits"):
-                record = ours.tuning(setting, key, method)
-                if record and record[what]:
-                    x, y = ([point[i] for point in record[what]] for i in (0, 1))
-                    found[what][method] = Curve(x, y, record[name])
-        if found["trials"] or found["steps"]:
-            panels.append(CurvePanel(str(key), found["trials"], found["steps"]))
+        found = [{m: Curve(*tried) for m, tried in methods.items()} for methods in ours.searches(key).values()]
+        if any(found):
+            panels.append(CurvePanel(str(key), *found))
     if panels:
         yield "curves", figures.tuning_curves(panels)
 

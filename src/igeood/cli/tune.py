@@ -1,0 +1,54 @@
+"""`igeood tune`: a guard's temperature, input step and weights, chosen with samples of what should be refused."""
+
+from typing import Any
+
+import click
+
+from igeood.cli._guards import Sources, Watched, json_option, load_guard, progress, replacing, source_options, tell
+
+
+@click.command()
+@click.argument("guard", type=click.Path())
+@click.option("--train", required=True, help="What the guard was fitted on: it is fitted again.")
+@click.option("--id", "id_data", required=True, help="In-distribution samples that training has not seen.")
+@click.option("--ood", required=True, help="Samples to refuse; or fgsm: adversarial ones, made with the model.")
+@click.option("--share", default=0.5, show_default=True, help="Part of --id that is used; calibrate leaves it out.")
+@click.option("--tpr", default=0.95, show_default=True, help="Share of in-distribution samples to keep.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Of the share and the folds.")
+@replacing
+@source_options
+@json_option
+def tune(
+    guard: str, train: str, id_data: str, ood: str, share: float, tpr: float, seed: int, out: str | None,
+    sources: Sources, as_json: bool,
+) -> None:  # fmt: skip
+    """Choose what GUARD leaves open, so that it refuses most of the OOD samples.
+
+    A guard's file has no training samples, so it is fitted again on --train. The guard wants calibrating afterwards.
+    """
+    loaded = load_guard(guard, sources)
+    with progress() as report:
+        learnt = Watched(sources.open(train, loaded, training=True), "fit", report)
+        known = Watched(sources.open(id_data, loaded), "in-distribution", report)
+        foreign: Any = ood if ood == "fgsm" else Watched(sources.open(ood, loaded), "OOD", report)
+        loaded.fit(learnt)
+        steps = lambda done, total: report("temperatures", done, total)  # noqa: E731
+        loaded.tune(known, foreign, share=share, tpr=tpr, seed=seed, progress=steps)
+    loaded.save(out or guard)
+    found = loaded.tuning
+    assert found is not None  # noqa: S101 (tune has just set it)
+    best = None if found.temperature is None else found.temperature.best
+    tnr = max(step.tnr for step in found.steps)
+    record = {
+        "temperature": None if best is None else best.temperature,
+        "epsilon": found.epsilon,
+        "tnr": tnr,
+        "tpr": tpr,
+        "id": found.n_id,
+        "ood": found.n_ood,
+        "out": out or guard,
+    }
+    what = [] if best is None else [f"temperature {best.temperature:g}"]
+    what += [f"input step {found.epsilon:g}"] if loaded.inputs.model is not None else []
+    what += [f"{100 * tnr:.1f}% of {found.n_ood:,} OOD samples refused at {100 * tpr:g}% kept"]
+    tell(as_json, record, f"{out or guard}: {', '.join(what)}; calibrate it next")

@@ -1,0 +1,138 @@
+"""Small sets that need no download, made of what scikit-learn and matplotlib bring along: for the demonstration.
+
+All have the form of scikit-learn's digits, 8 x 8 counts of ink from 0 to 16; only the photographs are coloured.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from string import ascii_lowercase, ascii_uppercase
+from typing import Any
+
+import numpy as np
+
+from igeood.datasets.images import SIDE, Arrays, Images, ImageSet, pillow
+from igeood.errors import InputError, MissingExtraError
+
+KNOWN = 8  # digits 0…7 are what a classifier learns; 8 and 9 are left out
+TRAIN = 200  # of the known digits: few, as a classifier of one's own often has; the others are its test images
+INK = 16  # the darkest count of the digits
+LOOKALIKES = frozenset("IOSZiloszg")  # as a digit's 1, 0, 5, 2, 9 they would be in-distribution
+_STYLES = ("", "-Bold", "-Oblique", "-BoldOblique")
+_SERIF = ("", "-Bold", "-Italic", "-BoldItalic")
+FONTS = (
+    *(f"DejaVu{family}{style}" for family in ("Sans", "SansMono") for style in _STYLES),
+    *(f"DejaVuSerif{style}" for style in _SERIF),
+    *(f"STIXGeneral{style}" for style in ("", "Bol", "Italic", "BolIta")),
+    *("cmb10", "cmr10", "cmss10", "cmti10", "cmtt10"),
+)
+
+Counts = np.ndarray[Any, np.dtype[np.float64]]
+Labels = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """A set's title for tables, what is in it, and how it is made for a split."""
+
+    title: str
+    what: str
+    make: Callable[[str], tuple[Images, Labels | None]]
+
+
+def load_embedded(name: str, split: str) -> ImageSet:
+    """One of `EMBEDDED`; only the digits have a split `"train"`."""
+    if name not in EMBEDDED:
+        raise InputError(f"name: no data set {name!r}; embedded are {', '.join(EMBEDDED)}")
+    if split != "test" and (split, name) != ("train", "demo:digits"):
+        raise InputError(f"split: {name} has {'train and test' if name == 'demo:digits' else 'test'}, got {split!r}")
+    found = EMBEDDED[name]
+    images, labels = found.make(split)
+    classes = None if labels is None else KNOWN
+    return ImageSet(name, found.title, Arrays(images, name), np.arange(len(images)), labels, classes)
+
+
+@lru_cache(maxsize=1)
+def _digits() -> tuple[Images, Labels]:
+    from sklearn.datasets import load_digits  # noqa: PLC0415 (slow to import)
+
+    found = load_digits()
+    return _grey(found.images), found.target.astype(np.int64)
+
+
+def _known(split: str) -> tuple[Images, Labels | None]:
+    """Digits 0…7, in an order that is random but always the same, so that both splits have all writers."""
+    images, labels = _digits()
+    rows = np.random.default_rng(0).permutation(np.flatnonzero(labels < KNOWN))
+    rows = np.sort(rows[:TRAIN] if split == "train" else rows[TRAIN:])
+    return images[rows], labels[rows]
+
+
+def _left_out(_: str) -> tuple[Images, Labels | None]:
+    images, labels = _digits()
+    return images[labels >= KNOWN], None
+
+
+def _letters(alphabet: str) -> Callable[[str], tuple[Images, Labels | None]]:
+    chosen = [letter for letter in alphabet if letter not in LOOKALIKES]
+
+    @lru_cache(maxsize=1)
+    def render() -> Images:
+        return _grey(np.stack([_glyph(letter, font) for letter in chosen for font in FONTS]))
+
+    return lambda _: (render(), None)
+
+
+def _glyph(letter: str, font: str) -> Counts:
+    """A letter as the digits were made: a bitmap of 32 x 32 that it fills, then counts in blocks of 4 x 4."""
+    from PIL import Image, ImageDraw, ImageFont  # noqa: PLC0415 (an extra)
+
+    canvas = Image.new("L", (160, 160))
+    ImageDraw.Draw(canvas).text((40, 20), letter, fill=255, font=ImageFont.truetype(str(_fonts() / f"{font}.ttf"), 96))
+    cut = canvas.crop(canvas.getbbox())
+    scale = SIDE / max(cut.size)
+    cut = cut.resize((max(1, round(scale * cut.width)), max(1, round(scale * cut.height))), Image.Resampling.BILINEAR)
+    bitmap = Image.new("L", (SIDE, SIDE))
+    bitmap.paste(cut, ((SIDE - cut.width) // 2, (SIDE - cut.height) // 2))
+    ink = np.asarray(bitmap) > 127
+    counts: Counts = ink.reshape(8, 4, 8, 4).sum(axis=(1, 3)).astype(np.float64)
+    return counts
+
+
+def _fonts() -> Path:
+    try:
+        from matplotlib import get_data_path  # noqa: PLC0415 (an extra)
+    except ImportError:
+        raise MissingExtraError("letters are drawn with matplotlib's fonts; pip install 'igeood[report]'") from None
+    return Path(get_data_path()) / "fonts" / "ttf"
+
+
+@lru_cache(maxsize=1)
+def _patches() -> Images:
+    """Squares of 32 x 32 pixels that cover scikit-learn's two photographs, (520, 3, 32, 32)."""
+    from sklearn.datasets import load_sample_images  # noqa: PLC0415 (slow to import)
+
+    pillow()  # which scikit-learn reads them with
+    patches = []
+    for photograph in load_sample_images().images:  # (427, 640, 3)
+        rows, columns = (side // SIDE for side in photograph.shape[:2])
+        whole = photograph[: rows * SIDE, : columns * SIDE].reshape(rows, SIDE, columns, SIDE, 3)
+        patches.append(whole.transpose(0, 2, 4, 1, 3).reshape(-1, 3, SIDE, SIDE))
+    return np.concatenate(patches)
+
+
+def _grey(counts: Counts) -> Images:
+    """Counts of ink as bytes: white on black."""
+    return (counts * (255 / INK)).round().astype(np.uint8)
+
+
+EMBEDDED: Mapping[str, Embedded] = {
+    "demo:digits": Embedded("Digits 0–7", "scikit-learn's handwritten digits 0 to 7", _known),
+    "demo:left-out": Embedded("Digits 8, 9", "its digits 8 and 9, which no classifier of 0 to 7 has seen", _left_out),
+    "demo:letters": Embedded("Capital letters", "A to Z in matplotlib's fonts", _letters(ascii_uppercase)),
+    "demo:small-letters": Embedded("Small letters", "a to z in matplotlib's fonts", _letters(ascii_lowercase)),
+    "demo:photographs": Embedded(
+        "Photographs", "patches of scikit-learn's two photographs", lambda _: (_patches(), None)
+    ),
+}

@@ -1,0 +1,150 @@
+"""What every figure shares: sizes, colours, labels, and how it becomes a file."""
+
+import io
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from igeood.errors import InputError, MissingExtraError
+from igeood.files import write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH, NARROW, SMALL, TITLE, DPI = 6.3, 3.6, 8, 9, 200  # inches; inches; points; points; dots an inch
+ID_LABEL, OOD_LABEL, DELTA = "in-distribution", "out-of-distribution", "threshold δ"
+Values = np.ndarray[Any, np.dtype[np.float64]]
+
+
+class Style(NamedTuple):
+    """How a method is drawn."""
+
+    title: str
+    colour: str
+    line: str
+    marker: str
+
+
+STYLE: Mapping[str, Style] = {  # Okabe and Ito's colours: a family shares one, and differs in line and marker
+    "msp": Style("Baseline (MSP)", "#000000", ":", "X"),
+    "odin": Style("ODIN", "#56B4E9", "-", "s"),
+    "energy": Style("Energy", "#E69F00", "-", "^"),
+    "kl-sum": Style("KL (sum)", "#CC79A7", "-", "v"),
+    "kl-min": Style("KL (min)", "#CC79A7", "--", "<"),
+    "igeood-logits": Style("IGEOOD", "#D55E00", "-", "o"),
+    "igeood-logits-min": Style("IGEOOD (min)", "#D55E00", "--", "p"),
+    "mahalanobis": Style("Mahalanobis", "#009E73", "-", "D"),
+    "igeood": Style("IGEOOD", "#D55E00", "-", "h"),
+    "igeood+": Style("IGEOOD+", "#D55E00", "-.", "P"),
+}
+ID_COLOUR = "#0072B2"
+# fmt: off
+OOD_COLOURS: Mapping[str, str] = {  # of the paper's sets, by name in small letters and digits
+    "tinyimagenet": "#E69F00", "svhn": "#CC79A7", "textures": "#009E73", "lsun": "#56B4E9", "isun": "#D55E00",
+    "gaussian": "#000000", "places365": "#999999", "cifar10": "#882255", "cifar100": "#999933", "chars74k": "#F0E442",
+}
+# fmt: on
+
+
+def blank(height: float, width: float = WIDTH) -> "Figure":
+    """An empty figure of a column's width, laid out without overlaps and independent of pyplot."""
+    try:
+        from matplotlib.figure import Figure  # noqa: PLC0415 (an optional extra)
+    except ImportError as error:
+        raise MissingExtraError("figures need matplotlib; pip install 'igeood[report]'") from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def label(axes: "Axes", *, title: str = "", x: str = "", y: str = "") -> None:
+    """Title and labels in this module's sizes; no frame above and on the right."""
+    axes.set_title(title, fontsize=TITLE)
+    axes.set_xlabel(x, fontsize=SMALL)
+    axes.set_ylabel(y, fontsize=SMALL)
+    axes.tick_params(labelsize=SMALL)
+    axes.spines[["top", "right"]].set_visible(False)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.get_offset_text().set_fontsize(SMALL)
+
+
+def legend(figure: "Figure", axes: Iterable["Axes"]) -> None:
+    """One legend above the panels, each label once, a threshold after the sets."""
+    found = [pair for one in axes for pair in zip(*one.get_legend_handles_labels(), strict=True)]
+    handles = {name: handle for handle, name in found}
+    names = sorted(handles, key=DELTA.__eq__)
+    columns = shape(len(names) or 1, int(figure.get_figwidth() / 1.25))[1]
+    look: dict[str, Any] = {"ncols": columns, "frameon": False, "fontsize": SMALL}
+    figure.legend([handles[name] for name in names], names, loc="outside upper center", **look)
+
+
+def ood_colours(names: Iterable[str]) -> dict[str, str]:
+    """A colour for each OOD set: the paper's sets have their own, others those that are left, in order.
+
+    >>> ood_colours(["SVHN", "mine"])
+    {'SVHN': '#CC79A7', 'mine': '#E69F00'}
+    """
+    found = {name: OOD_COLOURS.get("".join(filter(str.isalnum, name.casefold()))) for name in names}
+    left = [colour for colour in OOD_COLOURS.values() if colour not in found.values()] or list(OOD_COLOURS.values())
+    others = [name for name, colour in found.items() if colour is None]
+    return {name: colour or left[others.index(name) % len(left)] for name, colour in found.items()}
+
+
+def render(figure: "Figure", kind: Literal["png", "svg"], *, letters: bool = False) -> bytes:
+    """A figure's file: the same figure gives the same bytes.
+
+    With `letters`, an SVG's text is text, not outlines, and nothing is behind the drawing: a page can colour both.
+    """
+    from matplotlib import rc_context  # noqa: PLC0415 (an optional extra)
+
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # settled; laid out anew at each drawing, it would shift a little
+    content = io.BytesIO()
+    fonts = "none" if letters else "path"
+    with rc_context({"svg.hashsalt": "igeood", "svg.fonttype": fonts}):  # else the identifiers in a drawing are random
+        metadata = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
+        figure.savefig(content, format=kind, dpi=DPI, metadata=metadata, transparent=letters)
+    return content.getvalue()
+
+
+def save(figure: "Figure", path: str | Path) -> None:
+    """Write a figure as `.png` or `.svg`: whole or not at all, and the same figure as the same bytes."""
+    target = Path(path)
+    if target.suffix not in (".png", ".svg"):
+        raise InputError(f"path: {target.name!r} must end in .png or .svg")
+    content = render(figure, "png" if target.suffix == ".png" else "svg")
+    try:
+        write_whole(target, content)
+    except OSError as error:
+        raise InputError(f"path: cannot write {target} ({error.strerror}); name a file you may write") from error
+
+
+def style_of(method: str) -> Style:
+    """A method's style; grey for one of the reader's own."""
+    return STYLE.get(method, Style(method, "#7F7F7F", "-", "."))
+
+
+def finite(values: ArrayLike, name: str) -> Values:
+    """Values as they can be drawn, (N,)."""
+    array = np.asarray(values, dtype=np.float64).ravel()
+    if len(array) == 0 or not np.isfinite(array).all():
+        raise InputError(f"{name}: empty, or has NaN or infinity; give finite values, at least one")
+    return array
+
+
+def shape(count: int, most: int) -> tuple[int, int]:
+    """Rows and columns for some panels, evenly spread, at most so many side by side: they must stay readable."""
+    if count == 0:
+        raise InputError("panels: empty; a figure needs at least one")
+    rows = math.ceil(count / most)
+    return rows, math.ceil(count / rows)
+
+
+def grid_of(count: int, *, most: int, height: float, width: float = WIDTH) -> tuple["Figure", list["Axes"]]:
+    """A figure, and its panels in rows."""
+    rows, columns = shape(count, most)
+    figure = blank(0.6 + height * rows, width)
+    return figure, [figure.add_subplot(rows, columns, i + 1) for i in range(count)]

@@ -1,0 +1,169 @@
+"""Histograms: of scores, of features against the normal density, of each layer's scores."""
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from igeood.figures.drawing import (
+    DELTA,
+    ID_COLOUR,
+    ID_LABEL,
+    OOD_LABEL,
+    SMALL,
+    TITLE,
+    WIDTH,
+    Values,
+    blank,
+    finite,
+    grid_of,
+    label,
+    legend,
+    ood_colours,
+    shape,
+    style_of,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Sets = Mapping[str, ArrayLike]
+Limits = tuple[float, float]
+
+
+class HistogramPanel(NamedTuple):
+    """Scores of one detector: in-distribution, and of OOD sets by name; `threshold` is drawn when given."""
+
+    title: str
+    id_scores: ArrayLike
+    ood_scores: Sets
+    threshold: float | None = None
+
+
+class GaussianPanel(NamedTuple):
+    """One layer's first channel, and Shapiro–Wilk's W, averaged over the layer's channels."""
+
+    layer: str
+    id_values: ArrayLike
+    ood_values: ArrayLike
+    shapiro_w: float
+
+
+class LayerPanel(NamedTuple):
+    """One layer's scores, and their TNR at TPR-95% (a fraction)."""
+
+    layer: str
+    id_scores: ArrayLike
+    ood_scores: ArrayLike
+    tnr: float
+
+
+class LayerRow(NamedTuple):
+    """A method's layers, and what the regression makes of them: `combined` scores, and a weight for each column."""
+
+    method: str
+    layers: Sequence[LayerPanel]
+    combined: LayerPanel
+    weights: Sequence[float]
+
+
+def histogram(
+    axes: "Axes", id_values: ArrayLike, ood_values: Sets, colours: Mapping[str, str], limits: Limits | None = None
+) -> bool:
+    """Draw densities of in-distribution and OOD values on common bins.
+
+    `colours` are those of the OOD sets: `ood_colours` has some. Far outliers lie outside the axis, unless `limits`
+    say what it shows; they count in the densities, and the answer is whether there are any.
+    """
+    colours = {**colours, ID_LABEL: ID_COLOUR}
+    sets = {name: finite(values, name) for name, values in {ID_LABEL: id_values, **ood_values}.items()}
+    (low, high), clipped = (limits, False) if limits else _shown_range(list(sets.values()))
+    bins = int(np.clip(math.sqrt(max(map(len, sets.values()))), 10, 50)) | 1  # odd: a constant falls in the middle
+    edges = np.linspace(low, high, bins + 1)
+    for name, values in sets.items():
+        density = np.histogram(values, edges)[0] / (len(values) * (edges[1] - edges[0]))
+        fill = (colours[name], 0.3 if len(sets) == 2 or name == ID_LABEL else 0.12)
+        axes.stairs(density, edges, fill=True, facecolor=fill, edgecolor=colours[name], linewidth=1.1, label=name)
+    axes.set(xlim=(low, high), ylim=(0.0, None))
+    axes.locator_params(axis="y", nbins=4)
+    axes.locator_params(axis="x", nbins=3)
+    axes.ticklabel_format(scilimits=(-3, 4), useMathText=True)
+    return clipped
+
+
+def score_histograms(panels: Sequence[HistogramPanel], width: float = WIDTH) -> "Figure":
+    """Densities of scores, a panel each, three in a row; far outliers are left out, and the axis says so."""
+    figure, grid = grid_of(len(panels), most=3, height=2.0, width=width)
+    colours = ood_colours(name for panel in panels for name in panel.ood_scores)
+    for axes, panel in zip(grid, panels, strict=True):
+        clipped = histogram(axes, panel.id_scores, panel.ood_scores, colours)
+        label(axes, title=panel.title, x="axis cut at 0.1 and 99.9%" if clipped else "", y="density")
+        if panel.threshold is not None:
+            _threshold(axes, panel.threshold)
+    figure.supxlabel("score (higher is more out-of-distribution)", fontsize=SMALL)
+    legend(figure, grid)
+    return figure
+
+
+def gaussianity(layers: Sequence[GaussianPanel]) -> "Figure":
+    """Each layer's first channel, each set standardised by itself, against the standard normal density; and W."""
+    figure, grid = grid_of(len(layers), most=4, height=1.8)
+    x = np.linspace(-4.0, 4.0, 201)
+    normal = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+    for axes, panel in zip(grid, layers, strict=True):
+        inside, outside = (finite(values, panel.layer) for values in (panel.id_values, panel.ood_values))
+        inside, outside = ((values - values.mean()) / (values.std() or 1.0) for values in (inside, outside))
+        histogram(axes, inside, {OOD_LABEL: outside}, ood_colours([OOD_LABEL]), (-4.0, 4.0))
+        axes.plot(x, normal, color="black", linewidth=1.2, label="standard normal")
+        w = "$W$ undefined" if math.isnan(panel.shapiro_w) else f"$W$ = {panel.shapiro_w:.3f}"
+        label(axes, title=f"{panel.layer}\n{w}", y="density")
+    figure.supxlabel("first channel, standardised", fontsize=SMALL)
+    legend(figure, grid)
+    return figure
+
+
+def layer_histograms(rows: Sequence[LayerRow]) -> "Figure":
+    """Scores of each layer, with their TNR at TPR-95%, then the regression's score with its weights; by method."""
+    shapes = [shape(len(row.layers) + 1, 4) for row in rows]
+    heights = [1.7 * n + 0.4 for n, _ in shapes]
+    figure = blank(0.5 + sum(heights))
+    parts = figure.subfigures(*shape(len(rows), 1), squeeze=False, height_ratios=heights)[:, 0]
+    for part, row, (n, columns) in zip(parts, rows, shapes, strict=True):
+        part.suptitle(style_of(row.method).title, fontsize=TITLE + 1, fontweight="bold")
+        for i, panel in enumerate([*row.layers, row.combined]):
+            axes = part.add_subplot(n, columns, i + 1)
+            cut = histogram(axes, panel.id_scores, {OOD_LABEL: panel.ood_scores}, ood_colours([OOD_LABEL]))
+            title = f"{panel.layer}\nTNR {100 * panel.tnr:.1f}%"
+            label(axes, title=title, x="score (axis cut)" if cut else "score", y="density")
+        weights = ", ".join(f"{w:.2g}".replace("-", "−") for w in row.weights)
+        lines = textwrap.wrap(f"α = ({weights})", 72 // columns)  # as many letters as fit below a panel
+        axes.set_xlabel("\n".join([axes.get_xlabel(), *lines]), fontsize=SMALL)
+    legend(figure, figure.subfigs[0].axes)
+    return figure
+
+
+def _shown_range(sets: Sequence[Values]) -> tuple[Limits, bool]:
+    """Limits of the axis, and whether they leave outliers out: only when these would squeeze the rest."""
+    first, last = min(values.min() for values in sets), max(values.max() for values in sets)
+    small = [len(values) < 20 for values in sets]  # of few samples, none is an outlier
+    low = min(np.percentile(v, 0.0 if few else 0.1, method="higher") for v, few in zip(sets, small, strict=True))
+    high = max(np.percentile(v, 100.0 if few else 99.9, method="lower") for v, few in zip(sets, small, strict=True))
+    clipped = bool(last - first > 1.5 * (high - low) > 0)
+    low, high = (low, high) if clipped else (first, last)
+    middle, width = (low + high) / 2, high - low
+    half = 0.53 * width if width > 1e-9 * abs(middle) else 0.05 * abs(middle) or 0.5  # constant scores have a bar too
+    return (middle - half, middle + half), clipped
+
+
+def _threshold(axes: "Axes", value: float) -> None:
+    axes.axvline(value, color="black", linestyle="--", linewidth=1.0, label=DELTA)
+    low, high = axes.get_xlim()
+    top = 1.22 * axes.get_ylim()[1]  # room for the text above the bars
+    axes.set(xlim=(min(low, value), max(high, value)), ylim=(0.0, top))
+    side = "left" if value < (low + high) / 2 else "right"
+    text = f"\u00a0δ = {value:.3g}\u00a0".replace("-", "−")  # a browser drops other spaces at the ends
+    axes.text(value, 0.99, text, transform=axes.get_xaxis_transform(), ha=side, va="top", fontsize=SMALL)

@@ -1,0 +1,67 @@
+"""Figures and images as parts of a page: SVG that takes the page's colours, and PNG in the page's text."""
+
+import base64
+import io
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from markupsafe import Markup, escape
+
+from igeood.figures import render
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+THEMED = {"#000000": "currentColor", "#0072b2": "var(--blue)", "#882255": "var(--wine)", "#f0e442": "var(--yellow)"}
+
+
+class Drawing(NamedTuple):
+    """A figure in a page, with its caption below; `svg` has its own text for those who don't see it."""
+
+    svg: Markup
+    caption: str
+
+
+class Artist:
+    """Draws the figures of one page: no two use the same identifier."""
+
+    def __init__(self) -> None:
+        self.drawn = 0
+
+    def draw(self, figure: "Figure", alt: str, caption: str) -> Drawing:
+        """A figure as SVG inside HTML."""
+        self.drawn += 1
+        text = render(figure, "svg", letters=True).decode()
+        text = re.sub(r"<!--.*?-->|<(metadata|style)\b.*?</\1>", "", text[text.index("<svg ") :], flags=re.DOTALL)
+        text = re.sub(r">\s*\n\s*<", "><", text).replace("<defs></defs>", "")
+        text = re.sub(r'="[^"<>]*"', lambda value: _themed(_rounded(value[0])), text)
+        used = set(re.findall(r'(?:url\(|href=")#([^")]+)', text))
+        text = re.sub(r' id="([^"]+)"', lambda name: name[0] if name[1] in used else "", text)
+        text = re.sub(r'( id="|url\(#|href="#)', rf"\g<1>f{self.drawn}-", text)
+        text = re.sub(r'<svg [^>]*?viewBox="([^"]+)"[^>]*>', _opening(alt), text, count=1)
+        return Drawing(Markup(text), caption)  # noqa: S704 (matplotlib escapes what it is given)
+
+
+def _rounded(value: str) -> str:
+    """An attribute with two digits after each point: a hundredth of a point cannot be seen."""
+    return re.sub(r"\d+\.\d{2,}", lambda n: f"{float(n[0]):.2f}".rstrip("0").rstrip("."), value)
+
+
+def _themed(value: str) -> str:
+    """An attribute whose colours are the page's, where a colour is hard to see on dark or on light."""
+    return re.sub(r"#[0-9a-f]{6}", lambda colour: THEMED.get(colour[0], colour[0]), value)
+
+
+def _opening(alt: str) -> str:
+    label = str(escape(alt)).replace("\\", r"\\")
+    return rf'<svg viewBox="\1" role="img" aria-label="{label}">'
+
+
+def picture(image: np.ndarray[Any, np.dtype[np.uint8]]) -> str:
+    """An image (3, H, W) as the address of a PNG that is in the address itself."""
+    from PIL import Image  # noqa: PLC0415 (comes with matplotlib)
+
+    content = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0))).save(content, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()

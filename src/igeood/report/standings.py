@@ -1,0 +1,197 @@
+"""How the methods stand: the rows of the table, their averages, and the verdict in words."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from igeood.benchmark.summary import Key, Summary, title
+from igeood.figures import STYLE
+
+METRICS = ("tnr", "auroc", "aupr")
+ACCESS = {  # in the order of what a method is told
+    "black-box": "black box",
+    "grey-box": "grey box",
+    "white-box-validation": "white box",
+    "white-box-fgsm": "white box",
+    "white-box": "white box",
+}
+TUNED = {
+    "own": "tuned on samples of each OOD set",
+    "fgsm": "tuned on adversarial samples",
+    "none": "not tuned",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method in one setting: figures in percent by metric and OOD set, and the number of OOD images."""
+
+    setting: str
+    method: str
+    validation: str
+    figures: dict[str, dict[str, float]]
+    images: dict[str, int]
+
+    @property
+    def family(self) -> str:
+        """What the method is a variant of: `igeood` for `igeood-logits` and `igeood+`."""
+        return self.method.split("-")[0].rstrip("+")
+
+    @property
+    def name(self) -> str:
+        """The method's name for readers."""
+        return STYLE[self.method].title if self.method in STYLE else self.method
+
+    @property
+    def where(self) -> str:
+        """The access, and what it was tuned on."""
+        return ACCESS[self.setting] if self.method == "msp" else group_title(self.setting, self.validation)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.where})"
+
+
+def group_title(setting: str, validation: str) -> str:
+    """A setting in words.
+
+    >>> group_title("white-box", "own")
+    'white box, tuned on samples of each OOD set'
+    """
+    return f"{ACCESS[setting]}, {TUNED.get(validation, f'tuned on {title(validation)}')}"
+
+
+@dataclass(frozen=True)
+class Standings:
+    """A network's rows, the OOD sets that any of them has, and those that all of them have."""
+
+    rows: Sequence[Row]
+    sets: Sequence[str]
+    compared: Sequence[str]
+    tpr: float
+
+    def average(self, row: Row, metric: str = "tnr") -> float | None:
+        """Over the sets that are compared, in percent; None if the row lacks one."""
+        found = [row.figures[metric].get(ood) for ood in self.compared]
+        known = [value for value in found if value is not None]
+        return fmean(known) if len(known) == len(found) else None
+
+    def ranked(self, rows: Iterable[Row] | None = None) -> list[Row]:
+        """Rows by their average TNR, then AUROC, the highest first; those without an average are left out."""
+        whole = [row for row in (self.rows if rows is None else rows) if self.average(row) is not None]
+        return sorted(whole, key=lambda row: [-(self.average(row, m) or 0.0) for m in ("tnr", "auroc")])
+
+    @property
+    def leader(self) -> Row:
+        """The row with the highest average TNR."""
+        return self.ranked()[0]
+
+    @property
+    def shown(self) -> Row:
+        """The leading IGEOOD method, or without one the leader: what figures and pictures are of."""
+        ranked = self.ranked()
+        return next((row for row in ranked if row.family == "igeood"), ranked[0])
+
+    def families(self) -> list[Row]:
+        """The best row of each family, the leader first."""
+        best: dict[str, Row] = {}
+        for row in self.ranked():
+            best.setdefault(row.family, row)
+        return list(best.values())
+
+    def groups(self) -> dict[str, list[Row]]:
+        """Rows by setting, as the table groups them."""
+        found: dict[str, list[Row]] = {}
+        for row in self.rows:
+            found.setdefault(group_title(row.setting, row.validation), []).append(row)
+        return found
+
+    def verdict(self) -> list[str]:
+        """Who is ahead, by how much, and where it is weakest: sentences, the first the most important."""
+        found = [self._ahead(), *self._told(self.leader), *self._weakest(self.leader, "It")]
+        if self.shown != self.leader:
+            found += self._weakest(self.shown, str(self.shown))
+        return found
+
+    def by_access(self) -> list[str]:
+        """The best of each setting, where there are several."""
+        groups = {name: rows for name, rows in self.groups().items() if self.ranked(rows)}
+        return [self._within(name, rows) for name, rows in groups.items()] if len(groups) > 1 else []
+
+    def _ahead(self) -> str:
+        leader, over = self.leader, f"on average over {len(self.compared)} OOD sets"
+        if len(self.compared) == 1:
+            over = f"on {title(self.compared[0])}"
+        start = (
+            f"{leader} refuses {self._tnr(leader)} of foreign inputs while {100 * self.tpr:g}% of known ones are kept"
+        )
+        others = self.families()[1:]
+        if not others:
+            return f"{start}, {over}. No method of another family was measured."
+        own = next((row for row in others if row.family == "igeood"), None)
+        rival = own or others[0]
+        first, second = (round(self.average(row) or 0.0, 1) for row in (leader, rival))  # as they are printed
+        gap = first - second
+        if gap < 0.05:
+            return f"{start}, {over}; {rival} is level with it."
+        who = f"{rival}, the best of IGEOOD" if own else f"{rival}, the best of the other families"
+        behind = f"IGEOOD is behind by {gap:.1f} points" if own else f"{gap:.1f} points less"
+        noise = " (within the sampling error of so few images)" if gap < 2 * self._error(leader, rival) else ""
+        return f"{start}, {over}; {who}, refuses {self._tnr(rival)}: {behind}{noise}."
+
+    def _told(self, leader: Row) -> list[str]:
+        """If the leader has seen samples of the OOD sets: who is ahead of those that have not."""
+        others = self.ranked(row for row in self.rows if row.validation != "own")
+        if leader.validation != "own" or not others:
+            return []
+        best = others[0]
+        told = "Its tuning saw samples of these sets, which few have in practice"
+        return [f"{told}; without, {best} refuses {self._tnr(best)}."]
+
+    def _within(self, name: str, rows: list[Row]) -> str:
+        """The best of a setting, and the best of IGEOOD there, or of the others."""
+        best, *rest = self.ranked(rows)
+        other = next((row for row in rest if "igeood" in (row.family, best.family) and row.family != best.family), None)
+        beside = f", {other.name} {self._tnr(other)}" if other else ""
+        return f"{name[0].upper()}{name[1:]}: {best.name} {self._tnr(best)}{beside}."
+
+    def _weakest(self, row: Row, who: str) -> list[str]:
+        found = {ood: row.figures["tnr"][ood] for ood in self.compared}
+        worst = min(found, key=lambda ood: found[ood])
+        even = max(found.values()) - found[worst] < 0.05
+        return [] if even else [f"{who} is weakest on {title(worst)}, where it refuses {found[worst]:.1f}%."]
+
+    def _tnr(self, row: Row) -> str:
+        return f"{self.average(row):.1f}%"
+
+    def _error(self, *rows: Row) -> float:
+        """Standard error of a difference of averages, in points, as if all images were drawn anew for each row."""
+        terms = [
+            (p * (1 - p) / row.images[ood])
+            for row in rows
+            for ood in self.compared
+            for p in [row.figures["tnr"][ood] / 100]
+        ]
+        return 100 * math.sqrt(sum(terms)) / len(self.compared)
+
+
+def standings(ours: Summary, key: Key) -> Standings | None:
+    """A network's; None if nothing of it was measured."""
+    rows: dict[tuple[str, str], Row] = {}
+    for setting in ACCESS:
+        for cell in ours.of(setting, key):
+            where = (setting, cell["method"])
+            row = rows.setdefault(where, Row(*where, cell["validation"], {m: {} for m in METRICS}, {}))
+            row.images[cell["ood"]] = max(cell["ood_images"], row.images.get(cell["ood"], 0))
+            for metric in METRICS:
+                value = ours.value(setting, key, cell["ood"], cell["method"], metric)
+                row.figures[metric][cell["ood"]] = math.nan if value is None else value
+    if not rows:
+        return None
+    sets = list(dict.fromkeys(ood for row in rows.values() for ood in row.images))
+    order = {name: i for i, name in enumerate(STYLE)}
+    shown = sorted(rows.values(), key=lambda r: (list(ACCESS).index(r.setting), order.get(r.method, len(order))))
+    shared = [ood for ood in sets if all(ood in row.images for row in shown)]
+    widest = max((list(row.images) for row in shown), key=len)
+    tpr = next(cell["tpr"] for setting in ACCESS for cell in ours.of(setting, key))
+    return Standings(shown, sets, shared or widest, tpr)

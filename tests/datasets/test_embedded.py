@@ -1,0 +1,78 @@
+"""The embedded sets: what is in them, and that they are apart."""
+
+import itertools
+from string import ascii_lowercase, ascii_uppercase
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits, load_sample_images
+
+from igeood.benchmark.summary import title
+from igeood.datasets import EMBEDDED, load
+from igeood.datasets.embedded import FONTS, LOOKALIKES
+from igeood.errors import InputError
+
+
+def every():
+    return {(name, "test"): load(name) for name in EMBEDDED} | {
+        ("demo:digits", "train"): load("demo:digits", split="train")
+    }
+
+
+def test_the_known_digits_are_all_there_once_and_have_their_labels():
+    digits = load_digits()
+    train, test = load("demo:digits", split="train"), load("demo:digits")
+    assert (len(train), len(test), train.classes) == (200, 1243, 8)
+    shown = np.concatenate([s.source.values for s in (train, test)])
+    labels = np.concatenate([train.labels, test.labels])
+    grey = (digits.images * 255 / 16).round().astype(np.uint8)
+    wanted = sorted((g.tobytes(), int(d)) for g, d in zip(grey, digits.target, strict=True) if d < 8)
+    assert sorted((g.tobytes(), int(d)) for g, d in zip(shown, labels, strict=True)) == wanted
+    assert min(np.bincount(train.labels)) > 15
+
+
+def test_no_two_sets_share_an_image():
+    contents = {key: images.contents() for key, images in every().items()}
+    for one, other in itertools.combinations(contents, 2):
+        assert not contents[one] & contents[other], (one, other)
+
+
+def test_images_are_what_networks_take():
+    for images in every().values():
+        found = images.images()
+        assert found.shape == (len(images), 3, 32, 32)
+        assert found.dtype == np.uint8
+        assert found.reshape(len(found), -1).std(axis=1).mean() > 5
+
+
+def test_letters_are_every_letter_in_every_font_but_those_that_look_like_digits():
+    for name, alphabet in (("demo:letters", ascii_uppercase), ("demo:small-letters", ascii_lowercase)):
+        images = load(name)
+        letters = [letter for letter in alphabet if letter not in LOOKALIKES]
+        assert len(images) == len(letters) * len(FONTS)
+        assert len(np.unique(images.source.values.reshape(len(images), -1), axis=0)) > 0.95 * len(images)
+        assert (images.source.values > 0).any(axis=(1, 2)).all()  # no font lacks a letter
+
+
+def test_patches_cover_the_photographs():
+    first = load_sample_images().images[0]
+    patches = load("demo:photographs").images()
+    assert len(patches) == 2 * 13 * 20
+    assert (patches[21].transpose(1, 2, 0) == first[32:64, 32:64]).all()
+
+
+def test_they_are_the_same_every_time():
+    digests = [images.digest() for images in every().values()]
+    from igeood.datasets import embedded  # noqa: PLC0415
+
+    embedded._digits.cache_clear()
+    embedded._patches.cache_clear()
+    assert [images.digest() for images in every().values()] == digests
+
+
+def test_titles_and_errors():
+    assert title("demo:left-out") == "Digits 8, 9"
+    with pytest.raises(InputError, match="embedded are demo:digits, demo:left-out"):
+        load("demo:animals")
+    with pytest.raises(InputError, match="split: demo:letters has test, got 'train'"):
+        load("demo:letters", split="train")

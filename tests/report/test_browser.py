@@ -1,0 +1,225 @@
+"""The page in a real browser: it asks nothing of others, fits a phone, sorts by mouse and keyboard, prints whole."""
+
+import itertools
+import os
+import shutil
+from datetime import date
+
+import pytest
+
+from igeood.report import make
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+OPTIONS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+CONTRAST = """element => {
+  const light = text => {
+    const channel = v => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+    const [r, g, b] = text.match(/[\\d.]+/g).map(Number).map(channel);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  let behind = element;
+  while (/^rgba\\(.*, 0\\)$/.test(getComputedStyle(behind).backgroundColor)) behind = behind.parentElement;
+  const front = getComputedStyle(element)[element.ownerSVGElement ? "fill" : "color"];
+  const pair = [front, getComputedStyle(behind).backgroundColor].map(light).sort((a, b) => a - b);
+  return (pair[1] + 0.05) / (pair[0] + 0.05);
+}"""
+TABLE = "[data-metric=tnr] table"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    try:
+        from playwright.sync_api import sync_playwright  # noqa: PLC0415 (may be missing)
+    except ImportError:
+        sync_playwright = None
+    if sync_playwright is None or CHROMIUM is None:
+        missing = "playwright" if sync_playwright is None else "Chromium"
+        if os.environ.get("IGEOOD_BROWSER") == "required":
+            pytest.fail(f"{missing} is missing, and IGEOOD_BROWSER=required")
+        pytest.skip(f"{missing} is missing: the page is not seen in a browser")
+    with sync_playwright() as play:
+        found = play.chromium.launch(executable_path=CHROMIUM, args=list(OPTIONS))
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def address(full, tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(make(full, made_on=date(2026, 1, 2)).html, encoding="utf-8")
+    return path.as_uri()
+
+
+@pytest.fixture
+def visit(browser, address):
+    """Opens the page; whatever goes wrong there, or is asked of others, fails the test."""
+    troubles, pages = [], []
+
+    def opened(width=1280, **options):
+        page = browser.new_page(viewport={"width": width, "height": 900}, **options)
+        pages.append(page)
+        page.on("console", lambda message: troubles.append(message.text))
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+
+        def route(asked):
+            if asked.request.url.partition(":")[0] in ("file", "data", "blob"):
+                asked.continue_()
+            else:
+                troubles.append(f"asked for {asked.request.url}")
+                asked.abort()
+
+        page.route("**/*", route)
+        page.goto(address)
+        return page
+
+    yield opened
+    for page in pages:
+        page.close()
+    assert troubles == []
+
+
+def averages(page, group=0):
+    rows = page.locator(f"{TABLE} tbody").nth(group).locator("tr:not(.group)")
+    return [float(row.locator("td").last.inner_text()) for row in rows.all()]
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_fits_and_every_figure_is_seen(visit, width):
+    page = visit(width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    boxes = page.locator("figure svg, .pictures img").evaluate_all(
+        "all => all.map(e => e.getBoundingClientRect().toJSON())"
+    )
+    assert len(boxes) == 10 + 48
+    assert all(box["width"] > 20 and box["height"] > 20 for box in boxes)
+    assert all(box["left"] >= 0 and box["right"] <= width for box in boxes)
+    natural = page.locator("img").evaluate_all("all => all.map(e => e.complete && e.naturalWidth)")
+    assert set(natural) == {32}
+    drawn = page.locator("figure svg").evaluate_all("all => all.map(e => e.querySelectorAll('path').length)")
+    assert min(drawn) > 5
+
+
+def test_letters_in_figures_are_legible_on_a_phone(visit):
+    sizes = (
+        visit(390)
+        .locator("figure svg text")
+        .evaluate_all("all => all.map(e => parseFloat(getComputedStyle(e).fontSize) * e.getScreenCTM().a)")
+    )
+    assert min(size for size in sizes if size) > 6.5  # the smallest are exponents on a logarithmic axis
+    assert sum(size >= 9.5 for size in sizes) > 0.9 * len(sizes)
+
+
+def test_a_wide_table_scrolls_in_its_own_box_and_keeps_its_first_column(visit):
+    page = visit(390)
+    box = page.locator("[data-metric=tnr]")
+    assert box.evaluate("e => e.scrollWidth > e.clientWidth")
+    name = page.locator(f"{TABLE} tbody th[scope=row]").first
+    before = name.bounding_box()["x"]
+    box.evaluate("e => { e.scrollLeft = 80; }")
+    assert box.evaluate("e => e.scrollLeft") > 0
+    assert name.bounding_box()["x"] == pytest.approx(before, abs=1)
+
+
+def test_sorting_by_mouse_and_by_keyboard(visit):
+    page = visit()
+    head = page.locator(f"{TABLE} thead th").last
+    start = averages(page)
+    head.locator("button").click()
+    assert head.get_attribute("aria-sort") == "descending"
+    assert averages(page) == sorted(start, reverse=True)
+    head.locator("button").focus()
+    page.keyboard.press("Enter")
+    assert head.get_attribute("aria-sort") == "ascending"
+    assert averages(page) == sorted(start)
+    assert averages(page, 2) == sorted(averages(page, 2))
+    names = page.locator(f"{TABLE} thead th").first
+    names.locator("button").press("Space")
+    assert names.get_attribute("aria-sort") == "ascending"
+    assert head.get_attribute("aria-sort") == "none"
+    found = page.locator(f"{TABLE} tbody").first.locator("th[scope=row]").all_inner_texts()
+    assert found == sorted(found)
+
+
+def test_one_metric_at_a_time(visit):
+    page = visit()
+    shown = "all => all.filter(e => e.offsetHeight).map(e => e.dataset.metric)"
+    assert page.locator("[data-metric]").evaluate_all(shown) == ["tnr"]
+    page.get_by_label("AUROC", exact=True).check()
+    assert page.locator("[data-metric]").evaluate_all(shown) == ["auroc"]
+
+
+def test_the_keyboard_reaches_the_skip_link_the_table_and_its_buttons(visit):
+    page = visit()
+    reached = []
+    for _ in range(25):
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate("document.activeElement.className || document.activeElement.tagName"))
+    assert reached[0] == "skip"
+    assert reached.count("BUTTON") == 4  # method, two sets, the average
+    assert reached.index("scroll") < reached.index("BUTTON")
+    page.keyboard.press("Shift+Tab")
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out(visit, scheme):
+    page = visit(color_scheme=scheme)
+    bright = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert bright == (scheme == "light")
+    for where in (
+        "p",
+        "h1",
+        "dt",
+        "dd",
+        "td",
+        "th button",
+        "nav a",
+        "figcaption",
+        "li",
+        ".muted",
+        ".group th",
+        "svg text",
+    ):
+        contrasts = page.locator(where).evaluate_all(f"all => all.slice(0, 40).map({CONTRAST})")
+        assert contrasts, where
+        assert min(contrasts) >= 4.5, where
+
+
+def test_print_shows_everything_black_on_white(visit):
+    page = visit(color_scheme="dark")
+    page.emulate_media(media="print")
+    assert page.evaluate("[document.body].map(b => getComputedStyle(b)).map(s => [s.backgroundColor, s.color])[0]") == [
+        "rgb(255, 255, 255)",
+        "rgb(0, 0, 0)",
+    ]
+    unseen = page.locator("h1, h2, table, figure, p, li, dl, pre").evaluate_all(
+        "all => all.filter(e => !e.offsetHeight || !e.offsetWidth).map(e => e.outerHTML.slice(0, 80))"
+    )
+    assert unseen == []
+    assert page.locator("table:visible").count() == 3
+    whole = page.locator(".scroll").evaluate_all("all => all.every(e => getComputedStyle(e).overflowX === 'visible')")
+    assert whole
+    assert len(page.pdf()) > 10_000
+
+
+def test_without_a_script_all_tables_are_there(visit):
+    page = visit(java_script_enabled=False)
+    assert page.locator("table:visible").count() == 3
+    assert page.locator("fieldset:visible").count() == 0
+
+
+def test_everything_has_a_name_for_those_who_do_not_see_it(visit):
+    page = visit()
+    nameless = page.locator("img, svg[role=img], button, input, [role=region], nav").evaluate_all(
+        """all => all.filter(e => !(e.getAttribute("alt") || e.getAttribute("aria-label") || e.textContent.trim()
+             || (e.labels && e.labels.length))).map(e => e.outerHTML.slice(0, 80))"""
+    )
+    assert nameless == []
+    levels = page.locator("h1, h2, h3, h4").evaluate_all("all => all.map(e => Number(e.tagName[1]))")
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+    assert page.evaluate("document.documentElement.lang") == "en"
