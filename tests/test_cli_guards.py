@@ -140,6 +140,17 @@ def test_columns_of_other_names(files):
     assert "\ntrain-0," in told(run("score", "g.safetensors", "other.parquet", *columns)).replace('"', "")
 
 
+def test_only_fit_reads_labels(files, known):
+    """Those of OOD samples may be no classes of ours."""
+    np.savez("odd.npz", logits=known.ood.logits, labels=np.full(400, -1))
+    assert (
+        run("tune", "fitted.safetensors", "--train", "train.npz", "--id", "test.npz", "--ood", "odd.npz").exit_code == 0
+    )
+    assert run("calibrate", "fitted.safetensors", "odd.npz").exit_code == 0
+    assert run("score", "fitted.safetensors", "odd.npz", "--out", "o.csv").exit_code == 0
+    assert "labels: -1 at position 0 is outside 0…9" in run("fit", "odd.npz", "--out", "g.safetensors").stderr
+
+
 def test_no_rows_give_no_rows(files):
     np.savez("none.npz", logits=np.empty((0, 10)))
     result = run("score", "guard.safetensors", "none.npz")
@@ -167,6 +178,13 @@ def test_warnings_are_lines(files, known):
     assert result.stderr.startswith("igeood: logits: every row is ≥ 0 and sums to 1: are these probabilities?")
     assert (result.exit_code, result.stderr.count("\n"), "Warning" in result.stderr) == (0, 1, False)
     assert run("fit", "p.npz", "--out", "h.safetensors", "--probabilities").stderr == ""
+    assert run("calibrate", "h.safetensors", "p.npz").exit_code == 0
+
+
+def test_two_classes_are_no_probabilities(files, known):
+    igeood.write_logits("two.npz", known.train.logits[:, :2], known.train.labels % 2)
+    assert "two classes: FR₀ is constant" in run("fit", "two.npz", "--out", "g.safetensors").stderr
+    assert run("calibrate", "g.safetensors", "two.npz").stderr == ""
 
 
 FIT, SCORE = ("fit", "--out", "new.safetensors"), ("score", "guard.safetensors", "--out", "new.parquet")
@@ -202,6 +220,7 @@ FAILURES = [
     (("score", "train.npz", "test.npz"), "is damaged, or no guard file"),
     (("score", "guard.safetensors", "test.npz", "--out", "o.txt"), "ends in none of .parquet, .pq, .csv, .jsonl"),
     (("score", "guard.safetensors", "test.npz", "--out", "none/o.csv"), "out: none is no folder"),
+    (("score", "guard.safetensors", "test.npz", "--out", "/proc/o.csv"), "/proc"),  # nobody may write there
     ((*CALIBRATE, "held_out.npz", "--tpr", "1.5"), "tpr: "),
     ((*CALIBRATE, "held_out.npz", "--out", "none/g.safetensors"), "none is no folder"),
     (("tune", "fitted.safetensors", "--id", "held_out.npz", "--ood", "fgsm", "--train", "train.npz"), "has no model"),
@@ -225,7 +244,7 @@ def test_what_the_user_must_mend_is_one_line(files, arguments, message):
 def test_wrong_usage_is_told(command, arguments):
     result = run(command, *arguments)
     assert result.exit_code == 2
-    assert f"Try 'main {command} -h' for help." in result.stderr
+    assert f"Try 'main {command} --help' for help." in result.stderr
     assert re.search(r"Error: (Missing|No such) (argument|option)", result.stderr)
 
 
@@ -247,7 +266,9 @@ def test_a_full_disk(files, monkeypatch, out):
 def test_a_disk_that_is_really_full(files):
     disk = files / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "none", disk], capture_output=True, check=False)
+    mounted = subprocess.run(
+        [shutil.which("mount"), "-t", "tmpfs", "-o", "size=4k", "none", disk], capture_output=True, check=False
+    )
     if mounted.returncode:
         pytest.skip("mounting is not permitted")
     try:
@@ -257,7 +278,21 @@ def test_a_disk_that_is_really_full(files):
             assert "No space left on device; make room" in result.stderr.splitlines()[-1]
             assert names(disk) == []
     finally:
-        subprocess.run(["umount", disk], check=True)
+        subprocess.run([shutil.which("umount"), disk], check=True)
+
+
+def test_a_system_that_refuses(files, monkeypatch):
+    """As it would be for another user than root."""
+    denied = PermissionError(13, "Permission denied")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(denied))
+        result = run("score", "guard.safetensors", "test.npz", "--out", "o.csv")
+    assert result.stderr == "igeood: o.csv: Permission denied; name a place that you may write to\n"
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", lambda *_: (_ for _ in ()).throw(denied))
+        result = run("score", "guard.safetensors", "test.npz")
+    assert result.exit_code == 2
+    assert result.stderr == "igeood: test.npz: cannot be read (Permission denied); mend its permissions, or its disk\n"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -292,7 +327,8 @@ def big(tmp_path_factory):
     logits = np.random.default_rng(0).normal(size=(n, 10)).astype(np.float32)
     logits[np.arange(n), np.arange(n) % 10] += 4
     column = pa.FixedSizeListArray.from_arrays(pa.array(logits.reshape(-1)), 10)
-    pq.write_table(pa.table({"logits": column}), folder / "big.parquet", row_group_size=n, compression="none")
+    table = pa.table({"logits": column, "class": np.arange(n) % 10})
+    pq.write_table(table, folder / "big.parquet", row_group_size=n, compression="none")
     guard = igeood.black_box().fit(logits[:5000], np.arange(5000) % 10).calibrate(logits[5000:8000])
     guard.save(folder / "guard.safetensors")
     return folder, guard, logits
@@ -308,7 +344,7 @@ def test_two_million_rows_in_bounded_memory(big, tmp_path, capsys):
     with capsys.disabled():
         sys.stdout.write(f" [{start} MB at the start, {peak} MB at most] ")
     assert peak - start < 500
-    assert "score: 104,857 of 2,000,000\n" in found.stderr
+    assert "score: 524,285 of 2,000,000\n" in found.stderr
     assert "score: 2,000,000 of 2,000,000\n" in found.stderr
     table, verdict = pq.read_table(tmp_path / "o.parquet"), guard.predict(logits)
     assert f"{verdict.is_ood.sum():,} of 2,000,000 refused\n" in found.stderr
@@ -317,21 +353,33 @@ def test_two_million_rows_in_bounded_memory(big, tmp_path, capsys):
     assert np.array_equal(table["id"].to_numpy(), np.arange(len(logits)))
 
 
-@pytest.mark.parametrize("out", ["o.parquet", "o.csv", None])
-def test_ctrl_c_leaves_nothing_behind(big, tmp_path, out):
+LONG = {
+    "score to Parquet": "score {guard} {big} --out o.parquet",
+    "score to CSV": "score {guard} {big} --out o.csv",
+    "score to stdout": "score {guard} {big}",
+    "fit": "fit {big} --method msp --out new.safetensors",
+    "calibrate": "calibrate {guard} {big}",
+    "tune": "tune {guard} --train {big} --label-column class --id {big} --ood {big}",
+}
+
+
+@pytest.mark.parametrize("what", LONG)
+def test_ctrl_c_leaves_nothing_behind(big, tmp_path, what):
     folder = big[0]
-    command = [*IGEOOD, "score", folder / "guard.safetensors", folder / "big.parquet", *(["--out", out] if out else [])]
+    before = (folder / "guard.safetensors").read_bytes()
+    line = LONG[what].format(guard=folder / "guard.safetensors", big=folder / "big.parquet")
     with subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        [*IGEOOD, *line.split()], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as process:
-        assert process.stderr.readline().startswith("score: 104,857")
-        assert len(names(tmp_path)) == bool(out)  # the temporary file
+        assert re.match(r"(score|fit|calibrate): [\d,]+ of 2,000,000\n", process.stderr.readline())
+        assert len(names(tmp_path)) == (what in ("score to Parquet", "score to CSV"))  # the temporary file
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
     assert process.returncode == 130
     assert rest.splitlines()[-1] == "igeood: stopped"
     assert "Traceback" not in rest
     assert names(tmp_path) == []
+    assert (folder / "guard.safetensors").read_bytes() == before
 
 
 @pytest.mark.parametrize("options", ["", "--json"])
@@ -339,7 +387,7 @@ def test_a_closed_pipe_is_quiet(big, options):
     folder = big[0]
     line = f"{' '.join(IGEOOD)} score {folder}/guard.safetensors {folder}/big.parquet {options} | head -1"
     found = subprocess.run(
-        ["bash", "-c", f"{line}; exit ${{PIPESTATUS[0]}}"], capture_output=True, text=True, check=False
+        [shutil.which("bash"), "-c", f"{line}; exit ${{PIPESTATUS[0]}}"], capture_output=True, text=True, check=False
     )
     assert found.stdout.count("\n") == 1
     assert found.returncode == 1

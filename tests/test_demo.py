@@ -89,7 +89,7 @@ def test_the_guard_keeps_what_it_says_and_loads(made):
     network = load_network(str(folder / "weights.safetensors"))
     guard = igeood.load(folder / "guard.safetensors", network.model)
     known = datasets.load("demo:digits")
-    unseen = known[halves(len(known), 0)[1]]
+    unseen = known[demo.parted(len(known), 0)[1]]
     kept = 1 - np.mean(np.concatenate([guard.predict(b[0]).is_ood for b in demo._batches(unseen, network)]))
     assert f"{100 * (1 - kept):5.1f}% of 622 refused" in made[1].stdout
     assert kept > 0.89  # of 622, with 310 to calibrate on: four deviations below 95%

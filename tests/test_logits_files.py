@@ -188,6 +188,12 @@ def test_bad_tables_say_where(tmp_path, monkeypatch, message):
     assert "\n" not in str(caught.value)
 
 
+def test_two_columns_of_one_name(tmp_path):
+    pq.write_table(pa.Table.from_arrays([lists(ROWS), lists(ROWS)], names=["logits"] * 2), tmp_path / "two.parquet")
+    with pytest.raises(InputError, match="two columns are called 'logits'"):
+        igeood.read_logits(tmp_path / "two.parquet")
+
+
 BAD_ARRAYS = {
     "no column 'logits'": {"x": ROWS},
     "logits: row 44 has NaN": {"logits": NAN},

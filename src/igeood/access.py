@@ -216,6 +216,7 @@ def _try_out(detector: Detector) -> None:
     """Score one made-up sample: a state whose shapes do not fit fails here, not at the first input."""
     layers = getattr(getattr(detector, "features_", None), "mean_", {})
     features = {layer: torch.zeros(1, mean.shape[1]) for layer, mean in layers.items()}
-    score = detector.score(Outputs(torch.arange(float(detector.n_classes_))[None], features))
+    logits = 2.0 * torch.arange(float(detector.n_classes_))[None]  # nobody takes them for probabilities
+    score = detector.score(Outputs(logits.softmax(dim=1) if detector.probabilities else logits, features))
     if not bool(torch.as_tensor(score).isfinite().all()):
         raise InputError("its state has values that are not finite")

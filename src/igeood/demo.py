@@ -13,7 +13,7 @@ from igeood import datasets
 from igeood.access import white_box
 from igeood.benchmark import Network, Plan, Results, load_network
 from igeood.benchmark import run as run_benchmark
-from igeood.benchmark.cells import halves
+from igeood.benchmark.cells import Rows
 from igeood.datasets import ImageSet
 from igeood.errors import InputError
 from igeood.explanation import Explanation
@@ -129,7 +129,7 @@ def _trained(path: Path, seed: int, say: Progress) -> Network:
 def _guarded(network: Network, seed: int, say: Progress) -> tuple[Guard, dict[str, ImageSet]]:
     """IGEOOD+, fitted, tuned and calibrated; and the images of each set that none of it has seen."""
     known = datasets.load(KNOWN)
-    held_out, unseen = (known[rows] for rows in halves(len(known), seed))  # the same as in the comparison
+    held_out, unseen = (known[rows] for rows in parted(len(known), seed))
     guard = white_box(network.model, plus=True, mean=network.mean, std=network.std)
     guard.fit(_batches(datasets.load(KNOWN, split="train"), network))
     inside, outside = _batches(held_out, network), _batches(datasets.load(VALIDATION), network)
@@ -140,11 +140,17 @@ def _guarded(network: Network, seed: int, say: Progress) -> tuple[Guard, dict[st
     return guard, {KNOWN: unseen, **{name: datasets.load(name, limit=IMAGES) for name in OOD}}
 
 
+def parted(n: int, seed: int) -> tuple[Rows, Rows]:
+    """Rows of the test digits for the guard: half to tune and calibrate it, half to try it on."""
+    order = np.random.default_rng([seed, 1]).permutation(n)  # other halves than those of the comparison
+    return np.sort(order[: n // 2]), np.sort(order[n // 2 :])
+
+
 def _batches(images: ImageSet, network: Network) -> list[tuple[Tensor, ...]]:
     """What the network takes: normalised images, with their classes where they have any."""
     x = normalised(images.images(), network.mean, network.std)
     whole = (x,) if images.labels is None else (x, torch.from_numpy(images.labels))
-    return [tuple(part[start : start + 100] for part in whole) for start in range(0, len(x), 100)]
+    return [tuple(part[start : start + BATCH] for part in whole) for start in range(0, len(x), BATCH)]
 
 
 def _flagged(guard: Guard, network: Network, images: ImageSet, verdict: Verdict) -> list[Flagged]:

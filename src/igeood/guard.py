@@ -14,7 +14,7 @@ from torch import Tensor
 
 from igeood import storage, validation
 from igeood.calibration import Calibration, Guarantee, needed_samples, p_values
-from igeood.detectors import Detector, method_name
+from igeood.detectors import Detector, Ensemble, method_name
 from igeood.diagnostics import LayerDiagnostics, diagnose
 from igeood.errors import IgeoodWarning, InputError, NotReadyError
 from igeood.explanation import Explanation, explain
@@ -82,7 +82,7 @@ class Guard:
     ) -> None:
         self.detector = detector
         self.access = access
-        self.inputs = inputs or ArrayInputs()
+        self.inputs = inputs or ArrayInputs("auto" if isinstance(detector, Ensemble) else ())
         self.calibration: Calibration | None = None
         self.tuning: Tuning | None = None
         self.preparation: dict[str, Any] | None = None  # how images become inputs, where the command line made them

@@ -41,21 +41,25 @@ class LogitsFile(ABC):
     """
 
     labels_name = "label"
+    rows: int
 
     def __init__(
-        self, path: Path, logits: str | None, label: str | None, identity: str | None, layers: Sequence[str] | None
-    ) -> None:
+        self, path: Path, logits: str | None, label: str | None, identity: str | None, layers: Sequence[str] | None,
+        labelled: bool,
+    ) -> None:  # fmt: skip
         self.path = path
         self.names = self._read_names()
+        twice = next((name for name in self.names if self.names.count(name) > 1), None)
+        if twice is not None:
+            raise InputError(f"{path}: two columns are called {twice!r}; rename one")
         self.logits = self._column(logits or "logits", "the logits", "logits")
-        self.label = self._named(label, self.labels_name, "label")
+        self.label = self._named(label, self.labels_name, "label") if labelled else None
         self.identity = self._named(identity, "id", "id")
         found = [name.removeprefix(FEATURE) for name in self.names if name.startswith(FEATURE)]
         self.layers = found if layers is None else list(layers)
         for layer in self.layers:
             self._column(FEATURE + layer, f"the features of layer {layer!r}", None)
         self.widths = {name: self._width(name) for name in self._matrices}
-        self.rows = self._count()
 
     @property
     def _matrices(self) -> list[str]:
@@ -78,11 +82,11 @@ class LogitsFile(ABC):
         self._column(self.label or self.labels_name, "the true classes", "label")
 
     def __iter__(self) -> Iterator[Outputs]:
-        return (outputs for outputs, _ in self.blocks(labels=True))
+        return (outputs for outputs, _ in self.blocks())
 
-    def blocks(self, *, labels: bool = False, ids: bool = False) -> Iterator[tuple[Outputs, Any]]:
-        """Blocks in order, with the labels if they are wanted and there are any; and the ids, or the rows' numbers."""
-        wanted = [*self._matrices, *(n for n, w in ((self.label, labels), (self.identity, ids)) if n and w)]
+    def blocks(self, *, ids: bool = False) -> Iterator[tuple[Outputs, Any]]:
+        """Blocks in order; with the ids, if they are wanted and there are any, else with the rows' numbers."""
+        wanted = [*self._matrices, *filter(None, [self.label, self.identity if ids else None])]
         size = block_rows(self.widths[self.logits], sum(self.widths[name] for name in self._matrices[1:]))
         first = 0
         for columns in self._stream(wanted, size):
@@ -101,12 +105,8 @@ class LogitsFile(ABC):
         """The file's columns."""
 
     @abstractmethod
-    def _count(self) -> int:
-        """How many rows there are."""
-
-    @abstractmethod
     def _width(self, name: str) -> int:
-        """Values in the first row of a column of vectors."""
+        """Values in the first row of a column of vectors; that of the logits tells `rows` too."""
 
     @abstractmethod
     def _stream(self, names: list[str], size: int) -> Iterator[Columns]:
@@ -121,11 +121,8 @@ class _Parquet(LogitsFile):
 
     def _read_names(self) -> list[str]:
         with self._opened() as file:
-            self.schema, self._rows = file.schema_arrow, file.metadata.num_rows
+            self.schema, self.rows = file.schema_arrow, int(file.metadata.num_rows)
         return list(self.schema.names)
-
-    def _count(self) -> int:
-        return int(self._rows)
 
     def _width(self, name: str) -> int:
         kind = self.schema.field(name).type
@@ -144,12 +141,8 @@ class _Parquet(LogitsFile):
     def _stream(self, names: list[str], size: int) -> Iterator[Columns]:
         first = 0
         for table in self._tables(names, size):
-            columns: Columns = {}
-            for name in names:
-                array = table.column(name).combine_chunks()
-                array = array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
-                columns[name] = array if name == self.identity else self._numbers(array, name, first)
-            yield columns
+            arrays = {name: table.column(name).combine_chunks() for name in names}
+            yield {n: a if n == self.identity else self._numbers(a, n, first) for n, a in arrays.items()}
             first += table.num_rows
 
     def _tables(self, names: list[str], size: int) -> Iterator[pa.Table]:
@@ -167,8 +160,7 @@ class _Parquet(LogitsFile):
                     held.append(batch.slice(start))
                     count += batch.num_rows - start
         if held or not self.rows:
-            schema = pa.schema([self.schema.field(name) for name in names])
-            yield pa.Table.from_batches(held) if held else schema.empty_table()
+            yield pa.Table.from_batches(held) if held else self.schema.empty_table().select(names)
 
     def _numbers(self, array: pa.Array, name: str, first: int) -> NDArray[Any]:
         """A column as an array: (n,) of labels, or (n, width)."""
@@ -196,10 +188,8 @@ class _Parquet(LogitsFile):
         try:
             with self.path.open("rb") as raw, pq.ParquetFile(raw, buffer_size=BUFFER) as file:
                 yield file
-        except (pa.ArrowException, EOFError) as error:
-            raise _damaged(self.path, "Parquet", error) from None
-        except OSError as error:
-            if error.errno is not None:
+        except (pa.ArrowException, EOFError, OSError) as error:
+            if getattr(error, "errno", None) is not None:
                 raise
             raise _damaged(self.path, "Parquet", error) from None
 
@@ -213,13 +203,11 @@ class _Npz(LogitsFile):
         with self._opened() as archive:
             return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
 
-    def _count(self) -> int:
-        return self._head(self.logits)[0][0]
-
     def _width(self, name: str) -> int:
         shape, kind = self._head(name)
         if len(shape) != 2 or kind.kind not in "fiu":
             raise InputError(f"{self.path}: {name}: expected numbers of shape (N, C), got {kind} of shape {shape}")
+        self.rows = shape[0] if name == self.logits else self.rows
         return shape[1]
 
     def _head(self, name: str, member: IO[bytes] | None = None) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -283,6 +271,7 @@ def read_logits(
     label: str | None = None,
     identity: str | None = None,
     layers: Sequence[str] | None = None,
+    labelled: bool = True,
 ) -> LogitsFile:
     """Open a file of logits, Parquet or npz; what it is, its first bytes tell.
 
@@ -295,14 +284,19 @@ def read_logits(
         Other names of those columns.
     layers : sequence of str, optional
         Read the features of these layers only; by default of all.
+    labelled : bool
+        Read the labels, if there are any. Only `fit` needs them, and those of OOD samples may be no classes.
     """
     source = Path(path)
     if source.is_dir():
         raise InputError(f"{source}: is a folder; give a Parquet or npz file")
     if not source.is_file():
         raise InputError(f"{source}: there is no such file")
-    with source.open("rb") as file:
-        magic = file.read(6)
+    try:
+        with source.open("rb") as file:
+            magic = file.read(6)
+    except OSError as error:
+        raise InputError(f"{source}: cannot be read ({error.strerror}); mend its permissions, or its disk") from None
     kinds: dict[bytes, type[_Parquet | _Npz]] = {b"PAR1": _Parquet, b"PK\x03\x04": _Npz, b"PK\x05\x06": _Npz}
     if magic[:4] not in kinds:
         what = "is empty" if not magic else "is neither Parquet nor npz"
@@ -310,7 +304,7 @@ def read_logits(
             "; save it with np.savez(path, logits=...)" if magic == b"\x93NUMPY" else "; igeood.write_logits writes one"
         )
         raise InputError(f"{source}: {what}{cure}")
-    return kinds[magic[:4]](source, logits, label, identity, layers)
+    return kinds[magic[:4]](source, logits, label, identity, layers, labelled)
 
 
 def write_logits(
@@ -337,18 +331,18 @@ def write_logits(
         For each layer (N, k).
     """
     given = logits if isinstance(logits, Outputs) else Outputs(logits, features, labels)
-    columns: dict[str, NDArray[Any]] = {"logits": given.logits.detach().cpu().numpy()}
+    npz = Path(path).suffix == ".npz"
+    columns: dict[str, Any] = {"logits": given.logits.detach().cpu().numpy()}
     if given.labels is not None:
-        columns["label"] = given.labels.cpu().numpy()
+        columns["labels" if npz else "label"] = given.labels.cpu().numpy()
     if ids is not None:
         columns["id"] = np.asarray(ids)
         if columns["id"].shape != (len(given),):
             raise InputError(f"ids: expected {len(given)} of them, one a sample; got shape {columns['id'].shape}")
     columns |= {FEATURE + layer: value.detach().cpu().numpy() for layer, value in given.features.items()}
     with whole(path) as file:
-        if Path(path).suffix == ".npz":
-            named: dict[str, Any] = {"labels" if name == "label" else name: v for name, v in columns.items()}
-            np.savez(file, **named)
+        if npz:
+            np.savez(file, **columns)
         else:
             pq.write_table(pa.table({name: _arrow(value) for name, value in columns.items()}), file)
 

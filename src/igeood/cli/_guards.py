@@ -2,7 +2,6 @@
 
 import functools
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from igeood.cli.progress import Progress, progress_bars
 from igeood.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from igeood.datasets import ImageSet
     from igeood.guard import Guard
     from igeood.logits_files import LogitsFile
-
-Report = Callable[[str, int, int], None]  # what, done, of how many
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 force_option = click.option("--force", is_flag=True, help="Write over a file that is there.")
@@ -57,14 +55,14 @@ class Sources:
         model = find_model(self.model)
         return model if self.weights is None else load_weights(model, self.weights)
 
-    def file(self, path: str, layers: Sequence[str] | None) -> "LogitsFile":
+    def file(self, path: str, layers: Sequence[str] | None, *, training: bool = False) -> "LogitsFile":
         """A logits file, with the features of these layers, or of all."""
         from igeood.logits_files import read_logits
 
         if path.startswith(("folder:", "idx:", "demo:")):
             raise InputError(f"{path}: images need a model to run through; name it: --model module:factory")
         columns = {"logits": self.logits_column, "label": self.label_column, "identity": self.id_column}
-        return read_logits(path, layers=layers, **columns)
+        return read_logits(path, layers=layers, labelled=training, **columns)
 
     def images(self, name: str, preparation: dict[str, Any], *, training: bool = False) -> "Images":
         """A set of images as batches for the model."""
@@ -79,7 +77,7 @@ class Sources:
     def open(self, name: str, guard: "Guard", *, training: bool = False) -> "LogitsFile | Images":
         """Samples for a guard that is there already."""
         if guard.inputs.model is None:
-            return self.file(name, guard.layers)
+            return self.file(name, guard.layers, training=training)
         if guard.preparation is None:
             raise InputError(
                 "guard: was made in Python, and does not say how images become inputs; make it with igeood fit"
@@ -147,7 +145,7 @@ class Images:
 class Watched:
     """Samples whose reading is reported; they can be read again."""
 
-    def __init__(self, source: "LogitsFile | Images", what: str, report: Report) -> None:
+    def __init__(self, source: "LogitsFile | Images", what: str, report: Progress) -> None:
         self.source, self.what, self.report = source, what, report
 
     def __iter__(self) -> Iterator[Any]:
@@ -159,35 +157,17 @@ class Watched:
 
 
 @contextmanager
-def progress() -> Iterator[Report]:
-    """A bar on a terminal; elsewhere a line for each tenth, where there is more than one block."""
-    if not sys.stderr.isatty():
-        yield _lines()
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bars:
-        tasks: dict[str, Any] = {}
+def progress() -> Iterator[Progress]:
+    """Progress of what takes more than one block; less is over at once."""
+    with progress_bars() as show:
+        begun: set[str] = set()
 
         def report(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total)
-            bars.update(tasks[what], completed=done, total=total)
+            if done < total or what in begun:
+                begun.add(what)
+                show(what, done, total)
 
         yield report
-
-
-def _lines() -> Report:
-    said: dict[str, int] = {}
-
-    def report(what: str, done: int, total: int) -> None:
-        tenth = 10 * done // total if total else 10
-        if said.get(what, 10) != tenth:
-            click.echo(f"{what}: {done:,} of {total:,}", err=True)
-        said[what] = tenth
-
-    return report
 
 
 def load_guard(path: str, sources: Sources) -> "Guard":

@@ -81,7 +81,10 @@ def _tell(found: "Demo", table: "Standings", page: str) -> None:
     for title, (share, n) in (known, *foreign):
         console.print(f"  {title:<16} {100 * share:5.1f}% of {n} refused")
     if found.flagged:
-        console.print("\nSome that it refused:\n")
+        console.print(
+            "\nSome that it refused, the parts of the network that raised their score most, and p-values: "
+            "the share of calibration digits that look at least as foreign.\n"
+        )
         console.print(_pictures(found.flagged, console))
     console.print(f"guard:   {found.folder / 'guard.safetensors'}", soft_wrap=True)
     console.print(f"report:  {page}", soft_wrap=True)
@@ -119,9 +122,8 @@ def _pictures(flagged: "list[Flagged]", console: "Console") -> "Table":
     made.add_row(*(f.title for f in flagged))
     made.add_row(*(_picture(f, coloured=console.color_system is not None) for f in flagged))
     made.add_row(*(f"taken for a {f.label}" for f in flagged))
-    made.add_row(*(f"score {f.score:.3g}" for f in flagged))
     made.add_row(*(f"p-value {f.p_value:.2g}" for f in flagged))
-    made.add_row(*(f"by {f.reason}\n" for f in flagged))
+    made.add_row(*(f"raised by {f.reason}\n" for f in flagged))
     return made
 
 

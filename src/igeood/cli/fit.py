@@ -79,7 +79,7 @@ def fit(
     if model is None:
         if mean or std or size:
             raise InputError("mean, std, size: tell how images are prepared; logits files have none")
-        source = sources.file(train, names if guard.access == "white box" else ())
+        source = sources.file(train, names if guard.access == "white box" else (), training=True)
         if guard.detector.needs_labels:
             source.need_labels()
     else:
