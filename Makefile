@@ -11,7 +11,7 @@ RUNS := $(VENV)/.runs
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow lint format bench docs reproduction clean
+.PHONY: help install demo test test-slow lint format bench docs picture reproduction clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,12 @@ bench: install  ## speed, side by side
 
 docs: install  ## the documentation as a site, in build/site; a warning is an error
 	$(BIN)/mkdocs build --strict
+
+CHROMIUM = chromium --headless --no-sandbox --disable-gpu --disable-quic --no-first-run --hide-scrollbars
+
+picture: demo  ## docs/pictures/report.png, the README's picture of the demonstration's report
+	mkdir -p docs/pictures
+	$(CHROMIUM) --window-size=1120,1640 --screenshot=docs/pictures/report.png file://$(CURDIR)/build/demo/report.html
 
 # What the reproduction runs on; iSUN is the paper's validation set.
 NETWORKS ?= $(wildcard $(IGEOOD_DATA)/weights/*.safetensors)

@@ -1,7 +1,8 @@
 """The whole pipeline on the embedded sets: train, compare every method, guard, and report. No download."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,8 +88,22 @@ def run(folder: str | Path, *, seed: int = 0, progress: Progress | None = None) 
     progress : callable, optional
         Called with what is being done, how much of it is done, and of how much.
     """
-    say = progress or (lambda *_: None)
-    target = Path(folder)
+    with _one_thread():
+        return _run(Path(folder), seed, progress or (lambda *_: None))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Torch on one thread: a small network gains little from more, and its figures should not depend on them."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _run(target: Path, seed: int, say: Progress) -> Demo:
     network = _trained(target / "weights.safetensors", seed, say)
     plan = Plan(
         ood=OOD, settings=SETTINGS, methods=METHODS, validation=(VALIDATION,),

@@ -150,7 +150,9 @@ def test_idx_mistakes_are_named(tmp_path, idx):
 
 
 def test_the_package_exports_its_contract():
-    assert set(datasets.__all__) == {"DATASETS", "Dataset", "Download", "ImageSet", "canonical", "data_root", "load"}
+    assert set(datasets.__all__) == {
+        "DATASETS", "EMBEDDED", "Dataset", "Download", "ImageSet", "canonical", "data_root", "load",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
