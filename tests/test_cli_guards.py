@@ -239,15 +239,6 @@ def test_what_the_user_must_mend_is_one_line(files, arguments, message):
     assert {path.name: path.stat().st_mtime_ns for path in files.iterdir()} == before
 
 
-@pytest.mark.parametrize("command", ["fit", "tune", "calibrate", "score", "completion"])
-@pytest.mark.parametrize("arguments", [[], ["--colour", "red"]])
-def test_wrong_usage_is_told(command, arguments):
-    result = run(command, *arguments)
-    assert result.exit_code == 2
-    assert f"Try 'main {command} --help' for help." in result.stderr
-    assert re.search(r"Error: (Missing|No such) (argument|option)", result.stderr)
-
-
 @pytest.mark.parametrize("out", ["o.parquet", "o.csv", "o.jsonl"])
 def test_a_full_disk(files, monkeypatch, out):
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(ENOSPC))

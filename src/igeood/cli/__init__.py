@@ -27,14 +27,41 @@ from igeood.version import __version__
 _RESUMABLE = ("bench", "data", "demo", "train")  # commands that go on where they were, given again
 
 
+class _Mistyped(click.ClickException):
+    """A command line that cannot be understood, in one line."""
+
+    exit_code = 2
+
+    def __init__(self, error: click.UsageError) -> None:
+        command = error.ctx.command_path if error.ctx else "igeood"
+        super().__init__(f"{' '.join(error.format_message().split()).rstrip('.')}; see `{command} --help`")
+
+    def show(self, file: Any = None) -> None:  # noqa: ARG002 (click's signature)
+        """Say it."""
+        click.echo(f"igeood: {self.message}", err=True)
+
+
 class _Group(click.Group):
     """A group whose commands end with one clear line, and exit code 2, where the user must mend something."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """Read the options before the command's name."""
+        try:
+            return super().make_context(*args, **kwargs)
+        except click.exceptions.NoArgsIsHelpError:
+            raise
+        except click.UsageError as error:
+            raise _Mistyped(error) from None
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the command."""
         try:
             with _messages():
                 return super().invoke(ctx)
+        except click.exceptions.NoArgsIsHelpError:
+            raise
+        except click.UsageError as error:
+            raise _Mistyped(error) from None
         except IgeoodError as error:
             click.echo(f"igeood: {error}", err=True)
         except KeyboardInterrupt:
