@@ -45,6 +45,9 @@ def test_bench_then_paper(quick, world, tmp_path):
     assert "resnet-10-16 black-box energy folder:" in again.stdout
     assert f"TNR {100 * cells[0]['tnr']:.1f}" in again.stdout
     assert len((tmp_path / "r" / "results.jsonl").read_text().splitlines()) == 2
+    noted = [json.loads(line)["command"] for line in (tmp_path / "r" / "commands.jsonl").read_text().splitlines()]
+    given = ["igeood", *map(str, quick), "--out", str(tmp_path / "r")]
+    assert noted == [[*given, "--json"], given]
     table = run("paper", "black-box", "--results", tmp_path / "r", "--out", tmp_path / "f")
     assert "| resnet-10-16, CIFAR-10 |" in table.stdout
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from igeood.benchmark import run as run_benchmark
 from igeood.benchmark.cells import Rows
 from igeood.datasets import ImageSet
 from igeood.errors import InputError
-from igeood.explanation import Explanation
+from igeood.explanation import raised
 from igeood.guard import Guard, Verdict
 from igeood.networks import Recipe, Task, read_weights, train
 from igeood.networks.training import Progress as Step
@@ -42,7 +42,6 @@ class Flagged:
 
     title: str
     image: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]  # (3, 32, 32)
-    score: float
     p_value: float
     label: int
     reason: str
@@ -58,8 +57,6 @@ class Demo:
         Where everything is: `weights.safetensors`, `guard.safetensors`, and the results of the comparison.
     results : Results
         Of the comparison.
-    network : Network
-        The classifier.
     guard : Guard
         IGEOOD+ in the white box, tuned on small letters and calibrated.
     refused : dict
@@ -70,7 +67,6 @@ class Demo:
 
     folder: Path
     results: Results
-    network: Network
     guard: Guard
     refused: dict[str, tuple[float, int]]
     flagged: list[Flagged]
@@ -112,32 +108,35 @@ def _run(target: Path, seed: int, say: Progress) -> Demo:
     results = run_benchmark([network], plan, target, done=lambda done, total, _: say("comparing methods", done, total))
     guard, measured = _guarded(network, seed, say)
     guard.save(target / "guard.safetensors")
-    refused, flagged = {}, []
+    refused, flagged, usual = {}, [], [0.0]
     for i, (name, images) in enumerate(measured.items()):
         verdict = guard.predict(_batches(images, network))
         refused[images.title] = (float(np.mean(np.asarray(verdict.is_ood))), len(images))
-        if name != KNOWN:
-            flagged += _flagged(guard, network, images, verdict)
+        if name == KNOWN:
+            usual = guard.explain(_batches(images, network)).contributions.mean(dim=0).tolist()
+        else:
+            flagged += _flagged(guard, network, images, verdict, usual)
         say("guarding", i + 1, len(measured))
-    return Demo(target, results, network, guard, refused, flagged)
+    return Demo(target, results, guard, refused, flagged)
 
 
 def _trained(path: Path, seed: int, say: Progress) -> Network:
     """The classifier of the digits 0…7: trained, unless its weights are there."""
-    if not path.exists():
-        learn, judge = (datasets.load(KNOWN, split=split) for split in ("train", "test"))
-        assert learn.labels is not None  # noqa: S101 (they have; this tells the type checker)
-        assert judge.labels is not None  # noqa: S101
-        task = Task(KNOWN, CLASSES, learn.images(), learn.labels, judge.images(), judge.labels)
+    learn, judge = (datasets.load(KNOWN, split=split) for split in ("train", "test"))
+    assert learn.labels is not None  # noqa: S101 (they have; this tells the type checker)
+    assert judge.labels is not None  # noqa: S101
+    task = Task(KNOWN, CLASSES, learn.images(), learn.labels, judge.images(), judge.labels)
+    recipe = Recipe(epochs=EPOCHS, batch=BATCH, rate=RATE, augment=False, seed=seed)
+    if path.exists():
+        found = json.loads(read_weights(path)[1].get("training", "{}"))
+        if found != {"network": NETWORK, "recipe": asdict(recipe), "data": task.digest()}:
+            raise InputError(f"out: {path} is of another demonstration, or seed; name another folder")
+    else:
 
         def step(now: Step) -> None:
             say("training", now.epoch * now.steps + now.step, EPOCHS * now.steps)
 
-        recipe = Recipe(epochs=EPOCHS, batch=BATCH, rate=RATE, augment=False, seed=seed)
         train(NETWORK, task, path, recipe, progress=step)
-    made_with = json.loads(read_weights(path)[1].get("training", "{}")).get("recipe", {}).get("seed")
-    if made_with != seed:
-        raise InputError(f"out: {path.parent} holds a demonstration with seed {made_with}; name another folder")
     return load_network(str(path))
 
 
@@ -168,7 +167,7 @@ def _batches(images: ImageSet, network: Network) -> list[tuple[Tensor, ...]]:
     return [tuple(part[start : start + BATCH] for part in whole) for start in range(0, len(x), BATCH)]
 
 
-def _flagged(guard: Guard, network: Network, images: ImageSet, verdict: Verdict) -> list[Flagged]:
+def _flagged(guard: Guard, network: Network, images: ImageSet, verdict: Verdict, usual: list[float]) -> list[Flagged]:
     """The refused input in the middle of a set's scores: neither the easiest nor the hardest; none if all were kept."""
     refused = torch.as_tensor(verdict.is_ood).nonzero()[:, 0]
     if len(refused) == 0:
@@ -177,15 +176,6 @@ def _flagged(guard: Guard, network: Network, images: ImageSet, verdict: Verdict)
     row = int(order[len(order) // 2])
     one = images[[row]]
     why = guard.explain(_batches(one, network))
-    found = (float(verdict.score[row]), float(verdict.p_value[row]), int(verdict.label[row]))
-    return [Flagged(images.title, one.images()[0], *found, _reason(why))]
-
-
-def _reason(why: Explanation) -> str:
-    """The two parts of the network that raised a sample's score most; a layer's own and OOD statistics together."""
-    added: dict[str, float] = {}
-    for column, value in zip(why.columns, why.contributions[0].tolist(), strict=True):
-        layer = column.removesuffix(" (OOD)")
-        added[layer] = added.get(layer, 0.0) + value
-    most = sorted(added, key=lambda layer: -added[layer])[:2]
-    return " and ".join(f"{layer} ({added[layer]:+.1f})" for layer in most)
+    parts = raised(why.columns, why.contributions[0].tolist(), usual)
+    reason = " and ".join(f"{part} ({value:+.1f})" for part, value in list(parts.items())[:2])
+    return [Flagged(images.title, one.images()[0], float(verdict.p_value[row]), int(verdict.label[row]), reason)]

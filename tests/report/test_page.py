@@ -16,7 +16,6 @@ from PIL import Image
 from igeood import black_box
 from igeood.benchmark import Results
 from igeood.benchmark.summary import Summary
-from igeood.cli.bench import bench
 from igeood.errors import GuardFileError, InputError
 from igeood.report import make
 from igeood.report.drawing import Artist, picture
@@ -123,6 +122,7 @@ def test_names_are_text(maker):
     for ood in (evil, quoted):
         maker.cell("black-box", "igeood-logits", ood, validation=evil)
         maker.cell("white-box-validation", "igeood", ood, validation=evil)
+    maker.results.note(["igeood", "bench", "--ood", evil])
     html = make(maker.results, made_on=DAY).html
     found = Page(html)
     assert html.count("<script") == 1
@@ -227,18 +227,19 @@ def test_a_guard_without_calibration_says_so(maker, classifier, tmp_path):
         make(maker.results, made_on=DAY, guard=tmp_path / "none.safetensors")
 
 
-def test_the_command_asks_for_what_was_measured(full):
-    """The `bench` line of the page, parsed by the command itself."""
-    [code] = [text for text in page(full).texts["code"] if "igeood bench" in text]
-    lines = [shlex.split(line) for line in code.replace("\\\n", "").splitlines() if line.strip()]
-    assert lines[-1] == ["igeood", "report", str(full.folder)]
-    given = bench.make_context("bench", lines[0][2:]).params
-    assert given["networks"] == ("resnet-10-16:net.safetensors",)
-    assert given["ood"] == ("svhn", "chars74k")
-    assert given["settings"] == ("black-box", "grey-box", "white-box-validation")
-    assert given["validation"] == ("gaussian",)
-    assert set(given["methods"]) == {"msp", "odin", "energy", "igeood-logits", "mahalanobis", "igeood", "igeood+"}
-    assert (given["limit"], given["images"], given["train"], given["seed"]) == (200, 200, 500, 0)
+def test_the_commands_are_those_that_were_noted(maker):
+    results = maker.cell("black-box", "igeood-logits", "svhn").results
+    assert "made from Python" in page(results).text
+    given = [
+        ["igeood", "bench", "--ood", "folder:/a b/c", "--out", "x"],
+        ["igeood", "bench", *["--method", "msp"] * 20],
+    ]
+    for line in [*given, given[0]]:  # one given twice is noted once
+        results.note(line)
+    found = page(Results(results.folder))
+    assert "made from Python" not in found.text
+    code = found.texts["code"][-1].replace("\\\n", "")
+    assert [shlex.split(line) for line in code.splitlines()] == [*given, ["igeood", "report", str(results.folder)]]
 
 
 def test_pictures_are_the_images(full):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from igeood.errors import InputError
+from igeood.version import __version__
 
 Record = dict[str, Any]
 
@@ -65,7 +66,7 @@ class Lines:
 
 
 class Results:
-    """The folder of a benchmark: `results.jsonl`, and beside it what was tuned, the networks, outputs and scores.
+    """The folder of a benchmark: `results.jsonl`; beside it tunings, networks, commands, outputs and scores.
 
     Parameters
     ----------
@@ -78,6 +79,12 @@ class Results:
         self.cells = Lines(self.folder / "results.jsonl")
         self.tunings = Lines(self.folder / "tunings.jsonl")
         self.networks = Lines(self.folder / "networks.jsonl")
+        self.commands = Lines(self.folder / "commands.jsonl")
+
+    def note(self, command: list[str]) -> None:
+        """Remember a command line that added to the results."""
+        if self.commands.find({"command": command}) is None:
+            self.commands.append({"command": command, "igeood": __version__})
 
     @classmethod
     def existing(cls, folder: str | os.PathLike[str]) -> "Results":

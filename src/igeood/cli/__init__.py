@@ -21,7 +21,7 @@ from igeood.cli.report import report as report_command
 from igeood.cli.score import score as score_command
 from igeood.cli.train import train as train_command
 from igeood.cli.tune import tune as tune_command
-from igeood.errors import IgeoodError, IgeoodWarning
+from igeood.errors import IgeoodError, IgeoodWarning, InputError
 from igeood.version import __version__
 
 _RESUMABLE = ("bench", "data", "demo", "train")  # commands that go on where they were, given again
@@ -44,10 +44,13 @@ class _Mistyped(click.ClickException):
 class _Group(click.Group):
     """A group whose commands end with one clear line, and exit code 2, where the user must mend something."""
 
-    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        """Read the options before the command's name."""
+    def make_context(self, info_name: str | None, args: list[str], *others: Any, **kwargs: Any) -> click.Context:
+        """Read the options before the command's name, and keep the whole line for those who note it."""
+        line = ["igeood", *args]
         try:
-            return super().make_context(*args, **kwargs)
+            made = super().make_context(info_name, args, *others, **kwargs)
+            made.meta["igeood.line"] = line
+            return made  # noqa: TRY300
         except click.exceptions.NoArgsIsHelpError:
             raise
         except click.UsageError as error:
@@ -56,7 +59,7 @@ class _Group(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         """Run the command."""
         try:
-            with _messages():
+            with _messages(), _memory():
                 return super().invoke(ctx)
         except click.exceptions.NoArgsIsHelpError:
             raise
@@ -73,6 +76,17 @@ class _Group(click.Group):
                 raise
             click.echo(f"igeood: {_told(error, kept=ctx.invoked_subcommand in _RESUMABLE)}", err=True)
         sys.exit(2)
+
+
+@contextmanager
+def _memory() -> Iterator[None]:
+    """Memory that runs out is something to mend; torch has no exception of its own for it."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not (isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)):
+            raise
+        raise InputError("memory: ran out; give fewer samples or classes, or use a larger machine") from None
 
 
 @contextmanager

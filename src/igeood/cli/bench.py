@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     type=click.IntRange(min=1),
     help="Random splits into tuned on and measured on, in the white box.",
 )
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Of the (first) split.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**32 - 1), help="Of the (first) split.")
 @click.option(
     "--out",
     default="igeood-results",
@@ -132,6 +132,7 @@ def _run(networks: "list[Network]", plan: "Plan", out: str, root: str | None, as
 
         before = len(Results(out).cells.records)
         results = run(networks, plan, out, root=root, progress=progress, done=done)
+        results.note(click.get_current_context().meta["igeood.line"])
         total = len(results.cells.records)
     told = f"{total - before} new results, {total} in {results.cells.path}"
     click.echo(f"{told}; `igeood paper all --results {out}`", err=True)

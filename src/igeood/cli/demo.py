@@ -22,7 +22,9 @@ SHADES = " ░▒▓█"  # dark to bright, where there are no colours
 @click.option(
     "--out", default="igeood-demo", show_default=True, type=click.Path(file_okay=False), help="Folder of everything."
 )
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Of training and every split.")
+@click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(0, 2**32 - 1), help="Of training and every split."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def demo(out: str, seed: int, as_json: bool) -> None:
     """See it work: train a small classifier, guard it, compare the methods, write a report.
@@ -42,6 +44,7 @@ def demo(out: str, seed: int, as_json: bool) -> None:
     page = Path(out) / "report.html"
     with progress_bars() as progress:
         found = run(out, seed=seed, progress=progress)
+        found.results.note(click.get_current_context().meta["igeood.line"])
         progress("writing the report", 0, 1)
         write_whole(page, make(found.results, made_on=date.today()).html.encode())
         progress("writing the report", 1, 1)
@@ -74,7 +77,7 @@ def _tell(found: "Demo", table: "Standings", page: str) -> None:
     )
     console.print("It has not seen 8 and 9, letters, photographs or noise. Which inputs was it not made for?\n")
     console.print(_table(table))
-    console.print("\nAll are tuned on small letters, which are in no column.")
+    console.print("\nAll but the baseline are tuned on small letters, which are in no column.")
     for sentence in table.verdict():
         console.print(sentence)
     console.print(f"\nThe guard, {found.guard.access}: {found.guard.promise}.")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.option("--batch", default=64, show_default=True, type=click.IntRange(min=2), help="Images a step.")
 @click.option("--rate", default=0.1, show_default=True, help="Learning rate, cut tenfold at 50% and 75%.")
 @click.option("--augment/--no-augment", default=True, show_default=True, help="Shift and mirror; off for digits.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Of everything random.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**32 - 1), help="Of everything random.")
 @click.option("--limit", type=click.IntRange(min=1), help="Use this many images of each split only.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def train(

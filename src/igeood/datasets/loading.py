@@ -134,7 +134,9 @@ def image_files(folder: Path) -> list[Path]:
     found = [
         path
         for path in folder.rglob("*")
-        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+        if path.suffix.lower() in SUFFIXES
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        and path.is_file()
     ]
     if not found:
         raise InputError(f"{folder}: no image files in it; fetch the set again, or give another folder")

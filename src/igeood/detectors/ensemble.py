@@ -26,6 +26,7 @@ from igeood.outputs import Array, ArrayLike, Outputs, RowBuffer, row_keys
 
 STRENGTHS = tuple(float(c) for c in np.logspace(-4, 4, 9))  # inverse regularisation strengths to choose from
 FOLDS = 5
+OOD_SUFFIX = " (OOD)"  # of a column that is a distance to OOD statistics
 FEWEST = 2 * FOLDS  # samples of each kind, so that each fold can be learnt from and judged on
 SAMPLE = 5000  # training samples kept to standardise the columns with
 
@@ -302,7 +303,7 @@ class IgeoodPlus(Igeood):
     @property
     def columns_(self) -> list[str]:
         """What each column is: the output, the layers, and the layers against OOD."""
-        return super().columns_ + [f"{layer} (OOD)" for layer in self.features_.ood_mean_]
+        return super().columns_ + [f"{layer}{OOD_SUFFIX}" for layer in self.features_.ood_mean_]
 
     def _columns(self, batch: Outputs) -> Tensor:
         columns = super()._columns(batch)

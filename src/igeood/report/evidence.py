@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from igeood import figures, storage
 from igeood.benchmark.results import Record
 from igeood.benchmark.summary import Key, Summary, title
+from igeood.explanation import raised
 from igeood.figures import NARROW, OOD_LABEL, Curve, HistogramPanel, ScoresOf, Values
 from igeood.metrics import exact_fraction
 from igeood.report.drawing import Artist, Drawing, picture
@@ -213,9 +214,9 @@ def _thumbnails(scores: Scores, side: str, which: str, count: int) -> list[Thumb
 
 
 def _reason(scores: Scores, side: str, row: int) -> str:
-    """The column that raised the score most, against the in-distribution images' mean; empty where unknown."""
+    """The part that raised the score most, against the in-distribution images' mean; empty where unknown."""
     parts, usual = scores.parts(side), scores.parts("id")
     if parts is None or usual is None:
         return ""
-    above: np.ndarray[Any, Any] = parts[row] - usual.mean(axis=0)
-    return scores.columns[int(above.argmax())] if above.max() > 0 else ""
+    name, above = next(iter(raised(scores.columns, parts[row], usual.mean(axis=0)).items()))
+    return name if above > 0 else ""

@@ -79,7 +79,6 @@ class Section:
     contributions_of: str
     pictures: list[Pictures]
     reasons: bool
-    commands: list[str]
     provenance: recipe.Facts
 
 
@@ -125,14 +124,13 @@ def _make(results: Results, made_on: date, guard: Path | None, validation: str |
     beside = results.folder / GUARD
     told = promises(guard or (beside if beside.is_file() else None), [key for key, _, _ in found], found[0][2].tpr)
     again = ["igeood", "report", str(results.folder), *([] if validation is None else ["--validation", validation])]
-    html = _render(sections, told, made_on, recipe.line(*again))
+    html = _render(sections, told, made_on, [*recipe.commands(results), recipe.line(*again)])
     return Report(html, {section.name: section.verdict for section in sections})
 
 
 def _section(ours: Summary, key: Key, line: Record, evidence: Evidence, of: int) -> Section:
     standing, white = evidence.standing, evidence.white_row()
     count = max(1, min(8, THUMBNAILS // (2 * of * (len(evidence.drawn) + 1))))
-    assert ours.results is not None  # noqa: S101 (there are cells; this tells the type checker)
     return Section(
         name=str(key),
         facts=list(_facts(ours, key, line, standing)),
@@ -151,7 +149,6 @@ def _section(ours: Summary, key: Key, line: Record, evidence: Evidence, of: int)
         contributions_of=str(white or ""),
         pictures=(pictures := evidence.pictures(count)),
         reasons=any(image.reason for set_ in pictures for side in set_.sides.values() for image in side),
-        commands=recipe.commands(ours, key, line, ours.results.folder),
         provenance=recipe.provenance(ours, key, line),
     )
 
@@ -195,7 +192,7 @@ def _best(values: Iterable[float | None]) -> str | None:
     return f"{max(known):.1f}" if len({f"{value:.1f}" for value in known}) > 1 else None
 
 
-def _render(sections: list[Section], told: list[str], made_on: date, again: str) -> str:
+def _render(sections: list[Section], told: list[str], made_on: date, again: list[str]) -> str:
     files = resources.files("igeood.report")
     template, style, script = (
         files.joinpath(name).read_text(encoding="utf-8").strip() for name in ("template.html", "style.css", "script.js")
