@@ -33,7 +33,7 @@ demo: $(RUNS)  ## the whole pipeline on embedded data, with a report
 	$(BIN)/igeood demo --out build/demo
 
 test: install  ## every test but the slow ones
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 test-slow: install  ## the slow tests
 	$(BIN)/python -m pytest -m slow

@@ -1,9 +1,12 @@
 """Data that many tests share: small, made here, seeded."""
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: small work is quicker so, and two workers share two cores
 
 import pytest
 import torch

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +25,7 @@ from PIL import Image
 import igeood
 from igeood.cli import main
 from igeood.cli.fit import LAYERED, METHODS
+from igeood.cli.score import _judge
 
 IGEOOD = [sys.executable, "-m", "igeood.cli"]
 ENOSPC = OSError(28, "No space left on device")
@@ -56,6 +58,10 @@ def made(known, tmp_path_factory):
     np.savez(folder / "nan.npz", logits=nan, labels=known.test.labels)
     igeood.write_logits(folder / "narrow.parquet", logits[:, :7], known.test.labels % 7)
     igeood.write_logits(folder / "bare.parquet", logits)
+    igeood.write_logits(folder / "flat.parquet", logits, known.test.labels)
+    igeood.write_logits(folder / "half.npz", known.train.logits[:200], known.train.labels[:200])
+    table = pq.read_table(folder / "bare.parquet").append_column("id", pa.array([[1]] * 400))
+    pq.write_table(table, folder / "list-ids.parquet")
     pq.write_table(pa.table({"logits": [[1.0, 2.0], [1.0]], "label": [0, 1]}), folder / "ragged.parquet")
     (folder / "empty.parquet").write_bytes(b"")
     (folder / "cut.parquet").write_bytes((folder / "test.parquet").read_bytes()[:5000])
@@ -167,9 +173,59 @@ def test_what_is_there_is_not_written_over(files):
     assert Path("guard.safetensors").read_bytes() == Path("fitted.safetensors").read_bytes()
     result = run("score", "fitted.safetensors", "test.parquet", "--out", "test.parquet", "--force")
     assert (result.exit_code, "is what this is made from" in result.stderr) == (2, True)
-    assert run("calibrate", "fitted.safetensors", "held_out.npz", "--out", "other.safetensors").exit_code == 0
+    calibrate = ("calibrate", "fitted.safetensors", "held_out.npz", "--out")
+    tune = ("tune", "fitted.safetensors", "--train", "train.npz", "--id", "held_out.npz", "--ood", "ood.npz", "--out")
+    for start, made_from in ((calibrate, ["held_out.npz"]), (tune, ["train.npz", "held_out.npz", "ood.npz"])):
+        for name in made_from:
+            result = run(*start, name, "--force")
+            assert (result.exit_code, "is what this is made from" in result.stderr) == (2, True)
+        result = run(*start, "guard.safetensors")
+        assert (result.exit_code, "there already" in result.stderr) == (2, True)
+        assert run(*start, "again.safetensors", "--force").exit_code == 0
+        assert run(*start, "again.safetensors", "--force").exit_code == 0
+    assert run(*calibrate, "other.safetensors").exit_code == 0
     assert igeood.load("fitted.safetensors").calibration is None
     assert igeood.load("other.safetensors").calibration is not None
+
+
+def test_calibrating_on_what_was_fitted_on_is_told(files):
+    result = run("calibrate", "fitted.safetensors", "train.npz")
+    assert result.exit_code == 0
+    assert "igeood: id_data: 400 of 400 samples are training samples" in result.stderr
+
+
+def test_widths_are_compared_before_anything_is_judged(files, monkeypatch):
+    zeros = pa.array(np.zeros(2_000_000, np.float32))  # a few hundred bytes of file
+    pq.write_table(pa.table({"logits": pa.FixedSizeListArray.from_arrays(zeros, len(zeros))}), "wide.parquet")
+    np.savez_compressed("wide.npz", logits=zeros.to_numpy()[None])
+    monkeypatch.setattr("igeood.logits_files.LogitsFile.blocks", lambda *_, **__: pytest.fail("was read"))
+    for start in (SCORE, CALIBRATE, TUNE):
+        for name in ("wide.parquet", "wide.npz"):
+            result = run(*start, name)
+            assert result.exit_code == 2
+            assert result.stderr == f"igeood: {name}: 2000000 columns, but the guard was fitted on 10 classes\n"
+
+
+def test_memory_that_runs_out(files, monkeypatch):
+    for error in (MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 8 bytes")):
+        monkeypatch.setattr("igeood.guard.Guard.fit", lambda *_, error=error: (_ for _ in ()).throw(error))
+        result = run("fit", "train.npz", "--out", "g.safetensors")
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+        assert result.stderr.startswith("igeood: memory: ran out; ")
+    monkeypatch.setattr("igeood.guard.Guard.fit", lambda *_: (_ for _ in ()).throw(RuntimeError("a bug")))
+    assert isinstance(run("fit", "train.npz", "--out", "g.safetensors").exception, RuntimeError)
+
+
+def test_verdicts_from_an_accelerator():
+    """Such tensors do not become arrays by themselves; nor does one that wants gradients, which stands for them."""
+    import torch  # noqa: PLC0415
+
+    there = torch.ones(3, requires_grad=True)
+    with pytest.raises(RuntimeError):
+        np.asarray(there)
+    verdict = igeood.Verdict(*[there] * 4)
+    guard = SimpleNamespace(calibration=True, predict=lambda _: verdict)
+    assert all(isinstance(value, np.ndarray) for value in _judge(guard, None).values())
 
 
 def test_warnings_are_lines(files, known):
@@ -184,7 +240,8 @@ def test_warnings_are_lines(files, known):
 def test_two_classes_are_no_probabilities(files, known):
     igeood.write_logits("two.npz", known.train.logits[:, :2], known.train.labels % 2)
     assert "two classes: FR₀ is constant" in run("fit", "two.npz", "--out", "g.safetensors").stderr
-    assert run("calibrate", "g.safetensors", "two.npz").stderr == ""
+    igeood.write_logits("two-held-out.npz", known.held_out.logits[:, :2])
+    assert run("calibrate", "g.safetensors", "two-held-out.npz").stderr == ""
 
 
 FIT, SCORE = ("fit", "--out", "new.safetensors"), ("score", "guard.safetensors", "--out", "new.parquet")
@@ -207,6 +264,13 @@ FAILURES = [
     ((*FIT, "ragged.parquet"), "logits: row 1 has 1 values, the first row 2"),
     ((*FIT, "bare.parquet"), "no column 'label' with the true classes; it has logits; name another with --label"),
     ((*FIT, "bare.parquet", "--method", "igeood"), "no column 'label'"),
+    (
+        (*FIT, "flat.parquet", "--method", "igeood"),
+        "flat.parquet: no column 'feature.<layer>', one for each layer that a white box reads; it has logits, label",
+    ),
+    ((*SCORE, "list-ids.parquet"), "id: list<element: int64> does not name rows; name another --id-column"),
+    ((*TUNE, "test.npz"), "train: 400 of 400 samples are not those that the guard was fitted on; give the same file"),
+    ((*TUNE, "half.npz"), "train: lacks 200 of 400 samples that the guard was fitted on"),
     ((*FIT, "train.npz", "--layers", "deep"), "no column 'feature.deep' with the features of layer 'deep'"),
     ((*FIT, "train.npz", "--access", "grey-box"), "a grey box needs the model's gradients"),
     ((*FIT, "train.npz", "--access", "black-box", "--layers", "a"), "a black box reads none"),
@@ -394,6 +458,20 @@ def make():
     convolutions = [nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.Conv2d(8, 8, 3, 2), nn.ReLU()]
     return nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
 
+def rigid():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 3))
+
+class Forgetful(nn.Linear):
+    def forward(self, x):
+        return {}["logits"]
+
+def forgetful():
+    return Forgetful(3, 3)
+
+def leaves():
+    raise SystemExit("usage")
+
 def fails():
     raise ValueError("first line\\nsecond")
 
@@ -473,7 +551,19 @@ MODEL_FAILURES = [
     ((*MODEL, "nets:make", "--layers", "9"), "layers: the model has no '9'"),
     ((*MODEL, "nets:make", "--mean", "a"), "mean: expected one number, or three"),
     ((*MODEL, "nets:make", "--std", "0.1,0.2"), "std: expected one number, or three"),
-    ((*MODEL, "nets:make", "--std", "0"), "std: "),
+    ((*MODEL, "nets:make", "--mean", "0.5", "--std", "0"), "std: must be"),
+    ((*MODEL, "nets:make", "--mean", "0.5"), "mean, std: belong together; give both, or neither"),
+    ((*MODEL, "nets:make", "--std", "0.5"), "mean, std: belong together; give both, or neither"),
+    ((*MODEL, "nets.py:make"), "leave out .py: nets:make"),
+    ((*MODEL, "nets:leaves"), "nets:leaves failed: SystemExit: usage ("),
+    ((*MODEL, "script:make"), "importing script failed: SystemExit: 3 ("),
+    (
+        (*MODEL, "nets:rigid", "--access", "black-box"),
+        "model: fails on an input of shape (75, 3, 16, 16): RuntimeError:",
+    ),
+    ((*MODEL, "nets:rigid"), "; is --size right?"),
+    ((*MODEL, "nets:forgetful", "--access", "black-box"), "(75, 3, 16, 16): KeyError: 'logits'; is --size right?"),
+    (("fit", "train", *MODEL[2:], "nets:make"), "train: is a folder; to read its images, say folder:train"),
     (("fit", "folder:train/ant", *MODEL[2:], "nets:make"), "lies beside the classes"),
     (("fit", "folder:none", *MODEL[2:], "nets:make"), "there is no such folder"),
     (("fit", "folder:empty", *MODEL[2:], "nets:make"), "a sub-folder for each class, at least two; found 0"),
@@ -488,6 +578,7 @@ MODEL_FAILURES = [
 @pytest.mark.parametrize(("arguments", "message"), MODEL_FAILURES, ids=lambda value: str(value)[-60:])
 def test_what_is_wrong_with_a_model_or_its_images_is_one_line(images, arguments, message):
     Path("broken.py").write_text("def make(:\n")
+    Path("script.py").write_text("raise SystemExit(3)\n")
     for name in ("empty", "damaged/a", "damaged/b"):
         Path(name).mkdir(parents=True)
     shutil.copy("train/ant/00.png", "damaged/a/0.png")

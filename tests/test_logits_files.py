@@ -83,6 +83,27 @@ def test_recut_keeps_all_samples_in_order(monkeypatch, cuts):
     assert list(recut([])) == []
 
 
+@pytest.mark.parametrize("n_classes", [2, 10, 1000, 3000, 6000, 50_000, 10**8])
+def test_blocks_are_bounded_for_any_number_of_classes(n_classes):
+    for features in (0, 500):
+        rows = block_rows(n_classes, features)
+        assert rows >= 1
+        assert rows == 1 or rows * (n_classes + features) <= 8 << 20
+
+
+def test_many_classes_give_the_same_scores_from_a_file_and_from_an_array(tmp_path, monkeypatch):
+    """Where blocks are neither a round number of values, nor a row for each class."""
+    monkeypatch.setattr("igeood.outputs.BLOCK_VALUES", 150)
+    rng = np.random.default_rng(0)
+    train, test = rng.normal(size=(400, 40)), rng.normal(size=(333, 40)).astype(np.float32)
+    assert block_rows(40) == 30
+    guard = igeood.black_box().fit(train, np.arange(400) % 40)
+    igeood.write_logits(tmp_path / "a.parquet", test)
+    expected = guard.score(test)
+    assert np.array_equal(guard.score(igeood.read_logits(tmp_path / "a.parquet")), expected)
+    assert np.array_equal(guard.score(iter(np.array_split(test, 7))), expected)
+
+
 def test_a_guards_blocks_are_its_detectors_chunks():
     assert [block_rows(width) for width in (2, 10, 1000)] == [chunk_rows(width) for width in (2, 10, 1000)]
 
@@ -216,6 +237,37 @@ def test_bad_arrays_say_where(tmp_path, monkeypatch, message):
         list(igeood.read_logits(tmp_path / "bad.npz"))
 
 
+UNUSUAL_IDS = {
+    "list": pa.array([[1], [2]]),
+    "struct": pa.array([{"a": 1}, {"a": 2}]),
+    "binary": pa.array([b"a", b"b"]),
+    ">i8": np.arange(2, dtype=">i8"),
+    "complex128": np.array([1j, 2j]),
+    "f0": np.zeros(2, dtype="i4,f4"),
+    "S1": np.array([b"a", b"b"]),
+}
+
+
+@pytest.mark.parametrize("kind", UNUSUAL_IDS)
+def test_ids_that_do_not_name_rows(tmp_path, kind):
+    if isinstance(UNUSUAL_IDS[kind], pa.Array):
+        pq.write_table(pa.table({"logits": lists(ROWS[:2]), "id": UNUSUAL_IDS[kind]}), tmp_path / "ids")
+    else:
+        with (tmp_path / "ids").open("wb") as file:
+            np.savez(file, logits=ROWS[:2], id=UNUSUAL_IDS[kind])
+    opened = igeood.read_logits(tmp_path / "ids")
+    with pytest.raises(InputError, match=rf"ids: id: .*{kind}.* does not name rows; name another --id-column"):
+        list(opened.blocks(ids=True))
+    assert len(next(iter(opened))) == 2  # who does not want them is not kept from the rest
+
+
+def test_ids_of_categories(tmp_path):
+    names = pa.array(["a", "b", "a"]).dictionary_encode()
+    pq.write_table(pa.table({"logits": lists(ROWS[:3]), "id": names}), tmp_path / "ids")
+    (block,) = igeood.read_logits(tmp_path / "ids").blocks(ids=True)
+    assert block[1].to_pylist() == ["a", "b", "a"]
+
+
 def test_an_array_that_claims_more_than_it_has_is_not_believed(tmp_path):
     """A header of 8 TB with nothing behind it costs no memory: blocks are read as they come."""
     head = b"{'descr': '<f8', 'fortran_order': False, 'shape': (100000000000, 10), }".ljust(117) + b"\n"
@@ -266,15 +318,30 @@ def test_flipped_bytes_give_numbers_or_an_error_of_ours(tmp_path, suffix):
             assert sum(map(len, igeood.read_logits(tmp_path / f"bad{suffix}"))) <= 50
 
 
+@pytest.mark.parametrize("suffix", [".parquet", ".npz"])
+def test_labels_beside_outputs_are_written(tmp_path, suffix):
+    igeood.write_logits(tmp_path / f"a{suffix}", Outputs(ROWS), np.arange(50) % 3)
+    (block,) = igeood.read_logits(tmp_path / f"a{suffix}")
+    assert np.array_equal(block.labels, np.arange(50) % 3)
+
+
 def test_writing_what_does_not_fit(tmp_path):
     for arguments, options, message in (
         ((NAN,), {}, "row 44 has NaN"),
         ((ROWS, [0]), {}, "labels: expected 50"),
         ((ROWS,), {"ids": [1, 2]}, "ids: expected 50"),
         ((ROWS,), {"features": {"a": ROWS[1:]}}, r"features\['a'\]"),
+        ((Outputs(ROWS), [0]), {}, "labels: expected 50"),
+        ((Outputs(ROWS),), {"features": {"a": ROWS}}, "features: Outputs have their own"),
+        ((ROWS[:2],), {"ids": [None, 1]}, "ids: expected names or numbers, got NoneType, int; convert each with str"),
+        ((ROWS[:2],), {"ids": [tmp_path, tmp_path]}, "ids: expected names or numbers, got PosixPath"),
+        ((ROWS[:2],), {"ids": [b"a", b"b"]}, "ids: expected names or numbers, got bytes"),
+        ((ROWS[:2],), {"ids": [1j, 2j]}, "ids: expected names or numbers, got complex"),
+        ((ROWS[:2],), {"ids": [[1], [2, 3]]}, "ids: cannot be read as an array"),
     ):
-        with pytest.raises(InputError, match=message):
-            igeood.write_logits(tmp_path / "a.parquet", *arguments, **options)
+        for name in ("a.parquet", "a.npz"):
+            with pytest.raises(InputError, match=message):
+                igeood.write_logits(tmp_path / name, *arguments, **options)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(InputError, match="is a folder; name a file in it"):
         igeood.write_logits(tmp_path, ROWS)

@@ -5,6 +5,7 @@ import pickle
 import stat
 import struct
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -12,6 +13,7 @@ from safetensors.torch import save_file
 import igeood
 from igeood import storage
 from igeood.errors import GuardFileError, InputError
+from igeood.outputs import row_keys
 
 
 @pytest.fixture
@@ -46,6 +48,20 @@ def test_a_loaded_guard_remembers_what_tune_used(saved):
         loaded.tune(data.held_out, data.ood)
 
 
+def test_a_loaded_guard_knows_its_training_samples(saved, tmp_path):
+    guard, path, data = saved
+    loaded = igeood.load(path)
+    assert np.array_equal(loaded.fitted_on, np.unique(row_keys(data.train)))
+    with pytest.warns(igeood.errors.IgeoodWarning, match="id_data: 90 of 90 samples are training samples"):
+        loaded.calibrate(data.train)
+    record, tensors = storage.read(path)
+    del tensors["fitted_on"]
+    storage.write(tmp_path / "earlier.safetensors", record, tensors)
+    earlier = igeood.load(tmp_path / "earlier.safetensors")
+    assert len(earlier.fitted_on) == 0
+    assert torch.equal(earlier.predict(data.test).score, guard.predict(data.test).score)
+
+
 def test_an_uncalibrated_guard_can_be_saved(make, tmp_path):
     data = make(3, n=60)
     igeood.black_box(method="energy").fit(data.train).save(tmp_path / "g.safetensors")
@@ -63,7 +79,7 @@ def test_the_metadata_is_readable_json(saved):
     assert record["params"] == guard.detector.params()
     assert record["calibration"]["threshold"] == guard.calibration.threshold
     assert record["calibration"]["n"] == len(guard.calibration.scores)
-    assert set(tensors) == {"detector.centroids_", "calibration.scores", "tuned_on"}
+    assert set(tensors) == {"detector.centroids_", "calibration.scores", "fitted_on", "tuned_on"}
 
 
 def test_every_truncation_is_refused(saved, tmp_path):
@@ -142,6 +158,8 @@ def test_other_safetensors_files_are_no_guards(tmp_path):
         {"detector.centroids_": torch.full((3, 3), torch.nan)},
         {"detector.weights_": torch.zeros(3)},
         {"tuned_on": torch.zeros(3, dtype=torch.int8)},
+        {"fitted_on": torch.zeros(3)},
+        {"fitted_on": torch.zeros(3, 2, dtype=torch.int64)},
         {"calibration.scores": torch.zeros(2)},
     ],
 )
@@ -152,7 +170,21 @@ def test_contents_that_do_not_fit_are_refused(saved, tmp_path, change):
         igeood.load(tmp_path / "odd.safetensors")
 
 
-@pytest.mark.parametrize("change", [{"n_classes": 5}, {"n_classes": "x"}, {"params": {}}, {"method": "energy"}])
+ODD = [
+    {"preparation": odd}
+    for odd in (
+        {},
+        [],
+        {"size": 0, "mean": [0.5], "std": [0.5]},
+        {"size": "16", "mean": [0.5], "std": [0.5]},
+        {"size": 16, "mean": [0.5, 0.5], "std": [0.5]},
+        {"size": 16, "mean": [0.5], "std": [0.0]},
+        {"size": 16, "mean": 0.5, "std": [0.5]},
+    )
+]
+
+
+@pytest.mark.parametrize("change", [{"n_classes": 5}, {"n_classes": "x"}, {"params": {}}, {"method": "energy"}, *ODD])
 def test_records_that_do_not_fit_are_refused(saved, tmp_path, change):
     record, tensors = storage.read(saved[1])
     if change == {"params": {}}:
@@ -214,6 +246,32 @@ def test_the_file_has_the_usual_permissions(saved):
     umask = os.umask(0)
     os.umask(umask)
     assert stat.S_IMODE(saved[1].stat().st_mode) == 0o666 & ~umask
+
+
+def test_a_file_that_is_replaced_keeps_its_permissions(saved):
+    guard, path, _ = saved
+    for mode in (0o600, 0o664):
+        path.chmod(mode)
+        guard.save(path)
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+def test_saving_through_a_link(saved, tmp_path):
+    guard, path, _ = saved
+    (tmp_path / "far").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "guard.safetensors")
+    for _ in range(2):  # the first makes what the link leads to
+        guard.save(tmp_path / "link")
+        assert (tmp_path / "link").is_symlink()
+        assert (tmp_path / "far" / "guard.safetensors").read_bytes() == path.read_bytes()
+    assert [p.name for p in (tmp_path / "far").iterdir()] == ["guard.safetensors"]
+
+
+def test_what_is_no_file_is_not_replaced(saved, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="is no ordinary file"):
+        saved[0].save(tmp_path / "pipe")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
 
 
 def test_the_digest_covers_names_and_shapes():

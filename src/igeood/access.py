@@ -17,8 +17,8 @@ from igeood.extraction import Layers
 from igeood.guard import CALIBRATION_FIELDS, Access, Guard
 from igeood.inputs import ArrayInputs, ModelInputs, fingerprint
 from igeood.layers import check_layers
-from igeood.outputs import Outputs
-from igeood.perturbation import Attack, Channels, check_epsilon
+from igeood.outputs import Keys, Outputs
+from igeood.perturbation import Attack, Channels, check_channels, check_epsilon
 from igeood.tuning import StepTrial, TemperatureSearch, Trial, Tuning
 
 
@@ -187,14 +187,34 @@ def _restore(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Modul
     if model is not None:
         inputs = ModelInputs(model, record["layers"], epsilon=record["epsilon"], mean=record["mean"], std=record["std"])
     guard = Guard(detector, inputs, record["access"])
-    guard._tuned_on = guard._first_tuned_on = tensors["tuned_on"].numpy().view(np.uint64)
-    guard.preparation = record.get("preparation")
+    guard._tuned_on = guard._first_tuned_on = _keys(tensors["tuned_on"])
+    guard.fitted_on = _keys(tensors.get("fitted_on", torch.empty(0, dtype=torch.int64)))  # earlier files have none
+    guard.preparation = _preparation(record.get("preparation"))
     guard.tuning = None if record["tuning"] is None else _restore_tuning(record["tuning"])
     if record["calibration"] is not None:
         kept = {name: record["calibration"][name] for name in CALIBRATION_FIELDS}
         guard.calibration = Calibration(tensors["calibration.scores"], **kept)
     _try_out(detector)
     return guard
+
+
+def _keys(tensor: Tensor) -> Keys:
+    if tensor.dtype != torch.int64 or tensor.ndim != 1:
+        raise InputError(f"keys of samples: expected int64 of shape (N,), got {tensor.dtype} {tuple(tensor.shape)}")
+    return tensor.numpy().view(np.uint64)
+
+
+def _preparation(record: Any) -> dict[str, Any] | None:
+    """How images become inputs, if it can be followed."""
+    if record is None:
+        return None
+    if not isinstance(record["size"], int) or not 1 <= record["size"] <= 4096:
+        raise InputError(f"preparation: size {record['size']!r}")
+    for name in ("mean", "std"):
+        check_channels(record[name], name, positive=name == "std")
+        if len(record[name]) not in (1, 3):
+            raise InputError(f"preparation: {len(record[name])} values of {name}, for three channels")
+    return dict(record)
 
 
 def _restore_tuning(record: dict[str, Any]) -> Tuning:

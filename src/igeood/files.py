@@ -3,6 +3,7 @@
 import errno
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,17 +20,24 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
 
 @contextmanager
 def whole(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """A file to write to, that takes the place of `path` once all is on disk; after an error nothing is left of it."""
+    """A file to write to, that takes the place of `path` once all is on disk; after an error nothing is left of it.
+
+    A file that is replaced passes on its permissions; of a link, what it leads to is replaced.
+    """
     target = Path(path)
     if not target.name:
         raise InputError(f"path: {str(target)!r} names no file")
+    target = Path(os.path.realpath(target)) if target.is_symlink() else target
     if not target.parent.is_dir():
         raise InputError(f"path: {target.parent} is no folder; make it first")
     if target.is_dir():
         raise InputError(f"path: {target} is a folder; name a file in it")
+    mode = _mode(target)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
     try:
         with temporary.open("xb") as file:
+            if mode is not None:
+                temporary.chmod(mode)
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -37,8 +45,17 @@ def whole(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            error.filename = str(target)  # not the temporary file's, or none
+            error.filename = os.fspath(path)  # not the temporary file's, or none
         raise
+
+
+def _mode(target: Path) -> int | None:
+    """Permissions of a file that is there."""
+    if not target.exists():
+        return None
+    if not target.is_file():
+        raise InputError(f"path: {target} is no ordinary file; name another")
+    return stat.S_IMODE(target.stat().st_mode)
 
 
 @contextmanager

@@ -91,7 +91,7 @@ class Guard:
             0, dtype=np.uint64
         )  # samples that have chosen even that: in a loaded guard
         self._train: Outputs | None = None
-        self._fitted_on: Keys = np.empty(0, dtype=np.uint64)
+        self.fitted_on: Keys = np.empty(0, dtype=np.uint64)  # keys of the training samples, sorted, each once
         self._tuned_on: Keys = np.empty(0, dtype=np.uint64)
 
     @property
@@ -149,7 +149,7 @@ class Guard:
         self.detector, self.inputs.epsilon = fresh, epsilon
         self._train = Outputs.checked(logits.rows, {}, classes.rows if len(classes) else None, False)
         self.tuning = self.calibration = None
-        self._fitted_on, self._tuned_on = keys.rows.numpy().view(np.uint64), self._first_tuned_on
+        self.fitted_on, self._tuned_on = np.unique(keys.rows.numpy().view(np.uint64)), self._first_tuned_on
         return self
 
     def tune(
@@ -258,7 +258,7 @@ class Guard:
                 f"training nor tune has used"
             )
         calibration = Calibration(scores.cpu()[fresh], tpr, guarantee, confidence, left_out)
-        seen_before = int(np.isin(keys[fresh.numpy()], self._fitted_on).sum())
+        seen_before = int(np.isin(keys[fresh.numpy()], self.fitted_on).sum())
         if seen_before:
             warnings.warn(
                 f"id_data: {seen_before} of {kept} samples are training samples; classifiers are surer of them than of "
@@ -342,7 +342,8 @@ class Guard:
         """Write the guard to one safetensors file. The training outputs stay out: `tune` needs `fit` after `load`."""
         self._check_fitted("save")
         tensors = {f"detector.{name}": value for name, value in self.detector.state().items()}
-        tensors["tuned_on"] = torch.from_numpy(self._tuned_on.view(np.int64).copy())
+        for name, keys in (("fitted_on", self.fitted_on), ("tuned_on", self._tuned_on)):
+            tensors[name] = torch.from_numpy(keys.view(np.int64).copy())
         record: dict[str, Any] = {
             "access": self.access,
             "method": method_name(self.detector),

@@ -1,4 +1,4 @@
-"""Logits in files, from any framework: Parquet or npz, read a block at a time whatever their size."""
+"""Logits in files, from any framework: Parquet or npz, read a block at a time."""
 
 import os
 import zipfile
@@ -21,14 +21,18 @@ from igeood.outputs import ArrayLike, Outputs, block_rows
 
 FEATURE = "feature."
 BUFFER = 1 << 20  # bytes of a column that are read at a time
+_NAMES_ROWS = (
+    pa.types.is_integer, pa.types.is_floating, pa.types.is_string, pa.types.is_large_string, pa.types.is_boolean,
+    pa.types.is_temporal, pa.types.is_decimal, pa.types.is_null,
+)  # fmt: skip
 Columns = dict[str, Any]  # name → rows of that column: an array, for ids pyarrow's
 
 
 class LogitsFile(ABC):
     """A file of logits, as an iterable of `Outputs`; open one with `read_logits`.
 
-    Nothing but one block is held in memory. Blocks have the same number of rows however the file is laid out. It can
-    be iterated again, and given to a guard in place of an array.
+    Reading holds one block in memory; a guard's `fit` and `tune` keep the N × C logits. Blocks have the same number of
+    rows however the file is laid out. It can be iterated again, and given to a guard in place of an array.
 
     Attributes
     ----------
@@ -62,6 +66,11 @@ class LogitsFile(ABC):
         self.widths = {name: self._width(name) for name in self._matrices}
 
     @property
+    def n_classes(self) -> int:
+        """Width of the logits."""
+        return self.widths[self.logits]
+
+    @property
     def _matrices(self) -> list[str]:
         return [self.logits, *(FEATURE + layer for layer in self.layers)]
 
@@ -87,7 +96,7 @@ class LogitsFile(ABC):
     def blocks(self, *, ids: bool = False) -> Iterator[tuple[Outputs, Any]]:
         """Blocks in order; with the ids, if they are wanted and there are any, else with the rows' numbers."""
         wanted = [*self._matrices, *filter(None, [self.label, self.identity if ids else None])]
-        size = block_rows(self.widths[self.logits], sum(self.widths[name] for name in self._matrices[1:]))
+        size = block_rows(self.n_classes, sum(self.widths[name] for name in self._matrices[1:]))
         first = 0
         for columns in self._stream(wanted, size):
             n = len(columns[self.logits])
@@ -97,8 +106,21 @@ class LogitsFile(ABC):
                 outputs = Outputs(columns[self.logits], features, classes, name=self.logits, first=first)
             except InputError as error:
                 raise InputError(f"{self.path}: {error}") from None
-            yield outputs, columns.get(self.identity or "", np.arange(first, first + n))
+            yield outputs, self._ids(columns) if ids and self.identity else np.arange(first, first + n)
             first += n
+
+    def _ids(self, columns: Columns) -> pa.Array:
+        """Names of rows, of a type that every output format has."""
+        column = columns[self.identity or ""]
+        kind = getattr(column, "type", getattr(column, "dtype", None))
+        try:
+            array = pa.array(column)
+            array = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+        except (pa.ArrowException, NotImplementedError, TypeError, ValueError):
+            array = None
+        if array is None or not any(suits(array.type) for suits in _NAMES_ROWS):
+            raise InputError(f"{self.path}: {self.identity}: {kind} does not name rows; name another --id-column")
+        return array
 
     @abstractmethod
     def _read_names(self) -> list[str]:
@@ -189,7 +211,7 @@ class _Parquet(LogitsFile):
             with self.path.open("rb") as raw, pq.ParquetFile(raw, buffer_size=BUFFER) as file:
                 yield file
         except (pa.ArrowException, EOFError, OSError) as error:
-            if getattr(error, "errno", None) is not None:
+            if getattr(error, "errno", None) is not None or isinstance(error, MemoryError):
                 raise
             raise _damaged(self.path, "Parquet", error) from None
 
@@ -330,21 +352,37 @@ def write_logits(
     features : mapping of str to array, optional
         For each layer (N, k).
     """
-    given = logits if isinstance(logits, Outputs) else Outputs(logits, features, labels)
+    if isinstance(logits, Outputs) and features is not None:
+        raise InputError("features: Outputs have their own; leave them out, or give logits as an array")
+    given = Outputs.of(logits, labels) if isinstance(logits, Outputs) else Outputs(logits, features, labels)
     npz = Path(path).suffix == ".npz"
     columns: dict[str, Any] = {"logits": given.logits.detach().cpu().numpy()}
     if given.labels is not None:
         columns["labels" if npz else "label"] = given.labels.cpu().numpy()
     if ids is not None:
-        columns["id"] = np.asarray(ids)
-        if columns["id"].shape != (len(given),):
-            raise InputError(f"ids: expected {len(given)} of them, one a sample; got shape {columns['id'].shape}")
+        columns["id"] = _id_array(ids, len(given))
     columns |= {FEATURE + layer: value.detach().cpu().numpy() for layer, value in given.features.items()}
     with whole(path) as file:
         if npz:
             np.savez(file, **columns)
         else:
             pq.write_table(pa.table({name: _arrow(value) for name, value in columns.items()}), file)
+
+
+def _id_array(ids: Any, n: int) -> NDArray[Any]:
+    """Names or numbers that both formats hold as they are; nothing that would be pickled."""
+    try:
+        array = np.asarray(ids)
+    except ValueError as error:
+        raise InputError(
+            f"ids: cannot be read as an array ({error}); give one name or number for each sample"
+        ) from None
+    if array.shape != (n,):
+        raise InputError(f"ids: expected {n} of them, one a sample; got shape {array.shape}")
+    if array.dtype.kind not in "biufU" or array.dtype == np.longdouble:
+        kinds = sorted({type(item).__name__ for item in array})
+        raise InputError(f"ids: expected names or numbers, got {', '.join(kinds)}; convert each with str")
+    return array.astype(array.dtype.newbyteorder("="))
 
 
 def _arrow(values: NDArray[Any]) -> pa.Array:

@@ -270,12 +270,14 @@ def _label_cure(array: np.ndarray[Any, Any]) -> str:
 
 
 def block_rows(n_classes: int, feature_width: int = 0) -> int:
-    """Rows that are judged together: about a million values, and at least one for each class.
+    """Rows that are judged together: about a million values; of wide logits one for each class, up to 8 million values.
 
+    Each block costs a pass over the C × C centroids, which few rows would not be worth.
     Sums depend on it in their last digit, so it depends on nothing but the widths: a file, a loader and an array of
     the same samples get the same scores.
     """
-    return max(BLOCK_VALUES // max(1, n_classes + feature_width), n_classes)
+    width = max(1, n_classes + feature_width)
+    return max(1, BLOCK_VALUES // width, min(n_classes, 8 * BLOCK_VALUES // width))
 
 
 def recut(parts: Iterable[Outputs]) -> Iterator[Outputs]:

@@ -25,10 +25,10 @@ force_option = click.option("--force", is_flag=True, help="Write over a file tha
 
 
 def replacing(command: Callable[..., None]) -> Callable[..., None]:
-    """`--out` of a command that otherwise replaces the guard it was given."""
+    """`--out` and `--force` of a command that otherwise replaces the guard it was given."""
     return click.option(
         "--out", type=click.Path(dir_okay=False), help="Write the guard here, and leave GUARD as it is."
-    )(command)
+    )(force_option(command))
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,8 @@ class Sources:
         """A set of images as batches for the model."""
         from igeood import datasets
 
+        if name not in datasets.DATASETS and Path(name).is_dir():
+            raise InputError(f"{name}: is a folder; to read its images, say folder:{name}")
         split, side = "train" if training else "test", preparation["size"]
         found = datasets.load(name, root=self.root, split=split, side=side, labelled=training)
         if training and found.labels is None:
@@ -77,7 +79,10 @@ class Sources:
     def open(self, name: str, guard: "Guard", *, training: bool = False) -> "LogitsFile | Images":
         """Samples for a guard that is there already."""
         if guard.inputs.model is None:
-            return self.file(name, guard.layers, training=training)
+            file, classes = self.file(name, guard.layers, training=training), guard.detector.n_classes_
+            if file.rows and file.n_classes != classes:  # told before anything is read
+                raise InputError(f"{name}: {file.n_classes} columns, but the guard was fitted on {classes} classes")
+            return file
         if guard.preparation is None:
             raise InputError(
                 "guard: was made in Python, and does not say how images become inputs; make it with igeood fit"

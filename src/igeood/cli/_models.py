@@ -1,6 +1,7 @@
 """A model from `module:name`."""
 
 import difflib
+import functools
 import importlib
 import sys
 import traceback
@@ -9,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from igeood.errors import InputError
+from igeood.errors import IgeoodError, InputError
 
 
 def find_model(spec: str) -> nn.Module:
@@ -17,15 +18,36 @@ def find_model(spec: str) -> nn.Module:
     module, colon, name = spec.partition(":")
     if not (module and colon and name):
         raise InputError(f"model: expected MODULE:NAME, such as nets:make_model; got {spec!r}")
+    if module.endswith(".py"):
+        cure = f"{module.removesuffix('.py').replace('/', '.')}:{name}"
+        raise InputError(f"model: {spec} names a file, not a module; leave out .py: {cure}")
     found = _attribute(_imported(module), name, spec)
     if not isinstance(found, nn.Module) and callable(found):
         try:
             found = found()
-        except Exception as error:  # noqa: BLE001 (the user's own code)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (the user's own code)
             raise InputError(f"model: {spec} failed: {_last(error)}") from None
     if not isinstance(found, nn.Module):
         raise InputError(f"model: {spec} is {type(found).__name__}; expected a torch.nn.Module, or what makes one")
-    return found
+    return _telling(found)
+
+
+def _telling(model: nn.Module) -> nn.Module:
+    """The model, whose forward pass says in one line why it failed; its weights and fingerprint are the same."""
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def told(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return forward(*args, **kwargs)
+        except IgeoodError:
+            raise
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (the user's own code)
+            shape = tuple(getattr(args[0], "shape", ())) if args else ()
+            raise InputError(f"model: fails on an input of shape {shape}: {_reason(error)}; is --size right?") from None
+
+    model.forward = told
+    return model
 
 
 def _imported(module: str) -> Any:
@@ -36,7 +58,7 @@ def _imported(module: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise InputError(f"model: no module {error.name!r} here or among the installed ones") from None
-    except Exception as error:  # noqa: BLE001 (the user's own code)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (the user's own code)
         raise InputError(f"model: importing {module} failed: {_last(error)}") from None
 
 
@@ -49,8 +71,11 @@ def _attribute(module: Any, name: str, spec: str) -> Any:
         raise InputError(f"model: {spec}: the module has no {name!r}{hint}") from None
 
 
-def _last(error: Exception) -> str:
+def _last(error: BaseException) -> str:
     """An error of the user's code in one line, with its place."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    reason = (str(error).splitlines() or [""])[0]
-    return f"{type(error).__name__}: {reason} ({frame.filename}, line {frame.lineno})"
+    return f"{_reason(error)} ({frame.filename}, line {frame.lineno})"
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

@@ -2,7 +2,17 @@
 
 import click
 
-from igeood.cli._guards import Sources, Watched, json_option, load_guard, progress, replacing, source_options, tell
+from igeood.cli._guards import (
+    Sources,
+    Watched,
+    check_new,
+    json_option,
+    load_guard,
+    progress,
+    replacing,
+    source_options,
+    tell,
+)
 
 
 @click.command()
@@ -21,13 +31,14 @@ from igeood.cli._guards import Sources, Watched, json_option, load_guard, progre
 @source_options
 @json_option
 def calibrate(
-    guard: str, id_data: str, tpr: float, guarantee: str, confidence: float, out: str | None, sources: Sources,
-    as_json: bool,
+    guard: str, id_data: str, tpr: float, guarantee: str, confidence: float, out: str | None, force: bool,
+    sources: Sources, as_json: bool,
 ) -> None:  # fmt: skip
     """Set GUARD's threshold from ID, in-distribution samples that training has not seen.
 
     Samples that `igeood tune` has used are left out.
     """
+    check_new(out, force, id_data)
     loaded = load_guard(guard, sources)
     with progress() as report:
         samples = Watched(sources.open(id_data, loaded), "calibrate", report)

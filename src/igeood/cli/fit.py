@@ -67,7 +67,7 @@ def fit(
     """Learn a guard from TRAIN, and write it to a file.
 
     TRAIN is a logits file with labels (Parquet or npz). With --model it is images: folder:PATH with a sub-folder for
-    each class, or a data set that `igeood data list` names.
+    each class, or a data set that `igeood data list` names. The N × C logits are held in memory.
 
     `igeood calibrate` comes next.
     """
@@ -82,6 +82,11 @@ def fit(
         source = sources.file(train, names if guard.access == "white box" else (), training=True)
         if guard.detector.needs_labels:
             source.need_labels()
+        if guard.access == "white box" and not source.layers:
+            raise InputError(
+                f"{train}: no column 'feature.<layer>', one for each layer that a white box reads; it has "
+                f"{', '.join(source.names)}; write features too, or choose --access black-box"
+            )
     else:
         guard.preparation = _preparation(train, mean, std, size)
         _normalised(guard)
@@ -136,6 +141,8 @@ def _preparation(
     from igeood import datasets
 
     known = datasets.DATASETS.get(train)
+    if (mean is None) != (std is None):
+        raise InputError("mean, std: belong together; give both, or neither")
     if size is None and known is None:
         raise InputError("size: how many pixels does the model take? Give --size, such as 224")
     if mean is None and std is None and known is not None and known.mean is not None and known.std is not None:

@@ -60,13 +60,17 @@ def score(guard: str, data: str, out: str | None, force: bool, sources: Sources,
 
 def _judge(guard: "Guard", block: Any) -> dict[str, Any]:
     """Columns of one block, as NumPy arrays."""
-    import numpy as np
+    import torch
+
+    from igeood.outputs import as_kind
 
     if guard.calibration is not None:
         verdict = guard.predict(block)
-        return {name: np.asarray(getattr(verdict, name)) for name in ("score", "p_value", "is_ood", "label")}
-    _, scores, labels, _ = guard._judge(block)
-    return {"score": scores.cpu().numpy(), "label": labels.cpu().numpy()}
+        found = {name: getattr(verdict, name) for name in ("score", "p_value", "is_ood", "label")}
+    else:
+        _, scores, labels, _ = guard._judge(block)
+        found = {"score": scores, "label": labels}
+    return {name: as_kind(torch.as_tensor(value), True) for name, value in found.items()}
 
 
 @contextmanager

@@ -1,10 +1,24 @@
 """`igeood tune`: a guard's temperature, input step and weights, chosen with samples of what should be refused."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from igeood.cli._guards import Sources, Watched, json_option, load_guard, progress, replacing, source_options, tell
+from igeood.cli._guards import (
+    Sources,
+    Watched,
+    check_new,
+    json_option,
+    load_guard,
+    progress,
+    replacing,
+    source_options,
+    tell,
+)
+from igeood.errors import InputError
+
+if TYPE_CHECKING:
+    from igeood.outputs import Keys
 
 
 @click.command()
@@ -20,18 +34,21 @@ from igeood.cli._guards import Sources, Watched, json_option, load_guard, progre
 @json_option
 def tune(
     guard: str, train: str, id_data: str, ood: str, share: float, tpr: float, seed: int, out: str | None,
-    sources: Sources, as_json: bool,
+    force: bool, sources: Sources, as_json: bool,
 ) -> None:  # fmt: skip
     """Choose what GUARD leaves open, so that it refuses most of the OOD samples.
 
     A guard's file has no training samples, so it is fitted again on --train. The guard wants calibrating afterwards.
     """
+    check_new(out, force, train, id_data, ood)
     loaded = load_guard(guard, sources)
+    before = loaded.fitted_on
     with progress() as report:
         learnt = Watched(sources.open(train, loaded, training=True), "fit", report)
         known = Watched(sources.open(id_data, loaded), "in-distribution", report)
         foreign: Any = ood if ood == "fgsm" else Watched(sources.open(ood, loaded), "OOD", report)
         loaded.fit(learnt)
+        _check_same(before, loaded.fitted_on)
         steps = lambda done, total: report("temperatures", done, total)  # noqa: E731
         loaded.tune(known, foreign, share=share, tpr=tpr, seed=seed, progress=steps)
     loaded.save(out or guard)
@@ -52,3 +69,15 @@ def tune(
     what += [f"input step {found.epsilon:g}"] if loaded.inputs.model is not None else []
     what += [f"{100 * tnr:.1f}% of {found.n_ood:,} OOD samples refused at {100 * tpr:g}% kept"]
     tell(as_json, record, f"{out or guard}: {', '.join(what)}; calibrate it next")
+
+
+def _check_same(before: "Keys", now: "Keys") -> None:
+    """Raise where a guard was fitted again on other samples; files of earlier versions do not tell."""
+    import numpy as np
+
+    foreign, missing = int((~np.isin(now, before)).sum()), int((~np.isin(before, now)).sum())
+    if len(before) and (foreign or missing):
+        what = (
+            f"{foreign} of {len(now)} samples are not those" if foreign else f"lacks {missing} of {len(before)} samples"
+        )
+        raise InputError(f"train: {what} that the guard was fitted on; give the same file, or fit a new guard")
