@@ -634,3 +634,13 @@ def test_warnings_of_others_are_lines_too(files, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         assert run("fit", "train.npz", "--out", "g.safetensors").stderr == "igeood: two lines\n"
+
+
+def test_fit_tells_how_many_labels_the_classifier_agrees_with(tmp_path):
+    logits, classes = np.eye(4).repeat(10, axis=0) * 9, np.arange(4).repeat(10)
+    for labels, share in ((classes, 1.0), ((classes + 1) % 4, 0.0)):
+        np.savez(tmp_path / "t.npz", logits=logits, labels=labels)
+        found = run("fit", tmp_path / "t.npz", "--out", tmp_path / "g.safetensors", "--force", "--json")
+        assert found.exit_code == 0, found.output
+        assert json.loads(found.stdout)["accuracy"] == share
+        assert ("disagrees with most labels" in found.stderr) == (share < 0.5)

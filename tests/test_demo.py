@@ -108,9 +108,8 @@ def test_given_again_it_does_nothing_twice_and_another_seed_wants_another_folder
     assert "training" not in again.stderr
     other = run("demo", "--out", str(folder), "--seed", "3")
     assert other.returncode == 2
-    assert (
-        other.stderr.splitlines()[-1] == f"igeood: out: {folder} holds a demonstration with seed 0; name another folder"
-    )
+    told = f"igeood: out: {folder / 'weights.safetensors'} is of another demonstration, or seed; name another folder"
+    assert other.stderr.splitlines()[-1] == told
 
 
 def test_an_unwritable_folder(tmp_path):

@@ -345,3 +345,13 @@ def test_writing_what_does_not_fit(tmp_path):
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(InputError, match="is a folder; name a file in it"):
         igeood.write_logits(tmp_path, ROWS)
+
+
+@pytest.mark.parametrize("name", ["label", "labels"])
+def test_labels_have_either_name(tmp_path, name):
+    logits, classes = np.eye(3), np.array([0, 1, 2])
+    np.savez(tmp_path / "a.npz", logits=logits, **{name: classes})
+    pq.write_table(pa.table({"logits": list(logits), name: classes}), tmp_path / "a.parquet")
+    for file in ("a.npz", "a.parquet"):
+        (block,) = igeood.read_logits(tmp_path / file)
+        assert block.labels.tolist() == [0, 1, 2]

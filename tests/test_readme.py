@@ -40,7 +40,7 @@ def test_commands_on_files_run_in_order(classifier, tmp_path, monkeypatch):
         igeood.write_logits(f"{name}.parquet", logits)
     on_files = ("fit", "calibrate", "score", "tune")
     ran = [words for words in command_lines() if "--model" not in words and words[0] in on_files]
-    assert [words[0] for words in ran] == ["fit", "calibrate", "score", "tune"]
+    assert [words[0] for words in ran] == ["fit", "tune", "calibrate", "score"]
     for words in ran:
         found = CliRunner().invoke(main, words)
         assert found.exit_code == 0, found.output

@@ -6,9 +6,12 @@ import pytest
 import torch
 
 import igeood
+from igeood import black_box, white_box
+from igeood.detectors.ensemble import WeightSearch
 from igeood.errors import InputError, MissingExtraError
+from igeood.metrics import evaluate
 from igeood.outputs import Outputs
-from igeood.tuning import SWEEP_RANGE, Trial, tune_temperature
+from igeood.tuning import SWEEP_RANGE, TemperatureSearch, Trial, tune_temperature
 
 
 @pytest.fixture(scope="module")
@@ -102,3 +105,37 @@ def test_bad_input(arguments):
         tune_temperature(detector, train, inside, outside[:0])
     with pytest.raises(InputError, match="tpr"):
         tune_temperature(*arguments, tpr=1.5)
+
+
+def test_a_guard_is_never_worse_on_its_validation_samples_than_before(known, monkeypatch, caplog):
+    """A search that ends at a useless temperature: the guard keeps its own, and says so."""
+    bad = Trial(1000.0, 1.0, 1.0)
+    monkeypatch.setattr("igeood.tuning.tune_temperature", lambda *_, **__: TemperatureSearch(bad, (bad,)))
+    guard = white_box().fit(known.train)
+    before = guard.detector.temperature
+    guard.tune(known.held_out, known.ood)
+    assert guard.tuning.after >= guard.tuning.before
+    assert guard.detector.temperature == guard.tuning.temperature.best.temperature
+
+    def poor(self, *_, **__):
+        self.weights_ = -self.weights_
+        return WeightSearch(1.0, 0.0)
+
+    monkeypatch.setattr("igeood.detectors.Ensemble.fit_weights", poor)
+    guard = white_box().fit(known.train)
+    scores = guard.score(known.ood)
+    guard.tune(known.held_out, known.ood)
+    assert guard.tuning.after == guard.tuning.before > 0
+    assert guard.tuning.weights is None
+    assert guard.detector.temperature == guard.tuning.temperature.best.temperature == before
+    torch.testing.assert_close(guard.score(known.ood), scores, rtol=0, atol=0)
+    assert "no more OOD validation samples are refused than before" in caplog.text
+
+
+def test_the_rates_before_and_after_are_what_the_samples_say(known):
+    guard = black_box().fit(known.train.logits, known.train.labels)
+    first = evaluate(guard.score(known.held_out.logits), guard.score(known.ood.logits)).tnr_at_tpr
+    guard.tune(known.held_out.logits, known.ood.logits, share=1.0)
+    assert guard.tuning.before == first
+    assert guard.tuning.after == evaluate(guard.score(known.held_out.logits), guard.score(known.ood.logits)).tnr_at_tpr
+    assert guard.tuning.after >= first

@@ -229,6 +229,8 @@ def _restore_tuning(record: dict[str, Any]) -> Tuning:
         attack=None if record["attack"] is None else Attack(**record["attack"]),
         n_id=record["n_id"],
         n_ood=record["n_ood"],
+        before=record["before"],
+        after=record["after"],
     )
 
 

@@ -183,7 +183,7 @@ class Reader:
                 what = type(output).__name__ if tensor is None else f"a tensor of shape {tuple(tensor.shape)}"
                 raise InputError(
                     f"layers: {layer!r} returns {what}, not features (N, k, ...) of N = {self._samples} samples; "
-                    f"name another"
+                    f"name another (or is it one sample? Give a batch: x[None])"
                 )
             self._seen[layer] = pooled(tensor, self._layout)
 

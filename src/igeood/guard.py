@@ -168,7 +168,8 @@ class Guard:
     ) -> "Guard":
         """Choose temperature, input step and weights that refuse most OOD samples at `tpr`; calibrate afterwards.
 
-        A white box that is tuned on adversarial samples keeps its temperature: they are made to fool the output.
+        Where nothing that was tried is better than before, the guard stays as it was; `guard.tuning` tells both
+        rates. A white box that is tuned on adversarial samples keeps its temperature: they are made to fool the output.
 
         Parameters
         ----------
@@ -202,20 +203,15 @@ class Guard:
         )
         with random_state_kept(), torch.inference_mode(False), torch.no_grad():
             tuned, tuning = tune_guard(
-                self.detector,
-                train,
-                samples.see,
-                grid,
-                tpr=tpr,
-                search=search,
-                seed=seed,
-                trials=trials,
-                progress=progress,
-            )
+                self.detector, train, samples.see, grid, epsilon=self.epsilon, tpr=tpr, search=search, seed=seed,
+                trials=trials, progress=progress,
+            )  # fmt: skip
         self.detector, self.tuning, self.calibration = tuned, tuning, None
         self.inputs.epsilon = tuning.epsilon
         self._tuned_on = validation.merge(self._tuned_on, samples.used)
         log.info("tune: used %d in-distribution samples of the seeded share %g", len(samples.used), share)
+        if tuning.after <= tuning.before:
+            log.warning("tune: no more OOD validation samples are refused than before, %.1f%%", 100 * tuning.before)
         return self
 
     def _grid(self, epsilons: Sequence[float] | None) -> tuple[float, ...]:

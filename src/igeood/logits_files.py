@@ -57,7 +57,8 @@ class LogitsFile(ABC):
         if twice is not None:
             raise InputError(f"{path}: two columns are called {twice!r}; rename one")
         self.logits = self._column(logits or "logits", "the logits", "logits")
-        self.label = self._named(label, self.labels_name, "label") if labelled else None
+        usual = next((name for name in (self.labels_name, "label", "labels") if name in self.names), self.labels_name)
+        self.label = self._named(label, usual, "label") if labelled else None
         self.identity = self._named(identity, "id", "id")
         found = [name.removeprefix(FEATURE) for name in self.names if name.startswith(FEATURE)]
         self.layers = found if layers is None else list(layers)

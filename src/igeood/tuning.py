@@ -76,6 +76,8 @@ class Tuning:
         What the adversarial samples did, where those were used.
     n_id, n_ood : int
         Validation samples used.
+    before, after : float
+        TNR on the validation samples before tuning, and now: of weights, in folds that had not learnt from them.
     """
 
     temperature: TemperatureSearch | None
@@ -85,9 +87,22 @@ class Tuning:
     attack: Attack | None
     n_id: int
     n_ood: int
+    before: float
+    after: float
 
 
 See = Callable[[Detector, Sequence[float]], tuple[list[Outputs], list[Outputs], Attack | None]]
+
+
+@dataclass(frozen=True, eq=False)
+class _Candidate:
+    """A detector ready to score at a size of the step, and the TNR that it reaches."""
+
+    detector: Detector
+    epsilon: float
+    tnr: float
+    weights: WeightSearch | None
+    steps: tuple[StepTrial, ...]
 
 
 def tune_guard(
@@ -96,6 +111,7 @@ def tune_guard(
     see: See,
     epsilons: Sequence[float],
     *,
+    epsilon: float,
     tpr: float,
     search: Search,
     seed: int,
@@ -103,6 +119,9 @@ def tune_guard(
     progress: Progress | None,
 ) -> tuple[Detector, Tuning]:
     """Choose temperature, then input step and weights together, on validation samples.
+
+    Weights are learnt at the temperature that was found for the output, and at the one before: it may be the better
+    one for all columns together. Where nothing is better than before, it stays as it was.
 
     Parameters
     ----------
@@ -114,6 +133,8 @@ def tune_guard(
         Gives validation outputs of both kinds for each size of the input step, and what an attack did.
     epsilons : sequence of float
         Sizes of the step to try.
+    epsilon : float
+        Its size before.
     tpr, search, seed, trials, progress
         As in `tune_temperature`; the seed is that of the regression's folds too.
 
@@ -126,32 +147,53 @@ def tune_guard(
     """
     inside, outside, attack = see(detector, (0.0,))
     _check_enough(inside, outside)
-    temperature = None
+    pair = (inside[0], outside[0])
+    start = [part[0] for part in see(detector, (epsilon,))[:2]] if epsilon else pair
+    before = evaluate(detector.score(start[0]), detector.score(start[1]), tpr).tnr_at_tpr
+    temperature, tried = None, [detector]
     softmax_part = detector.output_ if isinstance(detector, Ensemble) else detector
     if isinstance(detector, Ensemble) and attack is not None:
         softmax_part = None  # adversarial samples are made to fool the output: they tell nothing of its temperature
     if softmax_part is not None:
-        temperature = tune_temperature(
-            softmax_part,
-            train,
-            inside[0],
-            outside[0],
-            tpr=tpr,
-            search=search,
-            seed=seed,
-            trials=trials,
-            progress=progress,
-        )
-        detector = detector.at_temperature(temperature.best.temperature, train)
+        options: dict[str, Any] = {"tpr": tpr, "search": search, "seed": seed, "trials": trials, "progress": progress}
+        temperature = tune_temperature(softmax_part, train, *pair, **options)
+        tried = [detector.at_temperature(temperature.best.temperature, train)]
+        tried += [detector] if isinstance(detector, Ensemble) else []
+    made = [_candidate(each, see, pair, epsilons, tpr, seed) for each in tried]
+    best = max(made, key=lambda c: c.tnr)  # of equals, the temperature that was found
+    if before > best.tnr:
+        best = _Candidate(detector, epsilon, before, None, best.steps)
+    if temperature is not None and softmax_part is not None:
+        temperature = _as_chosen(temperature, best.detector, softmax_part, pair, tpr)
+    n_id, n_ood = map(len, pair)
+    return best.detector, Tuning(
+        temperature, best.epsilon, best.steps, best.weights, attack, n_id, n_ood, before, best.tnr
+    )
+
+
+def _candidate(
+    detector: Detector, see: See, pair: tuple[Outputs, Outputs], epsilons: Sequence[float], tpr: float, seed: int
+) -> _Candidate:
+    """The detector at the best size of its step, its weights learnt there where it has any."""
+    inside, outside = ([part] for part in pair)
     if any(epsilons):
-        inside, outside, attack = see(detector, epsilons)
-    found = [_finish(detector, *pair, tpr, seed) for pair in zip(inside, outside, strict=True)]
+        inside, outside, _ = see(detector, epsilons)
+    found = [_finish(detector, *both, tpr, seed) for both in zip(inside, outside, strict=True)]
     steps = tuple(StepTrial(epsilon, tnr) for epsilon, (_, tnr, _) in zip(epsilons, found, strict=True))
     best = max(range(len(steps)), key=lambda i: (steps[i].tnr, -epsilons[i]))  # of equals, the smallest step
-    tuned, _, weights = found[best]
-    return tuned, Tuning(
-        temperature, float(epsilons[best]), steps, weights, attack, len(inside[best]), len(outside[best])
-    )
+    made, tnr, weights = found[best]
+    return _Candidate(made, float(epsilons[best]), tnr, weights, steps)
+
+
+def _as_chosen(
+    search: TemperatureSearch, chosen: Detector, first: Detector, pair: tuple[Outputs, Outputs], tpr: float
+) -> TemperatureSearch:
+    """The search with the temperature that was taken as its best, be it the one before."""
+    temperature = float(chosen.params().get("temperature", search.best.temperature))
+    if temperature == search.best.temperature:
+        return search
+    found = evaluate(first.score(pair[0]), first.score(pair[1]), tpr)
+    return TemperatureSearch(Trial(temperature, found.tnr_at_tpr, found.auroc), search.trials)
 
 
 def _finish(

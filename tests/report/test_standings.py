@@ -23,7 +23,7 @@ def test_igeood_ahead(maker):
     assert verdict == [
         f"IGEOOD+ {where} refuses 95.1% of foreign inputs while 95% of known ones are kept, on average over 2 OOD "
         f"sets; Mahalanobis {where}, the best of the other families, refuses 78.2%: 16.9 points less.",
-        "It is weakest on Chars74K (EnglishImg), where it refuses 93.1%.",
+        "IGEOOD+ is weakest on Chars74K (EnglishImg), where it refuses 93.1%.",
     ]
 
 

@@ -80,7 +80,7 @@ def _tell(found: "Demo", table: "Standings", page: str) -> None:
     console.print("\nAll but the baseline are tuned on small letters, which are in no column.")
     for sentence in table.verdict():
         console.print(sentence)
-    console.print(f"\nThe guard, {found.guard.access}: {found.guard.promise}.")
+    console.print(f"\nThe guard (IGEOOD+, {found.guard.access}): {found.guard.promise}.")
     for title, (share, n) in (known, *foreign):
         console.print(f"  {title:<16} {100 * share:5.1f}% of {n} refused")
     if found.flagged:

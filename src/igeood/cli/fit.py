@@ -54,7 +54,7 @@ def _numbers(_: click.Context, param: click.Parameter, value: str | None) -> tup
 @click.option("--probabilities", is_flag=True, help="The data are probabilities, not logits.")
 @click.option("--layers", help="Layers to read, with commas between them; by default those found.")
 @click.option("--mean", callback=_numbers, help="Of the images' normalisation: one number, or one for each channel.")
-@click.option("--std", callback=_numbers, help="The same.")
+@click.option("--std", callback=_numbers, help="What the images are divided by after the mean: one, or one each.")
 @click.option("--size", type=click.IntRange(1, 4096), help="Pixels of each side that the model takes.")
 @force_option
 @source_options
@@ -101,9 +101,28 @@ def _tell(guard: "Guard", samples: int, out: str, as_json: bool) -> None:
     from igeood.detectors import method_name
 
     method, classes = method_name(guard.detector), guard.detector.n_classes_
+    right = _right(guard)
     record = {"method": method, "classes": classes, "samples": samples, "layers": guard.layers, "out": out}
     read = f", layers {', '.join(guard.layers)}" if guard.layers else ""
-    tell(as_json, record, f"{out}: {method}, {classes} classes, from {samples:,} samples{read}")
+    told = "" if right is None else f", {100 * right:.1f}% of them classified as labelled"
+    if right is not None and right < 0.5:
+        click.echo(
+            "igeood: the classifier disagrees with most labels; are the classes in its order, and its inputs "
+            "normalised as in training?", err=True,
+        )  # fmt: skip
+    tell(
+        as_json,
+        {**record, "accuracy": right},
+        f"{out}: {method}, {classes} classes, from {samples:,} samples{told}{read}",
+    )
+
+
+def _right(guard: "Guard") -> float | None:
+    """Share of the training samples whose largest logit is that of their label; None without labels."""
+    train = guard._train
+    if train is None or train.labels is None:
+        return None
+    return float((train.logits.argmax(dim=1) == train.labels).double().mean())
 
 
 def _make(

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 @click.option("--ood", required=True, help="Samples to refuse; or fgsm: adversarial ones, made with the model.")
 @click.option("--share", default=0.5, show_default=True, help="Part of --id that is used; calibrate leaves it out.")
 @click.option("--tpr", default=0.95, show_default=True, help="Share of in-distribution samples to keep.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Of the share and the folds.")
+@click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(0, 2**32 - 1), help="Of the share and the folds."
+)
 @replacing
 @source_options
 @json_option
@@ -55,11 +57,11 @@ def tune(
     found = loaded.tuning
     assert found is not None  # noqa: S101 (tune has just set it)
     best = None if found.temperature is None else found.temperature.best
-    tnr = max(step.tnr for step in found.steps)
     record = {
         "temperature": None if best is None else best.temperature,
         "epsilon": found.epsilon,
-        "tnr": tnr,
+        "tnr": found.after,
+        "tnr_before": found.before,
         "tpr": tpr,
         "id": found.n_id,
         "ood": found.n_ood,
@@ -67,7 +69,8 @@ def tune(
     }
     what = [] if best is None else [f"temperature {best.temperature:g}"]
     what += [f"input step {found.epsilon:g}"] if loaded.inputs.model is not None else []
-    what += [f"{100 * tnr:.1f}% of {found.n_ood:,} OOD samples refused at {100 * tpr:g}% kept"]
+    what += [f"{100 * found.after:.1f}% of {found.n_ood:,} OOD samples refused at {100 * tpr:g}% kept"]
+    what += [f"before {100 * found.before:.1f}%"]
     tell(as_json, record, f"{out or guard}: {', '.join(what)}; calibrate it next")
 
 

@@ -41,7 +41,8 @@ def promises(guard: Path | None, keys: list[Key], tpr: float) -> list[str]:
         calibration = Calibration(scores, **{name: kept[name] for name in CALIBRATION_FIELDS})
     except (KeyError, TypeError) as error:
         raise GuardFileError(f"guard: {guard} does not describe a guard ({error}); save it again") from None
-    start = f"{who} refuses scores above {_number(calibration.threshold)}."
+    start = f"{who} refuses scores above {_number(calibration.threshold)}; it is tuned by itself, so its scores have a"
+    start += " scale of their own."
     left = f" ({calibration.left_out:,} more were left out, which tuning had seen)" if calibration.left_out else ""
     told = f"{start} Its promise, from {len(scores):,} calibration images{left}: {calibration.promise}."
     return [told, LIMITS, own]

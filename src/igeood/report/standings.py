@@ -108,7 +108,7 @@ class Standings:
 
     def verdict(self) -> list[str]:
         """Who is ahead, by how much, and where it is weakest: sentences, the first the most important."""
-        found = [self._ahead(), *self._told(self.leader), *self._weakest(self.leader, "It")]
+        found = [self._ahead(), *self._told(self.leader), *self._weakest(self.leader, self.leader.name)]
         if self.shown != self.leader:
             found += self._weakest(self.shown, str(self.shown))
         return found
