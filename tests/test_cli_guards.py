@@ -89,7 +89,9 @@ def test_the_whole_way_is_the_librarys(files, known, suffix, options):
     layered = "igeood" in options or "--layers" in options
     layers = ["block.late"] if "--layers" in options else ["early", "block.late"] if layered else []
     method = "igeood" if layered else "energy" if "energy" in options else "igeood-logits"
-    assert about == {"method": method, "classes": 10, "samples": 400, "layers": layers, "out": "g.safetensors"}
+    right = float((known.train.logits.argmax(dim=1) == known.train.labels).double().mean())
+    expected = {"method": method, "classes": 10, "samples": 400, "layers": layers, "out": "g.safetensors"}
+    assert about == {**expected, "accuracy": right}
     sets = ["--train", f"train.{suffix}", "--id", f"held_out.{suffix}", "--ood", f"ood.{suffix}"]
     tuned = json.loads(told(run("tune", "g.safetensors", *sets, "--json")))
     calibrated = run("calibrate", "g.safetensors", f"held_out.{suffix}", "--json")
@@ -100,6 +102,7 @@ def test_the_whole_way_is_the_librarys(files, known, suffix, options):
     guard.tune(known.held_out, known.ood).calibrate(known.held_out)
     assert tuned["temperature"] == guard.tuning.temperature.best.temperature
     assert (tuned["epsilon"], tuned["id"], tuned["ood"]) == (0.0, guard.tuning.n_id, 400)
+    assert (tuned["tnr"], tuned["tnr_before"]) == (guard.tuning.after, guard.tuning.before)
     n = len(guard.calibration.scores)
     expected = {"threshold": guard.threshold, "promise": guard.promise, "n": n, "out": "g.safetensors"}
     assert json.loads(told(calibrated)) == expected
