@@ -1,86 +1,49 @@
-"""Black-box scores and centroids beside the plain way of computing them: ratios, interleaved, medians.
+"""FR₀ (Eq. 5) beside one bare matrix product of the same shape, and beside the formula as the paper writes it.
 
-make bench
+python benchmarks/black_box.py
 """
 
-import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from igeood.detectors.logits import fr0
 from igeood.geometry import categorical
+from samples import logits_of
+from side_by_side import Row, compare, main, threads
 
-REPEATS = 7
-
-
-def medians(jobs: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Median seconds of each job, the jobs taking turns."""
-    times: dict[str, list[float]] = {name: [] for name in jobs}
-    for _ in range(REPEATS + 1):  # the first round warms up
-        for name, job in jobs.items():
-            start = time.perf_counter()
-            job()
-            times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values[1:]) for name, values in times.items()}
+PRODUCTS = {10: 4.0, 100: 2.5, 1000: 1.4}  # time allowed, in products
+SAMPLES = {10: 50_000, 100: 50_000, 1000: 5_000}
 
 
-def naive_fr0(logits: Tensor, centroids: Tensor) -> Tensor:
-    """Eq. 5 as the paper writes it: a loop over the centroids, the product clamped, the arc cosine taken."""
+def loop(logits: Tensor, centroids: Tensor) -> Tensor:
+    """Eq. 5 in the logits' own precision: for each centroid the product of the softmaxes, its root's sum, the angle."""
     p = torch.softmax(logits, dim=1)
-    total = torch.zeros(len(logits))
-    for centroid in centroids:
-        total += 2 * torch.acos((p * centroid.exp()).sqrt().sum(dim=1).clamp(max=1.0))
+    total = torch.zeros(len(logits), dtype=logits.dtype)
+    for centroid in centroids.exp():
+        total += 2 * torch.acos((p * centroid).sqrt().sum(dim=1).clamp(max=1.0))
     return total
 
 
-def confident(n: int, n_classes: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(n) % n_classes
-    logits = torch.randn(n, n_classes, generator=generator)
-    logits[torch.arange(n), labels] += 12.0
-    return logits, labels
-
-
-def main() -> None:
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        print(
-            f"\nscore, {threads} thread(s)   C      n   of a float64 matmul   of a float32 matmul   speed-up on a loop"
-        )
-        for n_classes, n in ((10, 50_000), (100, 20_000), (1000, 4_000)):
-            logits, labels = confident(n, n_classes)
-            centres = categorical.kl_centroids(logits, labels, n_classes)
-            wide, wide_centres, single = logits.double(), centres.double(), centres.float()
-            found = medians(
+def cases() -> Iterator[Row]:
+    for _ in threads():
+        for n_classes, n in SAMPLES.items():
+            kind, logits, labels = logits_of(n, n_classes)
+            centroids = categorical.kl_centroids(logits, labels, n_classes)
+            wide, turned, single = logits.double(), centroids.T.contiguous(), centroids.float()
+            yield from compare(
+                f"C = {n_classes}, N = {n:,}, {kind}",
+                lambda f=logits, c=centroids: fr0(f, c),
                 {
-                    "ours": lambda f=logits, c=centres: fr0(f, c),
-                    "float64": lambda f=wide, c=wide_centres: f @ c.T,
-                    "float32": lambda f=logits, c=single: f @ c.T,
-                    "loop": lambda f=logits, c=single: naive_fr0(f, c),
-                }
-            )
-            ours = found["ours"]
-            print(
-                f"{n_classes:22d} {n:6d} {ours / found['float64']:21.1f} {ours / found['float32']:21.1f} "
-                f"{found['loop'] / ours:20.1f}"
-            )
-    print("\ncentroids, 2 threads   C      n   speed-up on 100 full-batch epochs   objective, of theirs")
-    for n_classes, n in ((10, 50_000), (100, 20_000)):
-        logits, labels = confident(n, n_classes)
-        kept: dict[str, Tensor] = {}
-        start = time.perf_counter()
-        kept["ours"] = categorical.centroids(logits, labels, n_classes)
-        middle = time.perf_counter()
-        kept["sgd"] = categorical.centroids(logits, labels, n_classes, solver="sgd")
-        end = time.perf_counter()
-        cost = {
-            name: float(categorical.distance(logits, centres[labels]).double().mean()) for name, centres in kept.items()
-        }
-        print(f"{n_classes:22d} {n:6d} {(end - middle) / (middle - start):35.1f} {cost['ours'] / cost['sgd']:22.4f}")
+                    "float64 product": (lambda f=wide, c=turned: f @ c, "most", PRODUCTS[n_classes]),
+                    "float32 product": (lambda f=logits, c=single: f @ c.T, "most", None),
+                    "loop over centroids": (
+                        lambda f=logits, c=single: loop(f, c), "least", 10.0 if n_classes >= 100 else None
+                    ),
+                },
+            )  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    main("Black-box score, FR₀", cases)
