@@ -274,3 +274,23 @@ def test_labels_of_any_integer_type(classifier):
         assert torch.equal(centroids(classifier.train, classifier.labels.to(dtype), 10), expected)
     with pytest.raises(InputError, match="labels: expected 400 integers"):
         centroids(classifier.train, classifier.labels.bool(), 10)
+
+
+def test_points_that_are_not_kept_between_passes_give_the_same_centroids_to_the_bit(classifier, monkeypatch):
+    kept = centroids(classifier.train, classifier.labels, 10)
+    monkeypatch.setattr("igeood.geometry.weiszfeld._KEPT", 0)
+    assert torch.equal(centroids(classifier.train, classifier.labels, 10), kept)
+
+
+def test_a_class_that_is_finished_first_is_not_moved_by_the_others():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(400, 6, dtype=torch.float64, generator=generator) * 3
+    logits[:50] = torch.tensor([5.0, 1, 0, 0, 0, 0])  # all alike: finished at once
+    labels = torch.cat([torch.zeros(50, dtype=torch.int64), 1 + torch.arange(350) % 5])
+    found = centroids(logits, labels, 6)
+    torch.testing.assert_close(found[0], categorical.log_softmax(logits[0]), rtol=0, atol=1e-12)
+    for label in range(1, 6):
+        own = logits[labels == label]
+        alone = centroids(torch.cat([own, own[:1].expand(5, 6)]), torch.tensor([0] * len(own) + [1, 2, 3, 4, 5]), 6)[0]
+        cost = [categorical.distance(own, c).mean().item() for c in (found[label], alone)]
+        assert cost[0] == pytest.approx(cost[1], rel=2e-7)

@@ -12,7 +12,7 @@ from torch import Tensor
 from igeood.errors import IgeoodWarning, InputError
 from igeood.geometry.precision import row_chunks, wide
 from igeood.geometry.sphere import check_temperature, chord_distance, log_softmax, sphere
-from igeood.geometry.weiszfeld import Batches, Search, chunks, polish, sphere_sums
+from igeood.geometry.weiszfeld import Batches, Points, Search, chunks, class_sums, polish
 from igeood.outputs import check_logits
 
 _PATIENCE = 60  # passes after which unfinished classes are finished another way
@@ -97,17 +97,19 @@ def stream_centroids(
     check_temperature(temperature)
     if iter(batches) is batches:
         raise InputError("batches: is read many times; give a list or an object with __iter__, not a generator")
-    _class_counts(batches, n_classes)
-    trial = _mean_direction(batches, n_classes, temperature) if start is None else _start_points(start, n_classes)
-    search = Search(trial, sphere_sums(batches, trial, temperature))
+    points = Points.of(batches, temperature, int(_class_counts(batches, n_classes).sum()), n_classes)
+    trial = _mean_direction(points, n_classes) if start is None else _start_points(start, n_classes)
+    search = Search(trial, points.sums(trial))
     for number in range(1, max_passes + 1):
-        if bool((search.gap <= tolerance).all()):
+        unfinished = search.gap > tolerance
+        if not bool(unfinished.any()):
             return _log_probabilities(search.best)
+        points.only(unfinished)
         if number % _PATIENCE == 0:
-            trial = polish(batches, search, search.gap > tolerance, temperature)
+            trial = polish(points, search, unfinished)
         else:
             trial = search.sums.nearest if number in _SNAPS else search.propose()
-        sums = sphere_sums(batches, trial, temperature)
+        sums = points.sums(trial)
         search.note(trial, sums.gap(trial))
         if number not in _SNAPS:
             search.move(trial, sums)
@@ -123,14 +125,10 @@ def _start_points(start: Tensor, n_classes: int) -> Tensor:
     return sphere(start)
 
 
-def _mean_direction(batches: Batches, n_classes: int, temperature: float) -> Tensor:
+def _mean_direction(points: Points, n_classes: int) -> Tensor:
     """Normalised mean of the class's points on the sphere, (C, C): where Weiszfeld starts."""
-    total: Tensor | None = None
-    for logits, labels in chunks(batches):
-        points = sphere(logits, temperature)
-        total = points.new_zeros(n_classes, points.shape[1]) if total is None else total
-        total.index_add_(0, labels, points)
-    return torch.nn.functional.normalize(total if total is not None else torch.eye(n_classes), dim=1)
+    total = sum(class_sums(part, labels, n_classes) for part, labels in points)
+    return torch.nn.functional.normalize(torch.as_tensor(total), dim=1)
 
 
 def kl_centroids(logits: Tensor, labels: Tensor, n_classes: int, temperature: float = 1.0) -> Tensor:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 
 from igeood.errors import InputError
@@ -23,6 +22,7 @@ _OCTAVES = 44  # bins of angles: up to 2, up to 1, up to 1/2, …
 _STRETCH = 1000.0  # Weiszfeld steps, at most, in one
 _LONGEST = 0.5  # radians, at most, in one
 _MEMORY = 10  # objectives that a step is compared with
+_KEPT = 1 << 23  # coordinates of points that are kept from pass to pass: 64 MB
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 
@@ -128,7 +128,7 @@ class Search:
 
     def move(self, trial: Tensor, sums: CentroidSums) -> None:
         """Take the trial for those classes where it is good enough; the others stay where they are."""
-        taken = sums.angle <= self.recent[-max(1, round(self.memory)) :].amax(dim=0)
+        taken = (sums.angle <= self.recent[-max(1, round(self.memory)) :].amax(dim=0)) & (sums.count > 0)
         self.memory = self.memory * 0.95 if self.memory > 0.1 else float(_MEMORY)
         moved, turned = trial - self.centre, self.sums.descent(self.centre) - sums.descent(trial)
         curvature = (moved * turned).sum(dim=1) / (moved * moved).sum(dim=1).clamp(min=_COINCIDENT**2)  # (C,)
@@ -139,18 +139,19 @@ class Search:
         self.recent = torch.cat([self.recent[1:], self.sums.angle[None]])
 
 
-def polish(batches: Batches, search: Search, unfinished: Tensor, temperature: float) -> Tensor:
+def polish(points: "Points", search: Search, unfinished: Tensor) -> Tensor:
     """Centres (C, C) with those of unfinished classes replaced by what L-BFGS makes of them.
 
     A few samples along one geodesic make so flat a valley that steps along the gradient take thousands of passes.
     """
+    from scipy.optimize import minimize  # noqa: PLC0415 (slow to import, and seldom needed)
+
     centres = search.best.clone()
     for label in unfinished.nonzero()[:, 0].tolist():
-        parts = [sphere(logits[labels == label], temperature) for logits, labels in batches]
-        points = torch.cat(parts)
+        own = torch.cat([part[labels == label] for part, labels in points])
         start = centres[label].cpu().numpy()
         found = minimize(
-            _angle_and_gradient, start, (points,), "L-BFGS-B", jac=True, bounds=[(0.0, None)] * len(start),
+            _angle_and_gradient, start, (own,), "L-BFGS-B", jac=True, bounds=[(0.0, None)] * len(start),
             options={"maxiter": 1000, "maxcor": 30, "ftol": 0.0, "gtol": 0.0},
         ).x  # fmt: skip
         if float((found**2).sum()) > 0.01:
@@ -170,13 +171,63 @@ def _angle_and_gradient(v: Any, points: Tensor) -> tuple[float, Any]:
 
 def sphere_sums(batches: Batches, centre: Tensor, temperature: float = 1.0) -> CentroidSums:
     """One Weiszfeld pass over all batches, at the centres (C, C) of the unit sphere; sums of shards add with ``+``."""
-    total: CentroidSums | None = None
-    for logits, labels in chunks(batches):
-        part = _chunk_sums(sphere(logits, temperature), labels, centre)
-        total = part if total is None else total + part
-    if total is None:
-        raise InputError("batches: empty; centroids need at least one sample of each class")
-    return total
+    return Points(batches, temperature).sums(centre)
+
+
+class Points:
+    """The samples on the sphere, in chunks of (points, labels) sorted by class.
+
+    Few are kept from pass to pass, many are made anew from the logits: memory stays bounded.
+
+    Parameters
+    ----------
+    batches : iterable of (logits, labels)
+        Read once a pass where the points are not kept.
+    temperature : float
+        Of the softmax.
+    keep : bool
+        Keep them.
+    """
+
+    def __init__(self, batches: Batches, temperature: float, keep: bool = False) -> None:
+        self._batches, self._temperature = batches, temperature
+        self._wanted: Tensor | None = None  # (C,) bool: classes that have not been dropped
+        self._kept = list(self._made()) if keep else None
+
+    @classmethod
+    def of(cls, batches: Batches, temperature: float, n: int, n_classes: int) -> "Points":
+        """Points of n samples, kept if they are few enough."""
+        return cls(batches, temperature, keep=n * n_classes <= _KEPT)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return self._made() if self._kept is None else iter(self._kept)
+
+    def _made(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for logits, labels in chunks(self._batches):
+            order = labels.argsort(stable=True)
+            if self._wanted is not None:
+                order = order[self._wanted[labels[order]]]
+            if len(order):
+                yield sphere(logits[order], self._temperature), labels[order]
+
+    def only(self, classes: Tensor) -> None:
+        """Drop the samples of all other classes; classes is (C,) bool."""
+        if self._wanted is not None and torch.equal(self._wanted, classes):
+            return
+        self._wanted = classes
+        if self._kept is not None:
+            parts = [(points, labels, classes[labels]) for points, labels in self._kept]
+            self._kept = [(points[rows], labels[rows]) for points, labels, rows in parts if bool(rows.any())]
+
+    def sums(self, centre: Tensor) -> CentroidSums:
+        """One Weiszfeld pass at the centres (C, C)."""
+        total: CentroidSums | None = None
+        for points, labels in self:
+            part = _chunk_sums(points, labels, centre)
+            total = part if total is None else total + part
+        if total is None:
+            raise InputError("batches: empty; centroids need at least one sample of each class")
+        return total
 
 
 def chunks(batches: Batches) -> Iterator[tuple[Tensor, Tensor]]:
@@ -205,27 +256,32 @@ def _join(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def _chunk_sums(points: Tensor, labels: Tensor, centre: Tensor) -> CentroidSums:
+    """Sums of points (n, C) that are sorted by their labels (n,)."""
     n_classes = len(centre)
-    diff = points - centre[labels]  # (n, C)
-    angle = 2.0 * torch.asin((0.5 * torch.linalg.vector_norm(diff, dim=1)).clamp(max=1.0))  # (n,)
+    diff = centre.index_select(0, labels)
+    torch.sub(points, diff, out=diff)  # (n, C)
+    angle = 2.0 * torch.asin((0.5 * torch.linalg.vector_norm(diff, dim=1)).clamp_(max=1.0))  # (n,)
     on_centre = angle <= _COINCIDENT
     safe = angle.masked_fill(on_centre, torch.inf)
-
-    def per_class(values: Tensor) -> Tensor:
-        return values.new_zeros((n_classes, *values.shape[1:])).index_add_(0, labels, values)
-
-    octave = (angle.clamp(min=_TINY).log2().ceil().long() + (_OCTAVES - 2)).clamp(0, _OCTAVES - 1)
+    octave = torch.frexp(angle.clamp(min=_TINY)).exponent.long().add_(_OCTAVES - 2).clamp_(0, _OCTAVES - 1)
     nearest_angle = safe.new_full((n_classes,), torch.inf).scatter_reduce_(0, labels, safe, "amin")
     winners = (safe == nearest_angle[labels]).nonzero(as_tuple=True)[0]
     nearest = centre.clone()
     nearest[labels[winners]] = points[winners]
     return CentroidSums(
-        pull=per_class(diff * torch.sin(angle).masked_fill(on_centre, torch.inf).reciprocal()[:, None]),
-        weight=per_class(safe.reciprocal()),
-        angle=per_class(angle),
-        count=per_class(torch.ones_like(angle)),
-        coincident=per_class(on_centre.to(angle.dtype)),
+        pull=class_sums(diff, labels, n_classes, torch.sin(angle).masked_fill_(on_centre, torch.inf).reciprocal_()),
+        weight=torch.bincount(labels, safe.reciprocal(), n_classes),
+        angle=torch.bincount(labels, angle, n_classes),
+        count=torch.bincount(labels, minlength=n_classes).to(angle.dtype),
+        coincident=torch.bincount(labels, on_centre, n_classes).to(angle.dtype),
         nearest_angle=nearest_angle,
         nearest=nearest,
         octaves=torch.bincount(labels * _OCTAVES + octave, minlength=n_classes * _OCTAVES).view(n_classes, _OCTAVES),
     )
+
+
+def class_sums(rows: Tensor, labels: Tensor, n_classes: int, weights: Tensor | None = None) -> Tensor:
+    """Sums (C, k) of the rows (n, k) of each class, times weights (n,); the rows are sorted by their labels (n,)."""
+    numbers = torch.arange(len(labels), device=labels.device)
+    first = torch.searchsorted(labels, torch.arange(n_classes, device=labels.device))
+    return torch.nn.functional.embedding_bag(numbers, rows, first, mode="sum", per_sample_weights=weights)
