@@ -104,8 +104,8 @@ def test_many_classes_give_the_same_scores_from_a_file_and_from_an_array(tmp_pat
     assert np.array_equal(guard.score(iter(np.array_split(test, 7))), expected)
 
 
-def test_a_guards_blocks_are_its_detectors_chunks():
-    assert [block_rows(width) for width in (2, 10, 1000)] == [chunk_rows(width) for width in (2, 10, 1000)]
+def test_a_guards_blocks_are_no_smaller_than_its_detectors_chunks():
+    assert all(block_rows(width) >= chunk_rows(width) for width in (2, 10, 1000, 5000))
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".npz"])

@@ -252,3 +252,20 @@ def test_shapes_that_do_not_fit():
             categorical.distance(torch.full((2, 3), value), torch.zeros(2, 3))
     with pytest.raises(InputError, match=r"logits \(N, C\)"):
         categorical.pairwise_distance(torch.zeros(3), torch.zeros(3, 3))
+
+
+@pytest.mark.parametrize("pairwise", [categorical.pairwise_distance, categorical.pairwise_kl_divergence])
+def test_reducing_in_chunks_is_reducing_the_whole(pairwise, monkeypatch):
+    generator = torch.Generator().manual_seed(1)
+    logits, centres = (torch.randn(n, 7, dtype=torch.float64, generator=generator) * 4 for n in (53, 5))
+    whole = pairwise(logits, centres, 2.0)
+    monkeypatch.setattr("igeood.geometry.precision.CHUNK_ELEMENTS", 70)
+    torch.testing.assert_close(pairwise(logits, centres, 2.0), whole, rtol=1e-12, atol=1e-12)
+    for reduce in (lambda d: d.sum(dim=1), lambda d: d.argmin(dim=1)):
+        torch.testing.assert_close(pairwise(logits, centres, 2.0, reduce), reduce(whole), rtol=1e-12, atol=1e-12)
+    assert pairwise(logits[:0], centres, 2.0, lambda d: d.sum(dim=1)).shape == (0,)
+    moved = logits.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(pairwise(moved, centres, 2.0, lambda d: d.sum(dim=1)).sum(), moved)
+    monkeypatch.undo()
+    (expected,) = torch.autograd.grad(pairwise(moved, centres, 2.0).sum(), moved)
+    torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-12)

@@ -12,7 +12,7 @@ from torch import Tensor
 from igeood.detectors.base import Detector
 from igeood.errors import InputError
 from igeood.geometry import categorical
-from igeood.geometry.precision import row_chunks, wide
+from igeood.geometry.precision import by_rows, wide
 from igeood.outputs import Array, ArrayLike, Outputs
 
 Reduce = Literal["sum", "min"]
@@ -24,7 +24,7 @@ def confidence(logits: Tensor, temperature: float = 1.0) -> Tensor:
     >>> confidence(torch.zeros(1, 4)).item()
     0.25
     """
-    return categorical.log_softmax(logits, temperature).amax(dim=-1).exp()
+    return by_rows(lambda f: categorical.log_softmax(f, temperature).amax(dim=-1).exp(), logits, logits.shape[-1])
 
 
 def energy(logits: Tensor, temperature: float = 1.0) -> Tensor:
@@ -34,9 +34,13 @@ def energy(logits: Tensor, temperature: float = 1.0) -> Tensor:
     -1.38629...
     """
     categorical.check_temperature(temperature)
-    logits = wide(logits)
-    peak = logits.detach().amax(dim=-1, keepdim=True)  # finite: taken off before the division, which could overflow
-    return -temperature * torch.logsumexp((logits - peak) / temperature, dim=-1) - peak[..., 0]
+
+    def of_rows(f: Tensor) -> Tensor:
+        f = wide(f)
+        peak = f.detach().amax(dim=-1, keepdim=True)  # finite: taken off before the division, which could overflow
+        return -temperature * torch.logsumexp((f - peak) / temperature, dim=-1) - peak[..., 0]
+
+    return by_rows(of_rows, logits, logits.shape[-1])
 
 
 def fr0(logits: Tensor, centroids: Tensor, temperature: float = 1.0) -> Tensor:
@@ -45,26 +49,34 @@ def fr0(logits: Tensor, centroids: Tensor, temperature: float = 1.0) -> Tensor:
     >>> fr0(torch.zeros(1, 2), torch.tensor([[0.0, -torch.inf], [-torch.inf, 0.0]])).item()
     3.14159...
     """
-    return categorical.pairwise_distance(wide(logits), centroids, temperature).sum(dim=1)
+    return categorical.pairwise_distance(logits, centroids, temperature, _sum)
 
 
 def fr_min(logits: Tensor, centroids: Tensor, temperature: float = 1.0) -> Tensor:
     r"""Distance to the nearest centroid, :math:`\min_y d(q(x), \mu_y)`, (N,): higher is out-of-distribution."""
-    return categorical.pairwise_distance(wide(logits), centroids, temperature).amin(dim=1)
+    return categorical.pairwise_distance(logits, centroids, temperature, _min)
 
 
 def kl_sum(logits: Tensor, centroids: Tensor, temperature: float = 1.0) -> Tensor:
     r"""Eq. 5 with divergences, :math:`\sum_y \mathrm{KL}(q(x)\|\mu_y)`, (N,): higher is **in**-distribution."""
-    return categorical.pairwise_kl_divergence(wide(logits), centroids, temperature).sum(dim=1)
+    return categorical.pairwise_kl_divergence(logits, centroids, temperature, _sum)
 
 
 def kl_min(logits: Tensor, centroids: Tensor, temperature: float = 1.0) -> Tensor:
     r"""Divergence from the nearest centroid, :math:`\min_y \mathrm{KL}(q(x)\|\mu_y)`, (N,): higher is OOD."""
-    return categorical.pairwise_kl_divergence(wide(logits), centroids, temperature).amin(dim=1)
+    return categorical.pairwise_kl_divergence(logits, centroids, temperature, _min)
+
+
+def _sum(values: Tensor) -> Tensor:
+    return values.sum(dim=1)
+
+
+def _min(values: Tensor) -> Tensor:
+    return values.amin(dim=1)
 
 
 class LogitsDetector(Detector):
-    """Scores rows of logits at a temperature, a bounded number of rows at a time."""
+    """Scores rows of logits at a temperature."""
 
     def __init__(self, *, temperature: float = 1.0, probabilities: bool = False) -> None:
         categorical.check_temperature(temperature)
@@ -75,15 +87,6 @@ class LogitsDetector(Detector):
         """Nothing to learn but the number of classes, which `fit_batches` sees to; reading the batches checks them."""
         for _ in batches:
             pass
-
-    def _score(self, batch: Outputs) -> Tensor:
-        parts = [
-            self._score_rows(batch.logits[rows]) for rows in row_chunks(len(batch), batch.n_classes, batch.n_classes)
-        ]
-        return torch.cat(parts) if parts else wide(batch.logits.new_empty(0))
-
-    def _score_rows(self, logits: Tensor) -> Tensor:
-        raise NotImplementedError
 
 
 class MaxSoftmax(LogitsDetector):
@@ -97,8 +100,8 @@ class MaxSoftmax(LogitsDetector):
         See `Detector`.
     """
 
-    def _score_rows(self, logits: Tensor) -> Tensor:
-        return -confidence(logits, self.temperature)
+    def _score(self, batch: Outputs) -> Tensor:
+        return -confidence(batch.logits, self.temperature)
 
 
 class Odin(MaxSoftmax):
@@ -130,8 +133,8 @@ class Energy(LogitsDetector):
             raise InputError("probabilities: energy needs logits, softmax removes it; use another method such as 'msp'")
         super().__init__(temperature=temperature)
 
-    def _score_rows(self, logits: Tensor) -> Tensor:
-        return energy(logits, self.temperature)
+    def _score(self, batch: Outputs) -> Tensor:
+        return energy(batch.logits, self.temperature)
 
 
 class KLDivergence(LogitsDetector):
@@ -164,8 +167,8 @@ class KLDivergence(LogitsDetector):
         logits, labels = gather(batches)
         self.centroids_ = categorical.kl_centroids(logits, labels, logits.shape[1], self.temperature)
 
-    def _score_rows(self, logits: Tensor) -> Tensor:
-        centroids = self.centroids_.to(logits.device)
+    def _score(self, batch: Outputs) -> Tensor:
+        logits, centroids = batch.logits, self.centroids_.to(batch.logits.device)
         if self.reduce == "sum":
             return -kl_sum(logits, centroids, self.temperature)
         return kl_min(logits, centroids, self.temperature)
@@ -246,8 +249,8 @@ class IgeoodLogits(LogitsDetector):
         other._fit(other._readable([train]), categorical.retemper(self.centroids_, self.temperature, temperature))
         return other._fitted(train.n_classes)
 
-    def _score_rows(self, logits: Tensor) -> Tensor:
-        centroids = self.centroids_.to(logits.device)
+    def _score(self, batch: Outputs) -> Tensor:
+        logits, centroids = batch.logits, self.centroids_.to(batch.logits.device)
         if self.reduce_ == "sum":
             return -fr0(logits, centroids, self.temperature)
         return fr_min(logits, centroids, self.temperature)
@@ -256,11 +259,8 @@ class IgeoodLogits(LogitsDetector):
         r"""Class that the distance induces (Eq. 4), :math:`\arg\min_y d(q(x), \mu_y)`: (N,) int64."""
         batch = self._scorable(outputs)
         centroids = self.centroids_.to(batch.logits.device)
-        parts = [
-            categorical.pairwise_distance(wide(batch.logits[rows]), centroids, self.temperature).argmin(dim=1)
-            for rows in row_chunks(len(batch), batch.n_classes)
-        ]
-        return batch.like(torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64))
+        nearest = categorical.pairwise_distance(batch.logits, centroids, self.temperature, lambda d: d.argmin(dim=1))
+        return batch.like(nearest)
 
 
 def gather(batches: Iterable[Outputs]) -> tuple[Tensor, Tensor]:

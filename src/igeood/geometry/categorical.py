@@ -1,11 +1,13 @@
 r"""Fisher–Rao geometry of softmax outputs (the paper's Eq. 1–3), with the Kullback–Leibler divergence beside it."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from igeood.errors import InputError
 from igeood.geometry.centroids import centroids, kl_centroids, retemper, sgd_centroids, stream_centroids
-from igeood.geometry.precision import broadcastable, result_dtype
+from igeood.geometry.precision import broadcastable, by_rows, result_dtype
 from igeood.geometry.sphere import check_temperature, chord_distance, log_softmax, sphere, sphere_distances
 from igeood.geometry.weiszfeld import CentroidSums, sphere_sums
 
@@ -26,6 +28,7 @@ __all__ = [
 ]
 
 _LOG_ZERO = -1e4
+Reduce = Callable[[Tensor], Tensor]
 
 
 def distance(logits_p: Tensor, logits_q: Tensor) -> Tensor:
@@ -51,7 +54,9 @@ def distance(logits_p: Tensor, logits_q: Tensor) -> Tensor:
     return chord_distance(sphere(logits_p), sphere(logits_q)).to(result_dtype(logits_p, logits_q))
 
 
-def pairwise_distance(logits: Tensor, centroids: Tensor, temperature: float = 1.0) -> Tensor:
+def pairwise_distance(
+    logits: Tensor, centroids: Tensor, temperature: float = 1.0, reduce: Reduce | None = None
+) -> Tensor:
     """Fisher–Rao distance of every sample to every centroid (Eq. 2).
 
     Parameters
@@ -62,11 +67,14 @@ def pairwise_distance(logits: Tensor, centroids: Tensor, temperature: float = 1.
         (K, C) log-probabilities, at the temperature they were fitted for.
     temperature : float
         Applies to `logits` only.
+    reduce : callable, optional
+        What to keep of the values of some samples, (n, K) in float64, such as their sum over the centroids: those of
+        all samples are then never held together.
 
     Returns
     -------
     Tensor
-        (N, K) distances.
+        (N, K) distances, or what `reduce` makes of them.
 
     Examples
     --------
@@ -75,7 +83,9 @@ def pairwise_distance(logits: Tensor, centroids: Tensor, temperature: float = 1.
     tensor([[1.5708, 1.5708]])
     """
     _check_pairs(logits, centroids, "pairwise_distance")
-    return sphere_distances(sphere(logits, temperature), sphere(centroids)).to(result_dtype(logits, centroids))
+    keep = reduce or _to(result_dtype(logits, centroids))
+    centres = sphere(centroids)  # (K, C)
+    return by_rows(lambda f: keep(sphere_distances(sphere(f, temperature), centres)), logits, max(centres.shape))
 
 
 def kl_divergence(logits_p: Tensor, logits_q: Tensor) -> Tensor:
@@ -102,7 +112,9 @@ def kl_divergence(logits_p: Tensor, logits_q: Tensor) -> Tensor:
     return terms.sum(dim=-1).clamp(min=0.0).to(result_dtype(logits_p, logits_q))
 
 
-def pairwise_kl_divergence(logits: Tensor, centroids: Tensor, temperature: float = 1.0) -> Tensor:
+def pairwise_kl_divergence(
+    logits: Tensor, centroids: Tensor, temperature: float = 1.0, reduce: Reduce | None = None
+) -> Tensor:
     r"""Divergence :math:`\mathrm{KL}(q(x)\,\|\,\mu_y)` of every sample from every centroid.
 
     Parameters
@@ -113,11 +125,14 @@ def pairwise_kl_divergence(logits: Tensor, centroids: Tensor, temperature: float
         (K, C) log-probabilities, at the temperature they were fitted for.
     temperature : float
         Applies to `logits` only.
+    reduce : callable, optional
+        What to keep of the values of some samples, (n, K) in float64, such as their sum over the centroids: those of
+        all samples are then never held together.
 
     Returns
     -------
     Tensor
-        (N, K) divergences.
+        (N, K) divergences, or what `reduce` makes of them.
 
     Examples
     --------
@@ -125,11 +140,20 @@ def pairwise_kl_divergence(logits: Tensor, centroids: Tensor, temperature: float
     tensor([[0., 0., 0.]])
     """
     _check_pairs(logits, centroids, "pairwise_kl_divergence")
-    log_p = log_softmax(logits, temperature)
-    p = log_p.exp()
-    entropy = -(p * _floored(log_p)).sum(dim=-1, keepdim=True)  # (N, 1)
-    cross = -p @ _floored(log_softmax(centroids)).T  # (N, K)
-    return (cross - entropy).clamp(min=0.0).to(result_dtype(logits, centroids))
+    keep = reduce or _to(result_dtype(logits, centroids))
+    log_q = _floored(log_softmax(centroids)).T  # (C, K)
+
+    def divergences(f: Tensor) -> Tensor:
+        log_p = log_softmax(f, temperature)
+        p = log_p.exp()
+        entropy = -(p * _floored(log_p)).sum(dim=-1, keepdim=True)  # (n, 1)
+        return keep((-p @ log_q - entropy).clamp(min=0.0))
+
+    return by_rows(divergences, logits, max(log_q.shape))
+
+
+def _to(dtype: torch.dtype) -> Reduce:
+    return lambda values: values.to(dtype)
 
 
 def _floored(log_p: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
 """Which precision to compute in, and how many rows at a time."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-CHUNK_ELEMENTS = 1 << 20  # 8 MB of float64: fits the cache's neighbourhood, keeps every temporary small
+CHUNK_ELEMENTS = 1 << 18  # 2 MB of float64: a few temporaries of that size stay in the cache
 _NO_FLOAT64 = frozenset({"mps"})
 
 
@@ -33,8 +33,21 @@ def chunk_rows(width: int) -> int:
     return max(1, CHUNK_ELEMENTS // max(1, width))
 
 
-def row_chunks(n: int, width: int, least: int = 1) -> Iterator[slice]:
-    """Slices of `n` rows such that each chunk has about `CHUNK_ELEMENTS` elements of `width` a row, or `least` rows."""
-    step = max(chunk_rows(width), least)
+def row_chunks(n: int, width: int) -> Iterator[slice]:
+    """Slices of `n` rows such that each chunk has about `CHUNK_ELEMENTS` elements of `width` a row."""
+    step = chunk_rows(width)
     for start in range(0, n, step):
         yield slice(start, min(start + step, n))
+
+
+def by_rows(function: Callable[[Tensor], Tensor], x: Tensor, width: int) -> Tensor:
+    """`function` of the rows of `x`, a chunk at a time: its temporaries have about `width` elements a row."""
+    step = chunk_rows(width)
+    if len(x) <= step:
+        return function(x)
+    first = function(x[:step])
+    out = first.new_empty((len(x), *first.shape[1:]))
+    out[:step] = first
+    for rows in row_chunks(len(x) - step, width):
+        out[step:][rows] = function(x[step:][rows])
+    return out

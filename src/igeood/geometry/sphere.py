@@ -26,17 +26,23 @@ def log_softmax(logits: Tensor, temperature: float = 1.0) -> Tensor:
     [0.0, -1e+38]
     """
     check_temperature(temperature)
-    logits = wide(logits)
+    return torch.log_softmax(_below_peak(logits).div_(temperature), dim=-1)
+
+
+def _below_peak(logits: Tensor) -> Tensor:
+    """A new float64 tensor of the logits less their row's maximum."""
     peak = logits.detach().amax(dim=-1, keepdim=True)
     if not bool(peak.isfinite().all()):
         raise InputError("logits: a row has NaN, +inf or nothing but −inf; remove such rows")
-    shifted = logits - peak
-    return torch.log_softmax(shifted / temperature, dim=-1)
+    return wide(logits) - wide(peak)
 
 
 def sphere(logits: Tensor, temperature: float = 1.0) -> Tensor:
     """Point on the unit sphere, √softmax(f/T): (..., C) → (..., C)."""
-    return torch.exp(0.5 * log_softmax(logits, temperature))
+    check_temperature(temperature)
+    roots = _below_peak(logits).div_(2.0 * temperature).exp_()  # the largest is 1
+    norm: Tensor = torch.linalg.vector_norm(roots, dim=-1, keepdim=True)
+    return roots / norm
 
 
 def sphere_distances(points: Tensor, centres: Tensor) -> Tensor:
@@ -46,11 +52,11 @@ def sphere_distances(points: Tensor, centres: Tensor) -> Tensor:
     """
     inner = points @ centres.T  # (N, K)
     limit = _NEAR[inner.dtype]
-    out = 2.0 * torch.acos(inner.clamp(max=limit))
     rows, cols = (inner.detach() > limit).nonzero(as_tuple=True)
+    out = inner.clamp_(max=limit).acos_().mul_(2.0)
     if len(rows):
         exact = [chord_distance(points[rows[c]], centres[cols[c]]) for c in row_chunks(len(rows), points.shape[-1])]
-        out = out.index_put((rows, cols), torch.cat(exact))
+        out = out.index_put_((rows, cols), torch.cat(exact))
     return out
 
 
