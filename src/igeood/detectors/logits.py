@@ -49,7 +49,7 @@ def fr0(logits: Tensor, centroids: Tensor, temperature: float = 1.0) -> Tensor:
     >>> fr0(torch.zeros(1, 2), torch.tensor([[0.0, -torch.inf], [-torch.inf, 0.0]])).item()
     3.14159...
     """
-    return categorical.pairwise_distance(logits, centroids, temperature, _sum)
+    return categorical.distance_sum(logits, centroids, temperature)
 
 
 def fr_min(logits: Tensor, centroids: Tensor, temperature: float = 1.0) -> Tensor:

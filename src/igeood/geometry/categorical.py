@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from igeood.errors import InputError
+from igeood.geometry import fused
 from igeood.geometry.centroids import centroids, kl_centroids, retemper, sgd_centroids, stream_centroids
 from igeood.geometry.precision import broadcastable, by_rows, result_dtype
 from igeood.geometry.sphere import check_temperature, chord_distance, log_softmax, sphere, sphere_distances
@@ -16,6 +17,7 @@ __all__ = [
     "centroids",
     "check_temperature",
     "distance",
+    "distance_sum",
     "kl_centroids",
     "kl_divergence",
     "log_softmax",
@@ -86,6 +88,25 @@ def pairwise_distance(
     keep = reduce or _to(result_dtype(logits, centroids))
     centres = sphere(centroids)  # (K, C)
     return by_rows(lambda f: keep(sphere_distances(sphere(f, temperature), centres)), logits, max(centres.shape))
+
+
+def distance_sum(logits: Tensor, centroids: Tensor, temperature: float = 1.0) -> Tensor:
+    r"""Sum of each sample's distances to all centroids, :math:`\sum_y d(q(x), \mu_y)`, (N,) in float64.
+
+    Parameters
+    ----------
+    logits, centroids, temperature
+        As in `pairwise_distance`.
+
+    Examples
+    --------
+    >>> distance_sum(torch.zeros(1, 2), torch.tensor([[0.0, -torch.inf], [-torch.inf, 0.0]])).item()
+    3.14159...
+    """
+    _check_pairs(logits, centroids, "distance_sum")
+    check_temperature(temperature)
+    fast = fused.distance_sums(logits, sphere(centroids), temperature)
+    return pairwise_distance(logits, centroids, temperature, lambda d: d.sum(dim=1)) if fast is None else fast
 
 
 def kl_divergence(logits_p: Tensor, logits_q: Tensor) -> Tensor:

@@ -1,0 +1,89 @@
+"""The fused loop gives what the plain path gives, and steps aside where it should."""
+
+import pytest
+import torch
+
+from igeood.errors import InputError
+from igeood.geometry import categorical, fused
+
+pytest.importorskip("numba")
+
+
+def plain(logits, centroids, temperature=1.0):
+    return categorical.pairwise_distance(logits, centroids, temperature, lambda d: d.sum(dim=1))
+
+
+def confident(n, n_classes, margin, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(n + n_classes)
+    logits = torch.randn(n, n_classes, dtype=dtype, generator=generator)
+    logits[torch.arange(n), torch.arange(n) % n_classes] += margin
+    return logits
+
+
+@pytest.fixture(autouse=True)
+def for_any_number_of_samples(monkeypatch):
+    monkeypatch.setattr(fused, "FEWEST_SAMPLES", 1)
+
+
+@pytest.mark.parametrize("n_classes", [2, 3, 10, 32])
+@pytest.mark.parametrize("margin", [0.0, 3.0, 12.0, 30.0, 300.0])
+@pytest.mark.parametrize("temperature", [0.1, 1.0, 7.3, 1000.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_it_gives_the_plain_paths_numbers(n_classes, margin, temperature, dtype):
+    logits = confident(300, n_classes, margin, dtype)
+    centroids = categorical.log_softmax(confident(n_classes, n_classes, margin), temperature)
+    found = fused.distance_sums(logits, categorical.sphere(centroids), temperature)
+    torch.testing.assert_close(found, plain(logits, centroids, temperature), rtol=0, atol=2e-11 * n_classes)
+
+
+def test_samples_on_a_centroid_are_at_distance_0():
+    logits = confident(10, 10, 5.0)
+    centroids = categorical.log_softmax(logits)
+    one = fused.distance_sums(logits, categorical.sphere(centroids[:1]), 1.0)
+    assert float(one[0]) < 1e-15
+    torch.testing.assert_close(one, plain(logits, centroids[:1]), rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.parametrize("n", [1, 127, 128, 129, 1000])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_any_number_of_samples_and_threads(n, threads):
+    before = torch.get_num_threads()
+    logits, centroids = confident(n, 10, 4.0), categorical.log_softmax(confident(10, 10, 4.0))
+    try:
+        torch.set_num_threads(threads)
+        found = fused.distance_sums(logits, categorical.sphere(centroids), 1.0)
+        strided = fused.distance_sums(logits.T.contiguous().T, categorical.sphere(centroids), 1.0)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(found, plain(logits, centroids), rtol=1e-12, atol=0)
+    assert torch.equal(found, strided)
+
+
+def test_the_sum_uses_it_and_stays_itself_without(monkeypatch):
+    logits, centroids = confident(200, 10, 4.0), categorical.log_softmax(confident(10, 10, 4.0))
+    fast = categorical.distance_sum(logits, centroids)
+    assert torch.equal(fast, fused.distance_sums(logits, categorical.sphere(centroids), 1.0))
+    monkeypatch.setattr(fused, "installed", lambda: False)
+    torch.testing.assert_close(categorical.distance_sum(logits, centroids), fast, rtol=1e-12, atol=0)
+
+
+def test_it_steps_aside(monkeypatch):
+    logits, centroids = confident(50, 10, 4.0), categorical.log_softmax(confident(10, 10, 4.0))
+    masked = logits.clone()
+    masked[3, 4] = -torch.inf
+    assert torch.equal(categorical.distance_sum(masked, centroids), plain(masked, centroids))
+    huge = logits * 1e307
+    assert torch.equal(categorical.distance_sum(huge, centroids), plain(huge, centroids))
+    moved = logits.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(categorical.distance_sum(moved, centroids).sum(), moved)
+    assert bool(gradient.isfinite().all())
+    assert float(gradient.abs().max()) > 0
+    bad = logits.clone()
+    bad[7, 1] = torch.nan
+    with pytest.raises(InputError, match="NaN"):
+        categorical.distance_sum(bad, centroids)
+    wide = confident(50, 33, 4.0)
+    assert fused.distance_sums(wide, categorical.sphere(wide[:33]), 1.0) is None
+    assert fused.distance_sums(logits, categorical.sphere(centroids), 1e-300) is None
+    monkeypatch.setattr(fused, "FEWEST_SAMPLES", 51)
+    assert fused.distance_sums(logits, categorical.sphere(centroids), 1.0) is None
