@@ -60,6 +60,7 @@ def grey_box(
     method: str | Detector = "igeood-logits",
     temperature: float | None = None,
     probabilities: bool = False,
+    fold: bool = False,
 ) -> Guard:
     """Make a guard that moves each input one signed-gradient step before scoring its logits (Eq. 6).
 
@@ -73,10 +74,14 @@ def grey_box(
         Of the input's normalisation; 1 for inputs in [0, 1].
     method, temperature, probabilities
         As in `black_box`.
+    fold : bool
+        Run a private stand-in of the model: batch normalisation folded into the convolutions, channels last. About
+        1.5 times as fast on a CPU; the scores are the same up to rounding, so one guard keeps one way. It shares the
+        model's weights and follows them. A model that cannot be traced runs as it is, with a note in the log.
     """
     check_epsilon(epsilon)
     detector = _detector(method, "grey box", temperature, probabilities)
-    return Guard(detector, ModelInputs(model, (), epsilon=epsilon, std=std), "grey box")
+    return Guard(detector, ModelInputs(model, (), epsilon=epsilon, std=std, fold=fold), "grey box")
 
 
 def white_box(
@@ -185,7 +190,8 @@ def _restore(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Modul
     detector = make_detector(method, **options).load_state(state, record["n_classes"])
     inputs: ArrayInputs | ModelInputs = ArrayInputs([str(layer) for layer in record["layers"]])
     if model is not None:
-        inputs = ModelInputs(model, record["layers"], epsilon=record["epsilon"], mean=record["mean"], std=record["std"])
+        options = {name: record[name] for name in ("epsilon", "mean", "std")}
+        inputs = ModelInputs(model, record["layers"], **options, fold=record.get("fold", False))
     guard = Guard(detector, inputs, record["access"])
     guard._tuned_on = guard._first_tuned_on = _keys(tensors["tuned_on"])
     guard.fitted_on = _keys(tensors.get("fitted_on", torch.empty(0, dtype=torch.int64)))  # earlier files have none

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from scipy.stats import binom, false_discovery_control
 from torch import Tensor
 
 from igeood.errors import InputError
@@ -105,6 +104,8 @@ def rank(n: int, tpr: float = 0.95, guarantee: Guarantee = "marginal", confidenc
         raise InputError(f"id_scores: {n} calibration samples cannot promise {promise}; at least {needed} are needed")
     if guarantee == "marginal":
         return math.ceil((n + 1) * share)
+    from scipy.stats import binom  # noqa: PLC0415 (slow to import)
+
     return int(binom.ppf(confidence, n, tpr)) + 1  # P(Beta(k, n+1−k) ≥ tpr) = P(Binomial(n, tpr) ≤ k−1)
 
 
@@ -120,6 +121,8 @@ def needed_samples(tpr: float = 0.95, guarantee: Guarantee = "marginal", confide
     if guarantee != "tolerance":
         raise InputError(f"guarantee: expected 'marginal' or 'tolerance', got {guarantee!r}")
     exact_fraction(confidence, "confidence")
+    from scipy.stats import binom  # noqa: PLC0415 (slow to import)
+
     n = max(1, math.floor(math.log(1 - confidence) / math.log(tpr)))  # the closed form may be off by rounding
     while binom.cdf(n - 1, n, tpr) < confidence:
         n += 1
@@ -189,6 +192,8 @@ def benjamini_hochberg(p: ArrayLike, fdr: float = 0.05) -> Array:
     if len(values) and not (float(values.min()) >= 0.0 and float(values.max()) <= 1.0):
         place = int(((values < 0) | (values > 1)).nonzero()[0])
         raise InputError(f"p: p-values lie in [0, 1]; position {place} has {float(values[place])}")
+    from scipy.stats import false_discovery_control  # noqa: PLC0415 (slow to import)
+
     adjusted: np.ndarray[Any, Any] = false_discovery_control(values.numpy()) if len(values) else values.numpy()
     called = torch.from_numpy(adjusted <= fdr)
     return as_kind(called if is_numpy else called.to(getattr(p, "device", "cpu")), is_numpy)

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.stats import shapiro
 
 from igeood.detectors.features import ClassSums
 from igeood.errors import InputError
@@ -57,6 +56,8 @@ def diagnose(outputs: Outputs) -> dict[str, LayerDiagnostics]:
 
 
 def _layer(outputs: Outputs, layer: str) -> LayerDiagnostics:
+    from scipy.stats import shapiro  # noqa: PLC0415 (slow to import)
+
     assert outputs.labels is not None  # noqa: S101 (diagnose has checked it; this tells the type checker)
     features = outputs.features[layer].detach().double()
     sums = ClassSums.of(features, outputs.labels, outputs.n_classes, full=True)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from igeood.detectors import Detector
 from igeood.errors import InputError
 from igeood.extraction import Batch, Layers, Reader, batches, reading, resolve_layers
+from igeood.folding import Folded, stand_in
 from igeood.outputs import Keys, Outputs, recut, row_keys
 from igeood.perturbation import (
     Attack,
@@ -24,6 +25,7 @@ from igeood.perturbation import (
     signed_step,
 )
 
+STEP_ROWS = 64  # samples whose gradient is taken at a time: autograd keeps every activation of theirs
 _NO_KEYS: Keys = np.empty(0, dtype=np.uint64)
 Select = Callable[[Keys], Tensor]  # keys → which rows, (N,) bool
 
@@ -142,6 +144,8 @@ class ModelInputs:
         Size of the input step, in pixel units.
     mean, std : float or one for each channel
         Of the input's normalisation; without a mean, adversarial samples are clamped only if inputs lie in [0, 1].
+    fold : bool
+        Run a `Folded` stand-in where the model has one; no layers can be read from it.
     """
 
     def __init__(
@@ -152,11 +156,13 @@ class ModelInputs:
         epsilon: float = 0.0,
         mean: Channels | None = None,
         std: Channels = 1.0,
+        fold: bool = False,
     ) -> None:
         if not isinstance(model, nn.Module):
             hint = f"; did you mean method={model!r}?" if isinstance(model, str) else ""
             raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}{hint}")
-        self.model, self.epsilon = model, epsilon
+        self.model, self.epsilon, self.fold = model, epsilon, fold
+        self._folded: tuple[nn.Module, Folded | None] | None = None  # of which model, and its stand-in if there is one
         self.mean = None if mean is None else check_channels(mean, "mean")
         self.std = check_channels(std, "std", positive=True)
         self._wanted = layers
@@ -183,39 +189,66 @@ class ModelInputs:
             chosen = batch[rows]
             if len(chosen) == 0 < len(batch):
                 continue
-            with reading(self.model, self.layers) as reader, torch.no_grad():
-                try:
+            try:
+                with reading(self._runner(chosen), self.layers) as reader, torch.no_grad():
                     clean, stepped = self._run(reader, reader.place(chosen), detector, epsilons, labels=fitting)
-                except InputError as error:
-                    raise InputError(f"{name}: batch {number}: {error}") from None
+            except InputError as error:
+                raise InputError(f"{name}: batch {number}: {error}") from None
             yield Seen(keys[rows if isinstance(rows, slice) else rows.numpy()], clean, stepped)
 
     def _run(
         self, reader: Reader, batch: Batch, detector: Detector, epsilons: Sequence[float], *, labels: bool = False
     ) -> tuple[Outputs, list[Outputs]]:
-        """Clean outputs, and those after a step that lowers the detector's score (Eq. 6), for each size of the step.
-
-        One forward pass gives the clean outputs and the gradient, which all sizes share.
-        """
+        """Clean outputs, and those after a step that lowers the detector's score (Eq. 6), for each size of the step."""
         if not any(epsilons):
             clean = reader(batch, labels=labels)
             return clean, [clean] * len(epsilons)
+        if len(batch) <= STEP_ROWS:
+            return self._step(reader, batch, detector, epsilons)
+        starts = range(0, len(batch), STEP_ROWS)
+        pieces = [self._step(reader, batch[slice(i, i + STEP_ROWS)], detector, epsilons, i) for i in starts]
+        cleans, stepped = zip(*pieces, strict=True)
+        return Outputs.concat(cleans), [Outputs.concat(parts) for parts in zip(*stepped, strict=True)]
+
+    def _step(
+        self, reader: Reader, batch: Batch, detector: Detector, epsilons: Sequence[float], first: int | None = None
+    ) -> tuple[Outputs, list[Outputs]]:
+        """One forward pass gives the clean outputs and the gradient, which all sizes share; no step, no second pass."""
         made: list[Outputs] = []
         targets: list[tuple[str, ...] | None] = []
 
         def objectives(x: Tensor) -> list[Tensor]:
-            made[:] = [reader(batch.with_x(x), labels=labels)]
+            made[:] = [reader(batch.with_x(x), first=first)]
             steps = detector.step_scores(detector.read(made[0]))
             targets[:] = [layers for _, layers in steps]
             return [score for score, _ in steps]
 
         gradients = input_gradients(objectives, batch.x)
         clean = made[0].detached()
-        found = []
-        for epsilon in epsilons:
-            parts = [reader(batch.with_x(signed_step(batch.x, g, -epsilon, self.std))) for g in gradients]
-            found.append(_merge(clean, parts, targets))
-        return clean, found
+
+        def after(epsilon: float) -> Outputs:
+            moved = (signed_step(batch.x, gradient, -epsilon, self.std) for gradient in gradients)
+            return _merge(clean, [reader(batch.with_x(x), first=first) for x in moved], targets)
+
+        return clean, [after(epsilon) if epsilon else clean for epsilon in epsilons]
+
+    def _runner(self, batch: Batch) -> nn.Module:
+        """What runs: the model, or its stand-in with the weights of this moment."""
+        if not self.fold or len(batch) == 0:
+            return self.model
+
+        def logits(model: nn.Module) -> Tensor:
+            with reading(model) as reader, torch.no_grad():
+                return reader(batch[slice(0, 2)]).logits
+
+        of, folded = self._folded or (None, None)
+        if of is not self.model or (folded is not None and not folded.is_of(self.model)):
+            folded = stand_in(self.model, logits)
+            self._folded = self.model, folded
+        if folded is None:
+            return self.model
+        folded.renew()
+        return folded
 
     def attack(
         self, source: Any, detector: Detector, size: float, *, select: Select | None = None,
@@ -224,12 +257,13 @@ class ModelInputs:
         """Outputs of FGSM samples made from the source, for each size of the input step; and what the attack did."""
         found: list[list[Outputs]] = []
         right = moved = 0.0
-        with reading(self.model, self.layers) as reader, torch.no_grad():
-            for given in batches(source):
-                check_floating(given.x)
-                batch = reader.place(given if select is None else given[select(given.keys)])
-                if len(batch) == 0:
-                    continue
+        for given in batches(source):
+            check_floating(given.x)
+            chosen = given if select is None else given[select(given.keys)]
+            if len(chosen) == 0:
+                continue
+            with reading(self._runner(chosen), self.layers) as reader, torch.no_grad():
+                batch = reader.place(chosen)
                 clean = reader(batch, labels=True)
                 labels = clean.logits.argmax(dim=1) if clean.labels is None else clean.labels
                 x = self._fgsm(reader, batch, labels, size)
