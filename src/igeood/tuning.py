@@ -258,14 +258,11 @@ def tune_temperature(
         if len(outputs) == 0:
             raise InputError(f"{name}: empty; tuning needs validation samples of both kinds")
     detector.check_fitted()
-    latest = detector
+    made = detector.over_temperatures(train)
 
     def attempt(temperature: float) -> Trial:
-        nonlocal latest
-        latest = latest.at_temperature(
-            temperature, train, warm=True
-        )  # each fit starts from its predecessor's centroids
-        found = evaluate(latest.score(id_validation), latest.score(ood_validation), tpr)
+        tried = made(temperature)
+        found = evaluate(tried.score(id_validation), tried.score(ood_validation), tpr)
         return Trial(temperature, found.tnr_at_tpr, found.auroc)
 
     if search == "sweep":

@@ -147,12 +147,17 @@ def test_centroid_temperature_is_the_authors_rescaling(classifier):
         igeood.IgeoodLogits(centroid_temperature=0.0)
 
 
-def test_warm_and_cold_fits_agree(classifier):
+@pytest.mark.parametrize("centroid_temperature", [None, 1.0])
+def test_many_temperatures_give_what_each_alone_gives(classifier, centroid_temperature):
     train = igeood.Outputs(classifier.train, labels=classifier.labels)
-    first = igeood.IgeoodLogits().fit(train)
-    warm, cold = (first.at_temperature(2.0, train, warm=w) for w in (True, False))
-    assert warm.temperature == cold.temperature == 2.0
-    torch.testing.assert_close(warm.score(classifier.test), cold.score(classifier.test), rtol=1e-6, atol=1e-6)
+    first = igeood.IgeoodLogits(centroid_temperature=centroid_temperature).fit(train)
+    at = first.over_temperatures(train)
+    for temperature in (0.3, 1.0, 2.345, 1000.0, 40.0, 0.9):
+        many, alone = at(temperature), first.at_temperature(temperature, train)
+        assert many.temperature == alone.temperature == temperature
+        assert many.params() == alone.params()
+        found, expected = (d.score(classifier.test) for d in (many, alone))
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.std()))
 
 
 def test_energy_of_extreme_logits():

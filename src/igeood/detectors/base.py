@@ -4,7 +4,7 @@ import inspect
 import itertools
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -141,12 +141,13 @@ class Detector(ABC):
         """Constructor arguments by name."""
         return {name: getattr(self, name) for name in parameter_names(type(self))}
 
-    def at_temperature(self: D, temperature: float, train: Outputs, *, warm: bool = False) -> D:  # noqa: ARG002
-        """A detector like this one at another temperature, fitted on `train`.
-
-        `warm` lets an iterative fit start from what this detector has learnt.
-        """
+    def at_temperature(self: D, temperature: float, train: Outputs) -> D:
+        """A detector like this one at another temperature, fitted on `train`."""
         return self._with_temperature(temperature).fit(train)
+
+    def over_temperatures(self: D, train: Outputs) -> Callable[[float], D]:
+        """`at_temperature` for many temperatures in turn, which may share their work."""
+        return lambda temperature: self.at_temperature(temperature, train)
 
     def _with_temperature(self: D, temperature: float) -> D:
         if "temperature" not in parameter_names(type(self)):

@@ -12,8 +12,6 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import KFold
 from torch import Tensor
 
 from igeood.detectors.base import Detector
@@ -199,7 +197,9 @@ def _standardise(columns: Tensor) -> tuple[Tensor, Tensor]:
     return centre, torch.where(scale > 0, scale, torch.ones_like(scale))
 
 
-def _regression(strength: float) -> LogisticRegression:
+def _regression(strength: float) -> Any:
+    from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 (slow to import)
+
     return LogisticRegression(C=strength, class_weight="balanced", max_iter=2000)
 
 
@@ -210,6 +210,8 @@ def _folds(
 
     Sets of one size are split alike: a sample and the attack made from it are never on two sides.
     """
+    from sklearn.model_selection import KFold  # noqa: PLC0415 (slow to import)
+
     device = inside.logits.device
     splits = [
         [
@@ -281,11 +283,11 @@ class Igeood(Ensemble):
         """See `Detector.step_scores`: the step raises FR₀ (Eq. 6), and every layer is read after it."""
         return self.output_.step_scores(batch)
 
-    def at_temperature(self: I, temperature: float, train: Outputs, *, warm: bool = False) -> I:
+    def at_temperature(self: I, temperature: float, train: Outputs) -> I:
         """A detector like this one with FR₀ at another temperature; the weights want fitting again."""
         other = copy.copy(self)
         other.temperature = temperature
-        other.output_ = self.output_.at_temperature(temperature, train, warm=warm)
+        other.output_ = self.output_.at_temperature(temperature, train)
         return other
 
 

@@ -3,7 +3,7 @@ r"""The black-box family: detectors that need the logits only.
 A function for each score, as its paper writes it, and a thin class above it that has the common orientation.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import ClassVar, Literal
 
 import torch
@@ -235,19 +235,25 @@ class IgeoodLogits(LogitsDetector):
             return ("two classes: FR₀ is constant between the centroids, so the minimum distance is used",)
         return ()
 
-    def _fit(self, batches: Iterable[Outputs], start: Tensor | None = None) -> None:
+    def _fit(self, batches: Iterable[Outputs]) -> None:
         logits, labels = gather(batches)
         fitted_at = self.temperature if self.centroid_temperature is None else self.centroid_temperature
-        centroids = categorical.centroids(logits, labels, logits.shape[1], fitted_at, start=start)
+        centroids = categorical.centroids(logits, labels, logits.shape[1], fitted_at)
         self.centroids_ = categorical.retemper(centroids, fitted_at, self.temperature)
 
-    def at_temperature(self, temperature: float, train: Outputs, *, warm: bool = False) -> "IgeoodLogits":
-        """A detector like this one at another temperature; `warm` seeks the centroids from this one's."""
-        other = self._with_temperature(temperature)
-        if not warm or self.centroid_temperature is not None:
-            return other.fit(train)
-        other._fit(other._readable([train]), categorical.retemper(self.centroids_, self.temperature, temperature))
-        return other._fitted(train.n_classes)
+    def over_temperatures(self, train: Outputs) -> Callable[[float], "IgeoodLogits"]:
+        """See `Detector.over_temperatures`: fits that start from each other, and interpolation between them."""
+        if self.centroid_temperature is not None:
+            return super().over_temperatures(train)
+        logits, labels = gather(self._readable([train]))
+        path = categorical.CentroidPath(logits, labels, train.n_classes)
+
+        def at(temperature: float) -> IgeoodLogits:
+            other = self._with_temperature(temperature)
+            other.centroids_ = path(temperature)
+            return other._fitted(train.n_classes)
+
+        return at
 
     def _score(self, batch: Outputs) -> Tensor:
         logits, centroids = batch.logits, self.centroids_.to(batch.logits.device)

@@ -7,12 +7,13 @@ from torch import Tensor
 
 from igeood.errors import InputError
 from igeood.geometry import fused
-from igeood.geometry.centroids import centroids, kl_centroids, retemper, sgd_centroids, stream_centroids
+from igeood.geometry.centroids import CentroidPath, centroids, kl_centroids, retemper, sgd_centroids, stream_centroids
 from igeood.geometry.precision import broadcastable, by_rows, result_dtype
 from igeood.geometry.sphere import check_temperature, chord_distance, log_softmax, sphere, sphere_distances
 from igeood.geometry.weiszfeld import CentroidSums, sphere_sums
 
 __all__ = [
+    "CentroidPath",
     "CentroidSums",
     "centroids",
     "check_temperature",

@@ -3,7 +3,9 @@ r"""Class centroids of softmax outputs (the paper's Eq. 3), for Fisher–Rao and
 The Fisher–Rao centroid minimises the *mean distance* to its class's outputs: a geometric median on the sphere.
 """
 
+import math
 import warnings
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -16,6 +18,8 @@ from igeood.geometry.weiszfeld import Batches, Points, Search, chunks, class_sum
 from igeood.outputs import check_logits
 
 _PATIENCE = 60  # passes after which unfinished classes are finished another way
+_A_DECADE = 8  # temperatures that a path is fitted at
+_MOST_INTERPOLATED = 256  # classes: 30 temperatures are 16 MB
 _SNAPS = frozenset([4, 8, *range(16, 10_000, 16)])  # passes at which the nearest sample is tried as the centre
 
 
@@ -168,6 +172,59 @@ def retemper(centroids: Tensor, fitted_at: float, temperature: float) -> Tensor:
     if temperature == fitted_at:
         return centroids
     return log_softmax(centroids * fitted_at, temperature)
+
+
+class CentroidPath:
+    """Centroids (Eq. 3) of the same samples at one temperature after another: each fit makes the next ones cheaper.
+
+    From temperature 1 on they are interpolated, as logits and in log T, between six fitted temperatures, eight a
+    decade. Below, where a class's centroid can be a vertex of the simplex, and for so many classes that the fitted ones
+    would fill the memory, each is fitted, from where the one before was found.
+
+    Parameters
+    ----------
+    logits, labels, n_classes
+        As in `centroids`.
+    """
+
+    def __init__(self, logits: Tensor, labels: Tensor, n_classes: int) -> None:
+        self._data = (logits, labels, n_classes)
+        self._fitted: dict[int, Tensor] = {}  # (C, C) logits, at 10^(i/8)
+        self._latest: Tensor | None = None
+
+    def __call__(self, temperature: float) -> Tensor:
+        """Centroids at a temperature, (C, C) log-probabilities."""
+        check_temperature(temperature)
+        place = _A_DECADE * math.log10(temperature)
+        if place >= 0 and self._data[2] <= _MOST_INTERPOLATED:
+            around = range(math.floor(place) - 2, math.floor(place) + 4)
+            for i in around:
+                self._reach(i)
+            logits = self._between(around, place)
+            if bool(logits.isfinite().all()):
+                return log_softmax(logits, temperature)
+        return self._fit(temperature, self._latest)
+
+    def _reach(self, i: int) -> None:
+        """See that the i-th temperature is fitted, from where its neighbours lead."""
+        if i not in self._fitted:
+            nearest = sorted(self._fitted, key=lambda j: abs(i - j))[:4]
+            temperature = 10.0 ** (i / _A_DECADE)
+            found = self._fit(temperature, self._between(nearest, i) if nearest else self._latest)
+            self._fitted[i] = found * temperature
+
+    def _between(self, places: Sequence[int], place: float) -> Tensor:
+        """The polynomial through fitted logits, by Lagrange's formula."""
+        shares = [math.prod((place - j) / (i - j) for j in places if j != i) for i in places]
+        return sum((share * self._fitted[i] for share, i in zip(shares, places, strict=True)), start=torch.zeros(()))
+
+    def _fit(self, temperature: float, start: Tensor | None) -> Tensor:
+        """Centroids at a temperature, sought from logits (C, C) where there are any."""
+        if start is not None:
+            start = log_softmax(start, temperature) if bool(start.isfinite().all()) else None
+        found = centroids(*self._data, temperature, start=start)
+        self._latest = found * temperature
+        return found
 
 
 def sgd_centroids(

@@ -18,6 +18,7 @@ from torch import Tensor
 
 MOST_CLASSES = 32  # above, a library's matrix product is faster
 FEWEST_SAMPLES = 2048  # below, there is nothing to gain
+_A_THREAD = 16_384  # samples: fewer are done before a thread has started
 _BLOCK = 128  # samples: their points fit the first cache
 _NEAR = 1.0 - 1e-9  # nearer pairs are measured by their chord, as in `sphere_distances`
 _HALF_PI = 0.5 * math.pi
@@ -51,11 +52,14 @@ def distance_sums(logits: Tensor, centres: Tensor, temperature: float) -> Tensor
     plain = logits.requires_grad or centres.requires_grad or logits.device.type != "cpu" or temperature < 1e-100
     if not few or plain or not installed() or not bool(logits.sum().isfinite()):
         return None
-    run, threads = _kernel(), torch.get_num_threads()
     rows, targets, out = logits.contiguous().numpy(), centres.contiguous().numpy(), np.empty(len(logits))
-    cuts = np.linspace(0, len(rows), threads + 1).astype(int)
-    with ThreadPoolExecutor(threads) as pool:  # the loop runs without the interpreter's lock
-        list(pool.map(lambda a, b: run(rows[a:b], targets, 0.5 / temperature, out[a:b]), cuts[:-1], cuts[1:]))
+    run, slope, threads = _kernel(), 0.5 / temperature, min(torch.get_num_threads(), len(rows) // _A_THREAD)
+    if threads < 2:
+        run(rows, targets, slope, out)
+    else:
+        cuts = np.linspace(0, len(rows), threads + 1).astype(int)
+        with ThreadPoolExecutor(threads) as pool:  # the loop runs without the interpreter's lock
+            list(pool.map(lambda a, b: run(rows[a:b], targets, slope, out[a:b]), cuts[:-1], cuts[1:]))
     return torch.from_numpy(out)
 
 
