@@ -9,7 +9,7 @@ from matplotlib.colors import to_hex
 from igeood import figures
 from igeood.detectors import METHODS
 from igeood.errors import InputError, MissingExtraError
-from igeood.figures import NARROW, Curve, CurvePanel, GaussianPanel, HistogramPanel, LayerPanel, LayerRow, ScoresOf
+from igeood.figures import NARROW, Curve, CurvePanel, GaussianPanel, HistogramPanel, LayerPanel, LayerRow
 from igeood.metrics import aupr, auroc
 
 RANDOM = np.random.default_rng(0)
@@ -271,15 +271,15 @@ def test_pyplot_is_not_needed(monkeypatch, tmp_path):
 
 
 SCORES = {
-    "energy": ScoresOf(INSIDE, OUTSIDE),
-    "igeood+": ScoresOf(INSIDE, OUTSIDE + 1),
-    "msp": ScoresOf([1, 2, 2], [2, 3]),
+    "energy": (INSIDE, OUTSIDE),
+    "igeood+": (INSIDE, OUTSIDE + 1),
+    "msp": ([1, 2, 2], [2, 3]),
 }
 NARROW_FIGURES = {
     "scores": lambda: figures.score_histograms([HistogramPanel("", INSIDE, {figures.OOD_LABEL: OUTSIDE}, 1.5)], NARROW),
     "roc": lambda: figures.roc_curves(SCORES),
     "precision–recall": lambda: figures.precision_recall_curves(SCORES),
-    "temperature": lambda: figures.tuning_curve({m: Curve(*c) for m, c in CURVES.items()}, "temperature"),
+    "temperature": lambda: figures.tuning_curve({m: Curve(*c) for m, c in CURVES.items()}, log=True),
     "contributions": lambda: figures.contributions(["output", "a $5_ layer"], [0.1, -2.0], [3.0, 1.0]),
 }
 
@@ -309,7 +309,7 @@ def test_the_area_below_the_roc_curve_is_the_auroc(method):
 
 def test_steps_under_the_precision_recall_curve_are_the_aupr():
     inside, outside = INSIDE[:60], OUTSIDE[:50] - 2
-    recall, precision = figures.precision_recall_curves({"odin": ScoresOf(inside, outside)}).axes[0].lines[0].get_data()
+    recall, precision = figures.precision_recall_curves({"odin": (inside, outside)}).axes[0].lines[0].get_data()
     assert (np.diff(recall, prepend=0.0) * precision).sum() == pytest.approx(aupr(inside, outside))
     assert recall[-1] == 1
     assert precision[-1] == pytest.approx(60 / 110)
@@ -326,11 +326,11 @@ def test_contributions_have_a_bar_for_each_side_and_column():
 def test_one_tuning_curve_is_that_of_the_pair():
     curves = {m: Curve(*c) for m, c in CURVES.items()}
     left = figures.tuning_curves([CurvePanel("", curves, {})]).axes[0]
-    alone = figures.tuning_curve(curves, "temperature").axes[0]
+    alone = figures.tuning_curve(curves, log=True).axes[0]
     assert alone.get_xlabel() == left.get_xlabel()
     assert all(np.array_equal(a.get_xydata(), b.get_xydata()) for a, b in zip(alone.lines, left.lines, strict=True))
     assert (
-        figures.tuning_curve(dict.fromkeys(["odin"], Curve(*STEPS["odin"])), "epsilon").axes[0].get_xscale() == "linear"
+        figures.tuning_curve(dict.fromkeys(["odin"], Curve(*STEPS["odin"])), log=False).axes[0].get_xscale() == "linear"
     )
 
 

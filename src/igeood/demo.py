@@ -4,11 +4,11 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from igeood import datasets
 from igeood.access import white_box
@@ -20,8 +20,6 @@ from igeood.errors import InputError
 from igeood.explanation import raised
 from igeood.guard import Guard, Verdict
 from igeood.networks import Recipe, Task, read_weights, train
-from igeood.networks.training import Progress as Step
-from igeood.networks.training import normalised
 
 NETWORK, KNOWN, VALIDATION = "resnet-10-16", "demo:digits", "demo:small-letters"
 OOD = ("demo:left-out", "demo:letters", "demo:photographs", "gaussian")
@@ -110,10 +108,10 @@ def _run(target: Path, seed: int, say: Progress) -> Demo:
     guard.save(target / "guard.safetensors")
     refused, flagged, usual = {}, [], [0.0]
     for i, (name, images) in enumerate(measured.items()):
-        verdict = guard.predict(_batches(images, network))
+        verdict = guard.predict(list(network.batches(images, BATCH)))
         refused[images.title] = (float(np.mean(np.asarray(verdict.is_ood))), len(images))
         if name == KNOWN:
-            usual = guard.explain(_batches(images, network)).contributions.mean(dim=0).tolist()
+            usual = guard.explain(list(network.batches(images, BATCH))).contributions.mean(dim=0).tolist()
         else:
             flagged += _flagged(guard, network, images, verdict, usual)
         say("guarding", i + 1, len(measured))
@@ -132,11 +130,8 @@ def _trained(path: Path, seed: int, say: Progress) -> Network:
         if found != {"network": NETWORK, "recipe": asdict(recipe), "data": task.digest()}:
             raise InputError(f"out: {path} is of another demonstration, or seed; name another folder")
     else:
-
-        def step(now: Step) -> None:
-            say("training", now.epoch * now.steps + now.step, EPOCHS * now.steps)
-
-        train(NETWORK, task, path, recipe, progress=step)
+        done = lambda now: say("training", now.epoch * now.steps + now.step, EPOCHS * now.steps)  # noqa: E731
+        train(NETWORK, task, path, recipe, progress=done)
     return load_network(str(path))
 
 
@@ -145,11 +140,9 @@ def _guarded(network: Network, seed: int, say: Progress) -> tuple[Guard, dict[st
     known = datasets.load(KNOWN)
     held_out, unseen = (known[rows] for rows in parted(len(known), seed))
     guard = white_box(network.model, plus=True, mean=network.mean, std=network.std)
-    guard.fit(_batches(datasets.load(KNOWN, split="train"), network))
-    inside, outside = _batches(held_out, network), _batches(datasets.load(VALIDATION), network)
-    guard.tune(
-        inside, outside, share=SHARE, seed=seed, progress=lambda done, total: say("tuning the guard", done, total)
-    )
+    guard.fit(list(network.batches(datasets.load(KNOWN, split="train"), BATCH)))
+    inside, outside = (list(network.batches(images, BATCH)) for images in (held_out, datasets.load(VALIDATION)))
+    guard.tune(inside, outside, share=SHARE, seed=seed, progress=partial(say, "tuning the guard"))
     guard.calibrate(inside)
     return guard, {KNOWN: unseen, **{name: datasets.load(name, limit=IMAGES) for name in OOD}}
 
@@ -160,13 +153,6 @@ def parted(n: int, seed: int) -> tuple[Rows, Rows]:
     return np.sort(order[: n // 2]), np.sort(order[n // 2 :])
 
 
-def _batches(images: ImageSet, network: Network) -> list[tuple[Tensor, ...]]:
-    """What the network takes: normalised images, with their classes where they have any."""
-    x = normalised(images.images(), network.mean, network.std)
-    whole = (x,) if images.labels is None else (x, torch.from_numpy(images.labels))
-    return [tuple(part[start : start + BATCH] for part in whole) for start in range(0, len(x), BATCH)]
-
-
 def _flagged(guard: Guard, network: Network, images: ImageSet, verdict: Verdict, usual: list[float]) -> list[Flagged]:
     """The refused input in the middle of a set's scores: neither the easiest nor the hardest; none if all were kept."""
     refused = torch.as_tensor(verdict.is_ood).nonzero()[:, 0]
@@ -175,7 +161,7 @@ def _flagged(guard: Guard, network: Network, images: ImageSet, verdict: Verdict,
     order = refused[torch.as_tensor(verdict.score)[refused].argsort(stable=True)]
     row = int(order[len(order) // 2])
     one = images[[row]]
-    why = guard.explain(_batches(one, network))
+    why = guard.explain(list(network.batches(one, BATCH)))
     parts = raised(why.columns, why.contributions[0].tolist(), usual)
     reason = " and ".join(f"{part} ({value:+.1f})" for part, value in list(parts.items())[:2])
     return [Flagged(images.title, one.images()[0], float(verdict.p_value[row]), int(verdict.label[row]), reason)]

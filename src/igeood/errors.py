@@ -1,5 +1,8 @@
 """The few exceptions and warnings of the library. Each message names the argument, the place and the cure."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class IgeoodError(Exception):
     """Anything that igeood raises on purpose."""
@@ -7,6 +10,14 @@ class IgeoodError(Exception):
 
 class InputError(IgeoodError, ValueError):
     """An argument that cannot be used as it is."""
+
+    @classmethod
+    def unknown(cls, argument: str, given: object, known: Iterable[str]) -> "InputError":
+        """For a name that is none of those known: it tells them, and the one that was perhaps meant."""
+        names = list(known)
+        near = difflib.get_close_matches(str(given).lower(), names, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        return cls(f"{argument}: no {given!r}; {hint}there are {', '.join(names)}")
 
 
 class NotReadyError(IgeoodError, RuntimeError):

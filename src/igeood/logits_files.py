@@ -21,10 +21,8 @@ from igeood.outputs import ArrayLike, Outputs, block_rows
 
 FEATURE = "feature."
 BUFFER = 1 << 20  # bytes of a column that are read at a time
-_NAMES_ROWS = (
-    pa.types.is_integer, pa.types.is_floating, pa.types.is_string, pa.types.is_large_string, pa.types.is_boolean,
-    pa.types.is_temporal, pa.types.is_decimal, pa.types.is_null,
-)  # fmt: skip
+_PRIMITIVE = pa.types.is_primitive  # numbers, booleans and dates
+_NAMES_ROWS = (_PRIMITIVE, pa.types.is_string, pa.types.is_large_string, pa.types.is_decimal, pa.types.is_null)
 Columns = dict[str, Any]  # name → rows of that column: an array, for ids pyarrow's
 
 
@@ -53,13 +51,12 @@ class LogitsFile(ABC):
     ) -> None:  # fmt: skip
         self.path = path
         self.names = self._read_names()
-        twice = next((name for name in self.names if self.names.count(name) > 1), None)
-        if twice is not None:
-            raise InputError(f"{path}: two columns are called {twice!r}; rename one")
+        for name in self.names:
+            if self.names.count(name) > 1:
+                raise InputError(f"{path}: two columns are called {name!r}; rename one")
         self.logits = self._column(logits or "logits", "the logits", "logits")
-        usual = next((name for name in (self.labels_name, "label", "labels") if name in self.names), self.labels_name)
-        self.label = self._named(label, usual, "label") if labelled else None
-        self.identity = self._named(identity, "id", "id")
+        self.label = self._named(label, (self.labels_name, "label", "labels"), "label") if labelled else None
+        self.identity = self._named(identity, ("id",), "id")
         found = [name.removeprefix(FEATURE) for name in self.names if name.startswith(FEATURE)]
         self.layers = found if layers is None else list(layers)
         for layer in self.layers:
@@ -75,9 +72,10 @@ class LogitsFile(ABC):
     def _matrices(self) -> list[str]:
         return [self.logits, *(FEATURE + layer for layer in self.layers)]
 
-    def _named(self, given: str | None, usual: str, option: str) -> str | None:
+    def _named(self, given: str | None, usual: Sequence[str], option: str) -> str | None:
+        """The column that was named, or the first of the usual ones that is there."""
         if given is None:
-            return usual if usual in self.names else None
+            return next((name for name in usual if name in self.names), None)
         return self._column(given, f"the {option}s", option)
 
     def _column(self, name: str, what: str, option: str | None) -> str:
@@ -113,15 +111,15 @@ class LogitsFile(ABC):
     def _ids(self, columns: Columns) -> pa.Array:
         """Names of rows, of a type that every output format has."""
         column = columns[self.identity or ""]
-        kind = getattr(column, "type", getattr(column, "dtype", None))
         try:
             array = pa.array(column)
             array = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+            if any(suits(array.type) for suits in _NAMES_ROWS):
+                return array
         except (pa.ArrowException, NotImplementedError, TypeError, ValueError):
-            array = None
-        if array is None or not any(suits(array.type) for suits in _NAMES_ROWS):
-            raise InputError(f"{self.path}: {self.identity}: {kind} does not name rows; name another --id-column")
-        return array
+            pass
+        kind = getattr(column, "type", getattr(column, "dtype", None))
+        raise InputError(f"{self.path}: {self.identity}: {kind} does not name rows; name another --id-column")
 
     @abstractmethod
     def _read_names(self) -> list[str]:
@@ -151,10 +149,8 @@ class _Parquet(LogitsFile):
         kind = self.schema.field(name).type
         value = getattr(kind, "value_type", None)
         if value is None or not (pa.types.is_floating(value) or pa.types.is_integer(value)):
-            raise InputError(
-                f"{self.path}: {name}: expected a list of numbers in each row, got {kind}; "
-                f"igeood.write_logits writes such a file"
-            )
+            told = f"expected a list of numbers in each row, got {kind}"
+            raise InputError(f"{self.path}: {name}: {told}; igeood.write_logits writes such a file")
         if pa.types.is_fixed_size_list(kind):
             return int(kind.list_size)
         with self._opened() as file:
@@ -227,17 +223,15 @@ class _Npz(LogitsFile):
             return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
 
     def _width(self, name: str) -> int:
-        shape, kind = self._head(name)
+        with self._opened() as archive, archive.open(f"{name}.npy") as member:
+            shape, kind = self._head(name, member)
         if len(shape) != 2 or kind.kind not in "fiu":
             raise InputError(f"{self.path}: {name}: expected numbers of shape (N, C), got {kind} of shape {shape}")
         self.rows = shape[0] if name == self.logits else self.rows
         return shape[1]
 
-    def _head(self, name: str, member: IO[bytes] | None = None) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """Shape and type, as the array's own header says; with a member that is open, its values come next."""
-        if member is None:
-            with self._opened() as archive, archive.open(f"{name}.npy") as opened:
-                return self._head(name, opened)
+    def _head(self, name: str, member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Shape and type, as the array's own header says; its values come next."""
         try:
             version = npy.read_magic(member)
             read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
@@ -256,9 +250,8 @@ class _Npz(LogitsFile):
             heads = {name: self._head(name, member) for name, member in members.items()}
             for name, (shape, kind) in heads.items():
                 if shape[:1] != (self.rows,) or len(shape) != 1 + (name in self.widths):
-                    raise InputError(
-                        f"{self.path}: {name}: shape {shape} for {self.rows} rows of logits; save one for each row"
-                    )
+                    given = f"shape {shape} for {self.rows} rows of logits"
+                    raise InputError(f"{self.path}: {name}: {given}; save one for each row")
                 if name == self.label and kind.kind not in "iu":
                     raise InputError(f"{self.path}: {name}: expected integers, got {kind}; convert them to int64")
             for start in range(0, max(1, self.rows), size):
@@ -323,10 +316,8 @@ def read_logits(
     kinds: dict[bytes, type[_Parquet | _Npz]] = {b"PAR1": _Parquet, b"PK\x03\x04": _Npz, b"PK\x05\x06": _Npz}
     if magic[:4] not in kinds:
         what = "is empty" if not magic else "is neither Parquet nor npz"
-        cure = (
-            "; save it with np.savez(path, logits=...)" if magic == b"\x93NUMPY" else "; igeood.write_logits writes one"
-        )
-        raise InputError(f"{source}: {what}{cure}")
+        cure = "save it with np.savez(path, logits=...)" if magic == b"\x93NUMPY" else "igeood.write_logits writes one"
+        raise InputError(f"{source}: {what}; {cure}")
     return kinds[magic[:4]](source, logits, label, identity, layers, labelled)
 
 
@@ -375,9 +366,8 @@ def _id_array(ids: Any, n: int) -> NDArray[Any]:
     try:
         array = np.asarray(ids)
     except ValueError as error:
-        raise InputError(
-            f"ids: cannot be read as an array ({error}); give one name or number for each sample"
-        ) from None
+        told = f"cannot be read as an array ({error})"
+        raise InputError(f"ids: {told}; give one name or number for each sample") from None
     if array.shape != (n,):
         raise InputError(f"ids: expected {n} of them, one a sample; got shape {array.shape}")
     if array.dtype.kind not in "biufU" or array.dtype == np.longdouble:

@@ -30,7 +30,7 @@ def test_list_shows_every_set_and_what_is_there(root, run):
 
 
 def test_list_on_a_terminal_is_a_table(run, monkeypatch):
-    monkeypatch.setattr("igeood.cli.data._terminal", lambda _: True)
+    monkeypatch.setattr("igeood.cli.progress.on_terminal", lambda _: True)
     result = run("list")
     assert result.exit_code == 0
     assert "cifar-10" in result.stdout
@@ -52,7 +52,7 @@ def test_get_fetches_and_reports_on_stderr(run, web, zipped, tmp_path, pictures,
         DATASETS["isun"], counts={"test": 1}, downloads=(Download(web.add("iSUN.zip", content)),)
     )
     monkeypatch.setitem(DATASETS, "isun", dataset)
-    monkeypatch.setattr("igeood.cli.data._terminal", lambda _: terminal)
+    monkeypatch.setattr("igeood.cli.progress.on_terminal", lambda _: terminal)
     result = run("get", "isun")
     assert (result.exit_code, result.stdout) == (0, "")
     assert "isun: fetched" in result.stderr

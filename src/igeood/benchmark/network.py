@@ -1,15 +1,17 @@
 """A trained network to benchmark: its weights, what it was trained on, and how its inputs are normalised."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from igeood.datasets import DATASETS
+from igeood.datasets import DATASETS, ImageSet
 from igeood.errors import InputError
 from igeood.inputs import fingerprint
 from igeood.networks import NETWORKS, build, load_weights, read_weights
+from igeood.networks.training import normalised
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +42,14 @@ class Network:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
+    def batches(self, images: ImageSet, size: int) -> Iterator[tuple[Tensor, ...]]:
+        """What the model takes: normalised images, `size` at a time, with their classes where they have any."""
+        start = 0
+        for pixels in images.batches(size):
+            x, end = normalised(pixels, self.mean, self.std), start + len(pixels)
+            yield (x,) if images.labels is None else (x, torch.from_numpy(images.labels[start:end]))
+            start = end
+
 
 def load_network(spec: str, *, in_distribution: str | None = None) -> Network:
     """Load a reference network from its weights.
@@ -65,15 +75,14 @@ def load_network(spec: str, *, in_distribution: str | None = None) -> Network:
     said, given = (
         n.lower() if n.lower() in DATASETS else n for n in (about.get("trained_on", ""), in_distribution or "")
     )
-    if said and given and said != given:
+    known = said or given
+    if given not in ("", known):
         raise InputError(
             f"in-distribution: {path} says that it was trained on {said}, not {given}; leave the option out"
         )
-    known = said or given
     if not known:
         raise InputError(f"in-distribution: {path} does not say what it was trained on; add --in-distribution NAME")
-    last = next(reversed([t for t in tensors.values() if t.ndim == 2]), None)
-    classes = 0 if last is None else len(last)
+    classes = next((len(t) for t in reversed(tensors.values()) if t.ndim == 2), 0)  # those of the last linear layer
     model = load_weights(build(name, classes), path)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     mean, std = (_numbers(about.get(key, ""), key, path) for key in ("mean", "std"))

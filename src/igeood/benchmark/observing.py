@@ -6,7 +6,7 @@ Images go through the network in shards, and each shard is a file of its own: a 
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ class Observer:
         """Logits, features of all layers, and labels."""
 
         def make(chunk: ImageSet) -> Tensors:
-            return _tensors(extract(self.network.model, list(self._batches(chunk)), self.layers))
+            return _tensors(extract(self.network.model, self._batches(chunk), self.layers))
 
         return _outputs(self._kept({"kind": "clean", "part": part, "layers": self.layers}, images, make))
 
@@ -66,9 +66,7 @@ class Observer:
         eyes = ModelInputs(self.network.model, self.layers, mean=self.network.mean, std=self.network.std)
 
         def make(chunk: ImageSet) -> Tensors:
-            (outputs,), attack = eyes.attack(
-                list(self._batches(chunk)), MaxSoftmax(), size
-            )  # without a step, any detector
+            (outputs,), attack = eyes.attack(self._batches(chunk), MaxSoftmax(), size)  # without a step, any detector
             figures = torch.tensor([[attack.linf, attack.accuracy]], dtype=torch.float64)
             return {**_tensors(outputs), "attack": figures.expand(len(chunk), 2)}
 
@@ -81,20 +79,15 @@ class Observer:
         eyes = ModelInputs(self.network.model, (), std=self.network.std)
 
         def make(chunk: ImageSet) -> Tensors:
-            seen = eyes.see(list(self._batches(chunk)), detector, epsilons=epsilons, keyed=False)
+            seen = eyes.see(self._batches(chunk), detector, epsilons=epsilons, keyed=False)
             return {"logits": torch.stack([part.logits for part in collect(seen)[1]], dim=1)}  # (n, E, C)
 
         what = {"kind": "step", "method": method_name(detector), "params": detector.params(), "train": train}
         kept = self._kept({**what, "epsilons": list(epsilons)}, images, make)["logits"]
         return [Outputs(kept[:, i].contiguous()) for i in range(len(epsilons))]
 
-    def _batches(self, images: ImageSet) -> Iterator[tuple[Tensor, ...]]:
-        start = 0
-        for pixels in images.batches(BATCH):
-            x = normalised(pixels, self.network.mean, self.network.std)
-            labels = None if images.labels is None else torch.from_numpy(images.labels[start : start + len(x)])
-            start += len(x)
-            yield (x,) if labels is None else (x, labels)
+    def _batches(self, images: ImageSet) -> list[tuple[Tensor, ...]]:
+        return list(self.network.batches(images, BATCH))
 
     def _kept(self, what: Mapping[str, Any], images: ImageSet, make: Callable[[ImageSet], Tensors]) -> Tensors:
         """Tensors of all images, shard by shard: from the disk where they are there, else made and put there."""
@@ -103,7 +96,9 @@ class Observer:
             "mean": list(self.network.mean), "std": list(self.network.std),
             "data": images.name, "images": images.digest(), "count": len(images), **what,
         }  # fmt: skip
-        folder = self.folder / _key(about)
+        folder = self.folder / key_of(about)
+        if len(images) == 0:
+            raise InputError(f"{images.name}: no image in it")
         shards = []
         for start in range(0, len(images), SHARD):
             path = folder / f"{start:06d}.safetensors"
@@ -117,9 +112,7 @@ class Observer:
                     why = about.get("part") or about.get("method", about["kind"])
                     self.progress(f"{self.network.name}: {images.title}, {why}", done, len(images))
             shards.append(found)
-        if not shards:
-            raise InputError(f"{images.name}: no image in it")
-        return {name: torch.cat([shard[name] for shard in shards]) for name in shards[0]}
+        return _joined(shards)
 
 
 def recall(folder: Path, *, weights: str, images: str) -> Outputs | None:
@@ -133,12 +126,17 @@ def recall(folder: Path, *, weights: str, images: str) -> Outputs | None:
         if (about.get("kind"), about.get("weights")) == ("clean", weights) and about["images"].startswith(images):
             shards = [_read(path) or {} for path in sorted(first.parent.glob("*.safetensors"))]
             if all(shards) and sum(len(shard["logits"]) for shard in shards) == about["count"]:
-                return _outputs({name: torch.cat([shard[name] for shard in shards]) for name in shards[0]})
+                return _outputs(_joined(shards))
     return None
 
 
-def _key(about: Mapping[str, Any]) -> str:
+def key_of(about: Mapping[str, Any]) -> str:
+    """A file's name from all that its content depends on."""
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _joined(shards: Sequence[Tensors]) -> Tensors:
+    return {name: torch.cat([shard[name] for shard in shards]) for name in shards[0]}
 
 
 def _read(path: Path) -> Tensors | None:

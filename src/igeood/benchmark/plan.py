@@ -1,6 +1,5 @@
 """Which cells a benchmark has, from what it is asked to run."""
 
-import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -59,11 +58,9 @@ class Plan:
 
     def __post_init__(self) -> None:
         for name, given, known in (("settings", self.settings, SETTINGS), ("methods", self.methods, METHODS)):
-            unknown = [value for value in given if value not in known]
-            if unknown:
-                near = difflib.get_close_matches(unknown[0], known, n=1)
-                hint = f"did you mean {near[0]!r}? " if near else ""
-                raise InputError(f"{name}: no {unknown[0]!r}; {hint}there are {', '.join(known)}")
+            for value in given:
+                if value not in known:
+                    raise InputError.unknown(name, value, known)
         if not self.ood:
             raise InputError("ood: name at least one OOD data set to measure on")
         for name in ("ood", "validation"):  # one name for one set, however its path is spelt

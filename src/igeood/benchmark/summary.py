@@ -43,10 +43,9 @@ def title(name: str) -> str:
     >>> title("tiny-imagenet"), title("idx:/data/FashionMNIST/raw")
     ('Tiny-ImageNet', 'FashionMNIST')
     """
-    if name in DATASETS:
-        return DATASETS[name].title
-    if name in EMBEDDED:
-        return EMBEDDED[name].title
+    known = DATASETS.get(name) or EMBEDDED.get(name)
+    if known:
+        return known.title
     parts = [part for part in PurePath(name.partition(":")[2] or name).parts if part != "raw"]
     return parts[-1] if parts else name
 
@@ -72,7 +71,7 @@ class Summary:
         self.left_out = Counter(c["setting"] for c in every) - Counter(c["setting"] for c in self.cells)
         self.networks = self._shown_networks()
         tuned = list(dict.fromkeys(c["validation"] for c in self.cells if c["setting"] in NAMED))
-        first = "isun" if "isun" in tuned else tuned[0] if tuned else "isun"
+        first = "isun" if "isun" in tuned or not tuned else tuned[0]
         self.validation = first if validation is None else canonical(validation)
         if tuned and self.validation not in tuned:
             raise InputError(f"validation: no results tuned on {self.validation!r}; there are {', '.join(tuned)}")
@@ -90,15 +89,11 @@ class Summary:
     def classifiers(self) -> list[Key]:
         """Our classifiers."""
         kinds = Counter((n["network"], n["in_distribution"]) for n in self.networks)
-        return [
-            Key(
-                n["network"],
-                n["in_distribution"],
-                n["weights"],
-                n["file"] if kinds[n["network"], n["in_distribution"]] > 1 else "",
-            )
-            for n in self.networks
-        ]
+        found = []
+        for n in self.networks:
+            kind = (n["network"], n["in_distribution"])
+            found.append(Key(*kind, n["weights"], n["file"] if kinds[kind] > 1 else ""))
+        return found
 
     def ood(self, setting: str, key: Key | None = None, methods: Sequence[str] = ()) -> list[str]:
         """OOD sets measured in a setting; for those of the methods that were run at all, by every one of them."""
@@ -122,15 +117,11 @@ class Summary:
         """What was found in tuning, for all OOD sets: the last record of the options that are shown."""
         wanted = {"white-box-fgsm": "fgsm"}.get(setting, self.validation)
         shown = {_options(c) for c in self.of(setting, key)}
-        records = self.results.tunings.records if self.results else []
-        found = [
-            t
-            for t in records
-            if (t["setting"], t["method"], t["validation"]) == (setting, method, wanted)
-            and key.fits(t)
-            and _options(t) in shown
-        ]
-        return found[-1] if found else None
+        asked = (setting, method, wanted)
+        for t in reversed(self.results.tunings.records if self.results else []):
+            if (t["setting"], t["method"], t["validation"]) == asked and key.fits(t) and _options(t) in shown:
+                return t
+        return None
 
     def searches(self, key: Key) -> dict[str, dict[str, tuple[list[float], list[float], float]]]:
         """What was tried in tuning: by parameter and method the values, the TNR of each, and the value chosen."""

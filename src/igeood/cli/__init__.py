@@ -6,39 +6,16 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import click
 
-from igeood.cli.bench import bench as bench_command
-from igeood.cli.calibrate import calibrate as calibrate_command
-from igeood.cli.completion import completion as completion_command
-from igeood.cli.data import data as data_command
-from igeood.cli.demo import demo as demo_command
-from igeood.cli.fit import fit as fit_command
-from igeood.cli.paper import paper as paper_command
-from igeood.cli.report import report as report_command
-from igeood.cli.score import score as score_command
-from igeood.cli.train import train as train_command
-from igeood.cli.tune import tune as tune_command
-from igeood.errors import IgeoodError, IgeoodWarning, InputError
+from igeood.errors import IgeoodError, IgeoodWarning
 from igeood.version import __version__
 
+COMMANDS = ("bench", "calibrate", "completion", "data", "demo", "fit", "paper", "report", "score", "train", "tune")
 _RESUMABLE = ("bench", "data", "demo", "train")  # commands that go on where they were, given again
-
-
-class _Mistyped(click.ClickException):
-    """A command line that cannot be understood, in one line."""
-
-    exit_code = 2
-
-    def __init__(self, error: click.UsageError) -> None:
-        command = error.ctx.command_path if error.ctx else "igeood"
-        super().__init__(f"{' '.join(error.format_message().split()).rstrip('.')}; see `{command} --help`")
-
-    def show(self, file: Any = None) -> None:  # noqa: ARG002 (click's signature)
-        """Say it."""
-        click.echo(f"igeood: {self.message}", err=True)
 
 
 class _Group(click.Group):
@@ -47,46 +24,60 @@ class _Group(click.Group):
     def make_context(self, info_name: str | None, args: list[str], *others: Any, **kwargs: Any) -> click.Context:
         """Read the options before the command's name, and keep the whole line for those who note it."""
         line = ["igeood", *args]
-        try:
+        with _one_line():
             made = super().make_context(info_name, args, *others, **kwargs)
-            made.meta["igeood.line"] = line
-            return made  # noqa: TRY300
-        except click.exceptions.NoArgsIsHelpError:
-            raise
-        except click.UsageError as error:
-            raise _Mistyped(error) from None
+        made.meta["igeood.line"] = line
+        return made
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the command."""
-        try:
-            with _messages(), _memory():
-                return super().invoke(ctx)
-        except click.exceptions.NoArgsIsHelpError:
-            raise
-        except click.UsageError as error:
-            raise _Mistyped(error) from None
-        except IgeoodError as error:
-            click.echo(f"igeood: {error}", err=True)
-        except KeyboardInterrupt:
-            goes_on = "; given again, it goes on where it was" if ctx.invoked_subcommand in _RESUMABLE else ""
-            click.echo(f"igeood: stopped{goes_on}", err=True)
-            sys.exit(130)
-        except OSError as error:
-            if error.errno == errno.EPIPE:  # the reader of our output has gone: click ends quietly
-                raise
-            click.echo(f"igeood: {_told(error, kept=ctx.invoked_subcommand in _RESUMABLE)}", err=True)
-        sys.exit(2)
+        with _one_line(ctx), _messages():
+            return super().invoke(ctx)
 
 
 @contextmanager
-def _memory() -> Iterator[None]:
-    """Memory that runs out is something to mend; torch has no exception of its own for it."""
+def _one_line(ctx: click.Context | None = None) -> Iterator[None]:
+    """What the user must mend, in one line, with exit code 2; after Ctrl-C 130."""
+    code = 2
     try:
         yield
-    except (MemoryError, RuntimeError) as error:
-        if not (isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)):
+    except click.exceptions.NoArgsIsHelpError:
+        raise
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "igeood"
+        text = f"{' '.join(error.format_message().split()).rstrip('.')}; see `{command} --help`"
+    except IgeoodError as error:
+        text = str(error)
+    except KeyboardInterrupt:
+        code, text = 130, f"stopped{'; given again, it goes on where it was' if _resumable(ctx) else ''}"
+    except (MemoryError, OSError, RuntimeError) as error:
+        text = _told(error, kept=_resumable(ctx))
+        if not text:
             raise
-        raise InputError("memory: ran out; give fewer samples or classes, or use a larger machine") from None
+    else:
+        return
+    click.echo(f"igeood: {text}", err=True)
+    sys.exit(code)
+
+
+def _resumable(ctx: click.Context | None) -> bool:
+    return ctx is not None and ctx.invoked_subcommand in _RESUMABLE
+
+
+def _told(error: MemoryError | OSError | RuntimeError, *, kept: bool) -> str:
+    """A system's error in one line, with a cure where there is an obvious one; empty where it is not the user's."""
+    if not isinstance(error, OSError):  # torch has no exception of its own for memory that runs out
+        out = isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)
+        return "memory: ran out; give fewer samples or classes, or use a larger machine" if out else ""
+    if error.errno == errno.EPIPE:  # the reader of our output has gone: click ends quietly
+        return ""
+    cures = {
+        errno.ENOSPC: f"; make room and give the same command again{': what was finished is kept' if kept else ''}",
+        errno.EACCES: "; name a place that you may write to",
+        errno.EROFS: "; name a place that you may write to",
+    }
+    place = f"{error.filename}: " if error.filename else ""
+    return f"{place}{error.strerror or error}{cures.get(error.errno or 0, '')}"
 
 
 @contextmanager
@@ -103,28 +94,13 @@ def _messages() -> Iterator[None]:
     handler.emit = lambda record: say(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("igeood")
     logger.addHandler(handler)
-
-    def show(message: Any, *_: Any, **__: Any) -> None:
-        say(" ".join(str(message).split()))
-
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always", IgeoodWarning)
-            warnings.showwarning = show
+            warnings.showwarning = lambda message, *_, **__: say(" ".join(str(message).split()))
             yield
     finally:
         logger.removeHandler(handler)
-
-
-def _told(error: OSError, *, kept: bool) -> str:
-    """A system's error in one line, with a cure where there is an obvious one."""
-    cures = {
-        errno.ENOSPC: f"; make room and give the same command again{': what was finished is kept' if kept else ''}",
-        errno.EACCES: "; name a place that you may write to",
-        errno.EROFS: "; name a place that you may write to",
-    }
-    place = f"{error.filename}: " if error.filename else ""
-    return f"{place}{error.strerror or error}{cures.get(error.errno or 0, '')}"
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -133,14 +109,5 @@ def main() -> None:
     """Tell which inputs a trained classifier was not made for."""
 
 
-main.add_command(demo_command)
-main.add_command(report_command)
-main.add_command(bench_command)
-main.add_command(calibrate_command)
-main.add_command(completion_command)
-main.add_command(data_command)
-main.add_command(fit_command)
-main.add_command(paper_command)
-main.add_command(score_command)
-main.add_command(train_command)
-main.add_command(tune_command)
+for _name in COMMANDS:  # each in the module of its name
+    main.add_command(getattr(import_module(f"igeood.cli.{_name}"), _name))

@@ -1,16 +1,15 @@
-"""What the commands on guards share: where samples and models come from, progress, and how results are told."""
+"""What the commands on guards share: where samples and models come from, and what may be written over."""
 
 import functools
-import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from igeood.cli.progress import Progress, progress_bars
+from igeood.cli._shared import root_option
+from igeood.cli.progress import Progress
 from igeood.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from igeood.guard import Guard
     from igeood.logits_files import LogitsFile
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 force_option = click.option("--force", is_flag=True, help="Write over a file that is there.")
 
 
@@ -97,12 +95,11 @@ _OPTIONS = (
     click.option(
         "--model",
         metavar="MODULE:NAME",
-        help="A torch model, or a function that makes it. The module is imported, with the current folder on the path: "
-        "its code runs.",
+        help="A torch model, or what makes it. The module is imported, also from the current folder: its code runs.",
     ),
     click.option("--weights", type=click.Path(), help="The model's weights: .safetensors, or a state dict in .pt."),
     click.option("--batch", default=100, show_default=True, type=click.IntRange(min=1), help="Images at a time."),
-    click.option("--root", type=click.Path(file_okay=False), help="Where the data are; $IGEOOD_DATA by default."),
+    root_option,
 )
 
 
@@ -114,44 +111,55 @@ def source_options(command: Callable[..., None]) -> Callable[..., None]:
         kept = {field.name: given.pop(field.name) for field in fields(Sources)}
         command(sources=Sources(**kept), **given)
 
+    made: Callable[..., None] = wrapped
     for option in reversed(_OPTIONS):
-        wrapped = option(wrapped)
-    return wrapped
+        made = option(made)
+    return made
 
 
+@dataclass(frozen=True)
 class Images:
     """Images as batches of inputs, scaled and normalised; with their labels where they have any."""
 
-    def __init__(self, images: "ImageSet", mean: Sequence[float], std: Sequence[float], batch: int) -> None:
-        import numpy as np
+    set: "ImageSet"
+    mean: Sequence[float]
+    std: Sequence[float]
+    batch: int
 
-        self.set, self.batch = images, batch
-        self.mean, self.std = (np.array(v, np.float32).reshape(-1, 1, 1) for v in (mean, std))
-        self.rows = len(images)
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return len(self.set)
 
     def __iter__(self) -> Iterator[Any]:
-        start = 0
-        for x, _ in self.blocks():
-            yield x if self.set.labels is None else (x, self.set.labels[start : start + len(x)])
-            start += len(x)
+        labels = self.set.labels
+        for x, at in self._batches():
+            yield x if labels is None else (x, labels[at])
 
     def blocks(self, *, ids: bool = False) -> Iterator[tuple[Any, Any]]:
         """Batches (n, 3, size, size) with the files' names, or the images' numbers."""
-        import torch
+        paths = getattr(self.set.source, "paths", None) if ids else None
+        for x, at in self._batches():
+            rows = self.set.rows[at]
+            yield x, rows if paths is None else [str(paths[row]) for row in rows]
 
-        start, paths = 0, getattr(self.set.source, "paths", None) if ids else None
+    def _batches(self) -> Iterator[tuple[Any, slice]]:
+        from igeood.networks.training import normalised
+
+        start = 0
         for images in self.set.batches(self.batch):
-            rows = self.set.rows[start : start + len(images)]
-            x = (images.astype("float32") / 255.0 - self.mean) / self.std
-            yield torch.from_numpy(x), rows if paths is None else [str(paths[row]) for row in rows]
+            x = normalised(images, self.mean, self.std).contiguous()  # as any model may ask for
+            yield x, slice(start, start + len(images))
             start += len(images)
 
 
+@dataclass(frozen=True)
 class Watched:
     """Samples whose reading is reported; they can be read again."""
 
-    def __init__(self, source: "LogitsFile | Images", what: str, report: Progress) -> None:
-        self.source, self.what, self.report = source, what, report
+    source: "LogitsFile | Images"
+    what: str
+    report: Progress
 
     def __iter__(self) -> Iterator[Any]:
         done = 0
@@ -159,20 +167,6 @@ class Watched:
             yield item
             done += len(item[0]) if isinstance(item, tuple) else len(item)
             self.report(self.what, done, self.source.rows)
-
-
-@contextmanager
-def progress() -> Iterator[Progress]:
-    """Progress of what takes more than one block; less is over at once."""
-    with progress_bars() as show:
-        begun: set[str] = set()
-
-        def report(what: str, done: int, total: int) -> None:
-            if done < total or what in begun:
-                begun.add(what)
-                show(what, done, total)
-
-        yield report
 
 
 def load_guard(path: str, sources: Sources) -> "Guard":
@@ -193,8 +187,3 @@ def check_new(out: str | None, force: bool, *inputs: str) -> None:
         raise InputError(f"out: {out} is there already; name another file, or give --force")
     if not target.parent.is_dir():
         raise InputError(f"out: {target.parent} is no folder; make it first")
-
-
-def tell(as_json: bool, record: dict[str, Any], text: str) -> None:
-    """The result: one JSON object, or words."""
-    click.echo(json.dumps(record) if as_json else text)

@@ -5,6 +5,8 @@ import functools
 import importlib
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,19 @@ def find_model(spec: str) -> nn.Module:
     if module.endswith(".py"):
         cure = f"{module.removesuffix('.py').replace('/', '.')}:{name}"
         raise InputError(f"model: {spec} names a file, not a module; leave out .py: {cure}")
-    found = _attribute(_imported(module), name, spec)
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    with _users_code(f"importing {module} failed"):
+        imported = importlib.import_module(module)
+    if not hasattr(imported, name):
+        near = difflib.get_close_matches(name, [n for n in dir(imported) if not n.startswith("_")], n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise InputError(f"model: {spec}: the module has no {name!r}{hint}")
+    found = getattr(imported, name)
     if not isinstance(found, nn.Module) and callable(found):
-        try:
+        with _users_code(f"{spec} failed"):
             found = found()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 (the user's own code)
-            raise InputError(f"model: {spec} failed: {_last(error)}") from None
     if not isinstance(found, nn.Module):
         raise InputError(f"model: {spec} is {type(found).__name__}; expected a torch.nn.Module, or what makes one")
     return _telling(found)
@@ -50,31 +59,16 @@ def _telling(model: nn.Module) -> nn.Module:
     return model
 
 
-def _imported(module: str) -> Any:
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+@contextmanager
+def _users_code(what: str) -> Iterator[None]:
+    """An error of the user's own code in one line, with its place."""
     try:
-        return importlib.import_module(module)
+        yield
     except ModuleNotFoundError as error:
         raise InputError(f"model: no module {error.name!r} here or among the installed ones") from None
-    except (Exception, SystemExit) as error:  # noqa: BLE001 (the user's own code)
-        raise InputError(f"model: importing {module} failed: {_last(error)}") from None
-
-
-def _attribute(module: Any, name: str, spec: str) -> Any:
-    try:
-        return getattr(module, name)
-    except AttributeError:
-        near = difflib.get_close_matches(name, [n for n in dir(module) if not n.startswith("_")], n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise InputError(f"model: {spec}: the module has no {name!r}{hint}") from None
-
-
-def _last(error: BaseException) -> str:
-    """An error of the user's code in one line, with its place."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{_reason(error)} ({frame.filename}, line {frame.lineno})"
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (it may raise anything)
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise InputError(f"model: {what}: {_reason(error)} ({frame.filename}, line {frame.lineno})") from None
 
 
 def _reason(error: BaseException) -> str:

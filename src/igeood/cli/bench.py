@@ -1,73 +1,35 @@
 """`igeood bench`: methods × data sets."""
 
 import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from igeood.cli._shared import json_option, root_option, seed_option
+from igeood.cli.progress import progress_bars
 
 if TYPE_CHECKING:
     from igeood.benchmark import Network, Plan
 
 
+_COUNT, _SPLITS = click.IntRange(min=40), click.IntRange(min=1)
+
+
 @click.command()
-@click.option("--network", "networks", multiple=True, required=True, help="Weights: PATH, or NAME:PATH. Repeatable.")
+@click.option("--network", "networks", multiple=True, required=True, help="Weights: PATH, or NAME:PATH.")
 @click.option("--in-distribution", help="What the networks were trained on, where their files don't say it.")
-@click.option(
-    "--ood",
-    multiple=True,
-    help="OOD set to measure on, as `igeood data list` names it, or folder:PATH, idx:PATH, demo:NAME. Repeatable; by "
-    "default all.",
-)
-@click.option(
-    "--validation",
-    multiple=True,
-    help="OOD set to tune black and grey box on, or none. Repeatable; by default isun, if it is there.",
-)
-@click.option(
-    "--setting",
-    "settings",
-    multiple=True,
-    help="black-box, grey-box, white-box, white-box-fgsm (by default these four), or white-box-validation: a white box "
-    "tuned on --validation. Repeatable.",
-)
-@click.option(
-    "--method",
-    "methods",
-    multiple=True,
-    help="msp, odin, energy, kl-sum, kl-min, igeood-logits, igeood-logits-min; in the white box mahalanobis, igeood, "
-    "igeood+. Repeatable; by default all.",
-)
-@click.option(
-    "--limit",
-    default=300,
-    show_default=True,
-    type=click.IntRange(min=40),
-    help="Images of each kind in the grey box, which runs the network anew for each method.",
-)
-@click.option(
-    "--images",
-    type=click.IntRange(min=40),
-    help="Images of each test set at most, evenly spaced; up to half of them are for tuning.",
-)
+@click.option("--ood", multiple=True, help="OOD set to measure on; by default all that are there.")
+@click.option("--validation", multiple=True, help="OOD set to tune on, or none; by default isun, if it is there.")
+@click.option("--setting", "settings", multiple=True, help="By default all but white-box-validation.")
+@click.option("--method", "methods", multiple=True, help="By default all of the setting.")
+@click.option("--limit", default=300, show_default=True, type=_COUNT, help="Images of each kind in the grey box.")
+@click.option("--images", type=_COUNT, help="Images of each test set at most; up to half of them are to tune on.")
 @click.option("--train", type=click.IntRange(min=1), help="Training images at most, evenly spaced.")
-@click.option(
-    "--splits",
-    default=5,
-    show_default=True,
-    type=click.IntRange(min=1),
-    help="Random splits into tuned on and measured on, in the white box.",
-)
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**32 - 1), help="Of the (first) split.")
-@click.option(
-    "--out",
-    default="igeood-results",
-    show_default=True,
-    type=click.Path(file_okay=False),
-    help="Folder of the results.",
-)
-@click.option("--root", type=click.Path(file_okay=False), help="Where the data are; $IGEOOD_DATA by default.")
-@click.option("--json", "as_json", is_flag=True, help="Print each cell as a JSON line.")
+@click.option("--splits", default=5, show_default=True, type=_SPLITS, help="Random splits of the white box.")
+@seed_option("Of the (first) split.")
+@click.option("--out", default="igeood-results", show_default=True, type=click.Path(file_okay=False), help="Folder.")
+@root_option
+@json_option
 def bench(
     networks: tuple[str, ...], in_distribution: str | None, ood: tuple[str, ...], validation: tuple[str, ...],
     settings: tuple[str, ...], methods: tuple[str, ...], limit: int, images: int | None, train: int | None,
@@ -75,7 +37,13 @@ def bench(
 ) -> None:  # fmt: skip
     """Measure methods × data sets on trained networks.
 
-    What was measured before is not measured again. Outputs of the networks are kept in the results' folder.
+    --network, --ood, --validation, --setting and --method may be given several times. Sets are those of `igeood data
+    list`, folder:PATH, idx:PATH or demo:NAME. Settings are black-box, grey-box (which runs the network anew for each
+    method: hence --limit), white-box (tuned on samples of the OOD set, split at random), white-box-fgsm (on adversarial
+    ones) and white-box-validation (on --validation, as black and grey box are). Methods are msp, odin, energy, kl-sum,
+    kl-min, igeood-logits, igeood-logits-min; in the white box mahalanobis, igeood, igeood+.
+
+    What was measured before is not measured again. Outputs of the networks are kept in the results' folder --out.
     `igeood paper` makes tables and figures of it.
     """
     from igeood import METHODS
@@ -108,32 +76,18 @@ def _present(root: str | None, names: list[str] | None, leave_out: list[str] | N
 
 
 def _run(networks: "list[Network]", plan: "Plan", out: str, root: str | None, as_json: bool) -> None:
-    """Run with a bar on a terminal and plain lines elsewhere."""
-    from rich.console import Console
-    from rich.progress import Progress
-
     from igeood.benchmark import Results, run
 
-    terminal = sys.stderr.isatty()
-    with Progress(console=Console(stderr=True), disable=not terminal, transient=True) as bars:
-        cells, images = bars.add_task("cells", total=None), bars.add_task("images", total=None)
-
-        def progress(what: str, done: int, total: int) -> None:
-            bars.update(images, description=what, completed=done, total=total)
-            if not terminal:
-                click.echo(f"{what}: {done:,} of {total:,} images", err=True)
+    before = len(Results(out).cells.records)
+    with progress_bars() as show:
 
         def done(number: int, total: int, record: dict[str, Any]) -> None:
-            bars.update(cells, completed=number, total=total)
-            if as_json:
-                click.echo(json.dumps(record, sort_keys=True))
-            else:
-                click.echo(_line(record))
+            show("cells", number, total)
+            click.echo(json.dumps(record, sort_keys=True) if as_json else _line(record))
 
-        before = len(Results(out).cells.records)
-        results = run(networks, plan, out, root=root, progress=progress, done=done)
-        results.note(click.get_current_context().meta["igeood.line"])
-        total = len(results.cells.records)
+        results = run(networks, plan, out, root=root, progress=show, done=done)
+    results.note(click.get_current_context().meta["igeood.line"])
+    total = len(results.cells.records)
     told = f"{total - before} new results, {total} in {results.cells.path}"
     click.echo(f"{told}; `igeood paper all --results {out}`", err=True)
 

@@ -2,17 +2,9 @@
 
 import click
 
-from igeood.cli._guards import (
-    Sources,
-    Watched,
-    check_new,
-    json_option,
-    load_guard,
-    progress,
-    replacing,
-    source_options,
-    tell,
-)
+from igeood.cli._guards import Sources, Watched, check_new, load_guard, replacing, source_options
+from igeood.cli._shared import json_option, tell
+from igeood.cli.progress import progress_bars
 
 
 @click.command()
@@ -20,12 +12,9 @@ from igeood.cli._guards import (
 @click.argument("id_data", metavar="ID", type=click.Path())
 @click.option("--tpr", default=0.95, show_default=True, help="Share of in-distribution samples to keep.")
 @click.option(
-    "--guarantee",
-    type=click.Choice(["marginal", "tolerance"]),
-    default="marginal",
-    show_default=True,
+    "--guarantee", type=click.Choice(["marginal", "tolerance"]), default="marginal", show_default=True,
     help="On average over calibration sets, or for this one with --confidence.",
-)
+)  # fmt: skip
 @click.option("--confidence", default=0.95, show_default=True, help="Of the tolerance.")
 @replacing
 @source_options
@@ -40,7 +29,7 @@ def calibrate(
     """
     check_new(out, force, id_data)
     loaded = load_guard(guard, sources)
-    with progress() as report:
+    with progress_bars() as report:
         samples = Watched(sources.open(id_data, loaded), "calibrate", report)
         loaded.calibrate(samples, tpr, guarantee=guarantee, confidence=confidence)  # type: ignore[arg-type]
     loaded.save(out or guard)

@@ -2,24 +2,17 @@
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 import click
 
+from igeood.cli import progress
+from igeood.cli._shared import json_option, root_option
+
 if TYPE_CHECKING:
     from igeood.datasets.catalog import Dataset
-    from igeood.datasets.download import Progress
     from igeood.datasets.store import Status
-
-_root = click.option(
-    "--root",
-    type=click.Path(file_okay=False),
-    help="Folder of the data sets; otherwise $IGEOOD_DATA, or the user's cache folder.",
-)
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @click.group()
@@ -28,8 +21,8 @@ def data() -> None:
 
 
 @data.command("list")
-@_root
-@_json
+@root_option
+@json_option
 def list_(root: str | None, as_json: bool) -> None:
     """Show the known data sets, and which of them are there."""
     from igeood.datasets.catalog import DATASETS, data_root
@@ -41,13 +34,10 @@ def list_(root: str | None, as_json: bool) -> None:
         click.echo(json.dumps({"root": str(folder), "sets": [_described(*row) for row in rows]}, indent=1))
         return
     click.echo(f"Data sets in {folder}", err=True)
-    if _terminal(sys.stdout):  # eighty columns have no room for seven
+    columns, lines = ["name", "title", "images", "download", "licence", "from", "here"], [_row(*row) for row in rows]
+    if progress.on_terminal(sys.stdout):  # eighty columns have no room for seven
         columns = ["name", "what", "images", "download", "here"]
-        wide = [_row(*row) for row in rows]
-        lines = [[r[0], f"{r[1]}\nlicence: {r[4]}\n{r[5]}".rstrip(), r[2], r[3], r[6]] for r in wide]
-    else:
-        columns = ["name", "title", "images", "download", "licence", "from", "here"]
-        lines = [_row(*row) for row in rows]
+        lines = [[r[0], f"{r[1]}\nlicence: {r[4]}\n{r[5]}".rstrip(), r[2], r[3], r[6]] for r in lines]
     _table(columns, lines)
 
 
@@ -65,13 +55,9 @@ def _row(dataset: "Dataset", status: "Status") -> list[str]:
     return [dataset.name, dataset.title, images, size, dataset.licence, dataset.home, here]
 
 
-def _terminal(stream: IO[str]) -> bool:
-    return stream.isatty()
-
-
 def _table(columns: list[str], rows: list[list[str]]) -> None:
     """A table on a terminal; tab-separated lines for another program."""
-    if not _terminal(sys.stdout):
+    if not progress.on_terminal(sys.stdout):
         click.echo("\n".join("\t".join(row) for row in [columns, *rows]))
         return
     from rich.console import Console
@@ -88,8 +74,8 @@ def _table(columns: list[str], rows: list[list[str]]) -> None:
 @data.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @click.option("--force", is_flag=True, help="Fetch again what is there.")
-@_root
-@_json
+@root_option
+@json_option
 def get(names: tuple[str, ...], root: str | None, force: bool, as_json: bool) -> None:
     """Download data sets and unpack them. A download that was cut goes on where it stopped."""
     from igeood.datasets import store
@@ -98,8 +84,8 @@ def get(names: tuple[str, ...], root: str | None, force: bool, as_json: bool) ->
 
     folder, done = data_root(root), []
     for dataset in [find(name) for name in names]:
-        with _progress() as progress:
-            fetched = store.get(dataset, folder, force=force, progress=progress)
+        with progress.progress_bars() as show:
+            fetched = store.get(dataset, folder, force=force, progress=_megabytes(show))
         there = "is made when it is used: nothing to download" if dataset.kind == "noise" else f"is there, in {folder}"
         click.echo(f"{dataset.name}: {'fetched' if fetched else there}", err=True)
         done.append({"name": dataset.name, "fetched": fetched, "root": str(folder)})
@@ -107,41 +93,11 @@ def get(names: tuple[str, ...], root: str | None, force: bool, as_json: bool) ->
         click.echo(json.dumps(done, indent=1))
 
 
-@contextmanager
-def _progress() -> Iterator["Progress"]:
-    """A bar on a terminal; otherwise a line for each tenth."""
-    if not _terminal(sys.stderr):
-        yield _lines()
-        return
-    from rich import progress as bars
-    from rich.console import Console
-
-    columns = (
-        bars.TextColumn("{task.description}"),
-        bars.BarColumn(),
-        bars.DownloadColumn(),
-        bars.TimeRemainingColumn(),
-    )
-    with bars.Progress(*columns, console=Console(stderr=True)) as progress:
-        tasks: dict[str, bars.TaskID] = {}
-
-        def report(file: str, done: int, total: int | None) -> None:
-            if file not in tasks:
-                tasks[file] = progress.add_task(file, total=total)
-            progress.update(tasks[file], completed=done, total=total)
-
-        yield report
-
-
-def _lines() -> "Progress":
-    said: dict[str, int] = {}
+def _megabytes(show: progress.Progress) -> progress.Progress:
+    """What is reported in bytes, shown in megabytes, rounded up."""
 
     def report(file: str, done: int, total: int | None) -> None:
-        tenth = 10 * done // total if total else done // 10**8
-        if said.get(file) != tenth:
-            said[file] = tenth
-            of = f" of {total / 1e6:,.1f}" if total else ""
-            click.echo(f"{file}: {done / 1e6:,.1f}{of} MB", err=True)
+        show(f"{file}, MB", -(-done // 10**6), total and -(-total // 10**6))
 
     return report
 
@@ -149,8 +105,8 @@ def _lines() -> "Progress":
 @data.command()
 @click.argument("names", nargs=-1, metavar="[NAME...]")
 @click.option("--decode", is_flag=True, help="Also decode every image.")
-@_root
-@_json
+@root_option
+@json_option
 def verify(names: tuple[str, ...], root: str | None, decode: bool, as_json: bool) -> None:
     """Check data sets: counts, record sizes, and the files' contents where `get` noted them.
 

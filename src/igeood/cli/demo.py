@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from igeood.cli._shared import json_option, seed_option
 from igeood.cli.progress import progress_bars
 
 if TYPE_CHECKING:
@@ -22,10 +23,8 @@ SHADES = " ░▒▓█"  # dark to bright, where there are no colours
 @click.option(
     "--out", default="igeood-demo", show_default=True, type=click.Path(file_okay=False), help="Folder of everything."
 )
-@click.option(
-    "--seed", default=0, show_default=True, type=click.IntRange(0, 2**32 - 1), help="Of training and every split."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+@seed_option("Of training and every split.")
+@json_option
 def demo(out: str, seed: int, as_json: bool) -> None:
     """See it work: train a small classifier, guard it, compare the methods, write a report.
 
@@ -52,7 +51,7 @@ def demo(out: str, seed: int, as_json: bool) -> None:
     table = standings(summary, summary.classifiers()[0])
     assert table is not None  # noqa: S101 (it was measured just now; this tells the type checker)
     if as_json:
-        click.echo(json.dumps(_record(found, table, str(page)), ensure_ascii=False))
+        click.echo(json.dumps(_record(found, table, str(page))))
     else:
         _tell(found, table, str(page))
 
@@ -70,18 +69,15 @@ def _tell(found: "Demo", table: "Standings", page: str) -> None:
 
     console = Console(highlight=False)
     line = found.results.networks.records[-1]
-    known, *foreign = found.refused.items()
-    console.print(
-        f"A residual network has learnt the digits 0 to 7 from {line['train_images']} images: "
-        f"{100 * line['accuracy']:.1f}% right on {line['test_images']} others."
-    )
+    right = f"{100 * line['accuracy']:.1f}% right on {line['test_images']} others"
+    console.print(f"A residual network has learnt the digits 0 to 7 from {line['train_images']} images: {right}.")
     console.print("It has not seen 8 and 9, letters, photographs or noise. Which inputs was it not made for?\n")
     console.print(_table(table))
     console.print("\nAll but the baseline are tuned on small letters, which are in no column.")
     for sentence in table.verdict():
         console.print(sentence)
     console.print(f"\nThe guard (IGEOOD+, {found.guard.access}): {found.guard.promise}.")
-    for title, (share, n) in (known, *foreign):
+    for title, (share, n) in found.refused.items():
         console.print(f"  {title:<16} {100 * share:5.1f}% of {n} refused")
     if found.flagged:
         console.print(
@@ -101,9 +97,8 @@ def _table(standing: "Standings") -> "Table":
     from igeood.report.page import tabulate
 
     tnr, auroc = (tabulate(standing, metric) for metric in ("tnr", "auroc"))
-    made = Table(
-        box=box.SIMPLE_HEAD, title=f"{tnr.title} / {auroc.title}, in percent", padding=(0, 0, 0, 1), show_edge=False
-    )
+    title = f"{tnr.title} / {auroc.title}, in percent"
+    made = Table(box=box.SIMPLE_HEAD, title=title, padding=(0, 0, 0, 1), show_edge=False)
     made.add_column("", no_wrap=True)
     for name in tnr.header:
         made.add_column(name, justify="right")
@@ -111,9 +106,8 @@ def _table(standing: "Standings") -> "Table":
         made.add_row(f"[italic]{group.partition(',')[0]}[/]", *[""] * len(tnr.header))
         for name, cells in methods.items():
             pairs = zip(cells, auroc.groups[group][name], strict=True)
-            made.add_row(
-                f"  {name}", *(f"[bold]{a.text}[/]/{b.text}" if a.best else f"{a.text}/{b.text}" for a, b in pairs)
-            )
+            texts = (f"[bold]{a.text}[/]/{b.text}" if a.best else f"{a.text}/{b.text}" for a, b in pairs)
+            made.add_row(f"  {name}", *texts)
     return made
 
 

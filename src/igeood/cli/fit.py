@@ -4,7 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from igeood.cli._guards import Sources, Watched, check_new, force_option, json_option, progress, source_options, tell
+from igeood.cli._guards import Sources, Watched, check_new, force_option, source_options
+from igeood.cli._shared import json_option, tell
+from igeood.cli.progress import progress_bars
 from igeood.errors import InputError
 
 if TYPE_CHECKING:
@@ -12,20 +14,9 @@ if TYPE_CHECKING:
 
     from igeood.guard import Guard
 
-# Written out, so that --help and completion need not import torch; the first seven need no layers.
-METHODS = (
-    "msp",
-    "odin",
-    "energy",
-    "kl-sum",
-    "kl-min",
-    "igeood-logits",
-    "igeood-logits-min",
-    "mahalanobis",
-    "igeood",
-    "igeood+",
-)
-LAYERED = METHODS[7:]
+# Written out, so that --help and completion need not import torch.
+LAYERED = ("mahalanobis", "igeood", "igeood+")
+METHODS = ("msp", "odin", "energy", "kl-sum", "kl-min", "igeood-logits", "igeood-logits-min", *LAYERED)
 
 
 def _numbers(_: click.Context, param: click.Parameter, value: str | None) -> tuple[float, ...] | None:
@@ -71,6 +62,8 @@ def fit(
 
     `igeood calibrate` comes next.
     """
+    from igeood.perturbation import check_channels
+
     check_new(out, force, train)
     model = sources.network()
     names = layers.split(",") if layers else None
@@ -89,9 +82,12 @@ def fit(
             )
     else:
         guard.preparation = _preparation(train, mean, std, size)
-        _normalised(guard)
+        for name in ("mean", "std"):  # which its input steps need; they are checked here too
+            given = guard.preparation[name]
+            checked = check_channels(given * 3 if len(given) == 1 else given, name, positive=name == "std")
+            setattr(guard.inputs, name, checked)
         source = sources.images(train, guard.preparation, training=True)
-    with progress() as report:
+    with progress_bars() as report:
         guard.fit(Watched(source, "fit", report))
     guard.save(out)
     _tell(guard, source.rows, out, as_json)
@@ -100,29 +96,18 @@ def fit(
 def _tell(guard: "Guard", samples: int, out: str, as_json: bool) -> None:
     from igeood.detectors import method_name
 
-    method, classes = method_name(guard.detector), guard.detector.n_classes_
-    right = _right(guard)
-    record = {"method": method, "classes": classes, "samples": samples, "layers": guard.layers, "out": out}
-    read = f", layers {', '.join(guard.layers)}" if guard.layers else ""
-    told = "" if right is None else f", {100 * right:.1f}% of them classified as labelled"
-    if right is not None and right < 0.5:
-        click.echo(
-            "igeood: the classifier disagrees with most labels; are the classes in its order, and its inputs "
-            "normalised as in training?", err=True,
-        )  # fmt: skip
-    tell(
-        as_json,
-        {**record, "accuracy": right},
-        f"{out}: {method}, {classes} classes, from {samples:,} samples{told}{read}",
-    )
-
-
-def _right(guard: "Guard") -> float | None:
-    """Share of the training samples whose largest logit is that of their label; None without labels."""
+    method, classes, layers = method_name(guard.detector), guard.detector.n_classes_, guard.layers
+    text, right = f"{out}: {method}, {classes} classes, from {samples:,} samples", None
     train = guard._train
-    if train is None or train.labels is None:
-        return None
-    return float((train.logits.argmax(dim=1) == train.labels).double().mean())
+    if train is not None and train.labels is not None:
+        right = float((train.logits.argmax(dim=1) == train.labels).double().mean())
+        text += f", {100 * right:.1f}% of them classified as labelled"
+    if right is not None and right < 0.5:
+        doubt = "are the classes in its order, and its inputs normalised as in training?"
+        click.echo(f"igeood: the classifier disagrees with most labels; {doubt}", err=True)
+    text += f", layers {', '.join(layers)}" if layers else ""
+    record = {"method": method, "classes": classes, "samples": samples, "layers": layers, "out": out}
+    tell(as_json, {**record, "accuracy": right}, text)
 
 
 def _make(
@@ -141,16 +126,12 @@ def _make(
         return white_box(model, layers=layers or "auto", method=method, temperature=temperature)
     if layers is not None:
         raise InputError(f"layers: a {access.replace('-', ' ')} reads none; leave them out, or --access white-box")
-    given: dict[str, Any] = {
-        "method": method or "igeood-logits",
-        "temperature": temperature,
-        "probabilities": probabilities,
-    }
+    method = method or "igeood-logits"
     if access == "black-box":
-        return black_box(model, **given)
+        return black_box(model, method=method, temperature=temperature, probabilities=probabilities)
     if model is None:
         raise InputError("access: a grey box needs the model's gradients; name it: --model module:factory")
-    return grey_box(model, **given)
+    return grey_box(model, method=method, temperature=temperature, probabilities=probabilities)
 
 
 def _preparation(
@@ -164,17 +145,7 @@ def _preparation(
         raise InputError("mean, std: belong together; give both, or neither")
     if size is None and known is None:
         raise InputError("size: how many pixels does the model take? Give --size, such as 224")
-    if mean is None and std is None and known is not None and known.mean is not None and known.std is not None:
+    if mean is None and known is not None and known.mean is not None:
         mean, std = known.mean, known.std
         click.echo(f"images normalised as usual for {train}: mean {mean}, std {std}", err=True)
     return {"size": size or 32, "mean": list(mean or (0.0,)), "std": list(std or (1.0,))}
-
-
-def _normalised(guard: "Guard") -> None:
-    """Tell the guard the normalisation, which its input steps need; the normalisation is checked here too."""
-    from igeood.perturbation import check_channels
-
-    inputs: Any = guard.inputs
-    prepared = guard.preparation or {}
-    mean, std = ([v[0]] * 3 if len(v) == 1 else v for v in (prepared["mean"], prepared["std"]))
-    inputs.mean, inputs.std = check_channels(mean, "mean"), check_channels(std, "std", positive=True)

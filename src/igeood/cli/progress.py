@@ -3,41 +3,66 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import IO
 
 import click
 
-Progress = Callable[[str, int, int], None]  # what, done, of how many
+Progress = Callable[[str, int, int | None], None]  # what, done, of how many if that is known
+BARS = 6  # finished ones that stay on the screen
+
+
+def on_terminal(stream: IO[str]) -> bool:
+    """Whether somebody looks on."""
+    return stream.isatty()
 
 
 @contextmanager
 def progress_bars() -> Iterator[Progress]:
-    """A bar for each thing that is reported on; not on a terminal, a line at each quarter of it."""
-    if not sys.stderr.isatty():
-        yield _lines()
-        return
+    """A bar for each thing that is reported on; not on a terminal, a line at each quarter of it.
+
+    What is finished at its first report is over before anybody could ask, and is not shown.
+    """
+    begun: set[str] = set()
+    with _bars() if on_terminal(sys.stderr) else _lines() as show:
+
+        def report(what: str, done: int, total: int | None) -> None:
+            if done != total or what in begun:
+                begun.add(what)
+                show(what, done, total)
+
+        yield report
+
+
+@contextmanager
+def _bars() -> Iterator[Progress]:
+    from rich import progress
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bars
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Bars(*columns, console=Console(stderr=True)) as bars:
-        tasks: dict[str, TaskID] = {}
+    columns = (
+        progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn(),
+        progress.TimeRemainingColumn(elapsed_when_finished=True),
+    )  # fmt: skip
+    with progress.Progress(*columns, console=Console(stderr=True)) as bars:
+        tasks: dict[str, progress.TaskID] = {}
 
-        def show(what: str, done: int, total: int) -> None:
+        def show(what: str, done: int, total: int | None) -> None:
             if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total)
+                tasks[what] = bars.add_task(what)
             bars.update(tasks[what], completed=done, total=total)
+            if done == total and len(tasks) > BARS:
+                bars.remove_task(tasks.pop(what))
 
         yield show
 
 
-def _lines() -> Progress:
+@contextmanager
+def _lines() -> Iterator[Progress]:
     said: dict[str, int] = {}
 
-    def show(what: str, done: int, total: int) -> None:
-        quarter = 4 * done // total if total else 4
-        if said.get(what, 0) < quarter:
-            said[what] = quarter
-            click.echo(f"{what}: {done:,} of {total:,}", err=True)
+    def show(what: str, done: int, total: int | None) -> None:
+        part = 4 * done // total if total else done.bit_length()  # of an unknown number, each doubling
+        if said.get(what, 0) < part:
+            said[what] = part
+            click.echo(f"{what}: {done:,} of {total:,}" if total else f"{what}: {done:,}", err=True)
 
-    return show
+    yield show

@@ -1,10 +1,11 @@
 """`igeood report`: a benchmark's results as one page."""
 
-import json
 from datetime import date
 from pathlib import Path
 
 import click
+
+from igeood.cli._shared import json_option, tell
 
 
 @click.command()
@@ -12,7 +13,7 @@ import click
 @click.option("--out", type=click.Path(dir_okay=False), help="The file to write; by default RESULTS/report.html.")
 @click.option("--guard", type=click.Path(dir_okay=False), help="A guard's file; by default RESULTS/guard.safetensors.")
 @click.option("--validation", help="Set that was tuned on, if the results have several.")
-@click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
+@json_option
 def report(results: str, out: str | None, guard: str | None, validation: str | None, as_json: bool) -> None:
     """Make one self-contained HTML page of RESULTS, a folder of `igeood bench`.
 
@@ -27,9 +28,6 @@ def report(results: str, out: str | None, guard: str | None, validation: str | N
     content = made.html.encode()
     out = out or str(Path(results) / "report.html")
     write_whole(out, content)
-    if as_json:
-        click.echo(json.dumps({"out": out, "bytes": len(content), "verdicts": made.verdicts}, ensure_ascii=False))
-        return
-    for network, sentences in made.verdicts.items():
-        click.echo(f"{network}: {sentences[0]}")
+    record = {"out": out, "bytes": len(content), "verdicts": made.verdicts}
+    tell(as_json, record, "\n".join(f"{network}: {told[0]}" for network, told in made.verdicts.items()))
     click.echo(f"{out}: {len(content) / 1e6:.2f} MB", err=True)

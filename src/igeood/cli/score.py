@@ -3,19 +3,22 @@
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from igeood.cli._guards import Sources, check_new, force_option, json_option, load_guard, progress, source_options, tell
+from igeood.cli._guards import Sources, check_new, force_option, load_guard, source_options
+from igeood.cli._shared import json_option, tell
+from igeood.cli.progress import progress_bars
 from igeood.errors import InputError
 
 if TYPE_CHECKING:
+    from pyarrow import Table
+
     from igeood.guard import Guard
 
-Write = Callable[[Any], None]  # takes one table
 SUFFIXES = (".parquet", ".pq", ".csv", ".jsonl")
 
 
@@ -44,7 +47,7 @@ def score(guard: str, data: str, out: str | None, force: bool, sources: Sources,
             "igeood: the guard is not calibrated: scores only; `igeood calibrate` gives it a threshold", err=True
         )
     done = refused = 0
-    with progress() as report, _sink(out, as_json) as write:
+    with progress_bars() as report, _sink(out, as_json) as write:
         for block, ids in source.blocks(ids=True):
             columns = _judge(loaded, block)
             write({"id": ids, **columns})
@@ -74,62 +77,48 @@ def _judge(guard: "Guard", block: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def _sink(out: str | None, as_json: bool) -> Iterator[Write]:
-    """Where the rows go: stdout, or a file that appears whole or not at all."""
+def _sink(out: str | None, as_json: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Takes columns, block by block: for stdout, or for a file that appears whole or not at all."""
+    import pyarrow as pa
+    from pyarrow.parquet import ParquetWriter
+
     from igeood.files import whole
 
-    if out is None:
-        yield _text(sys.stdout.buffer, lines=as_json)
-        return
-    with whole(out) as file:
-        if Path(out).suffix in (".csv", ".jsonl"):
-            yield _text(file, lines=Path(out).suffix == ".jsonl")
-            return
-        with _parquet(file) as write:
+    kind = Path(out).suffix if out else ".jsonl" if as_json else ".csv"
+    parquet: ParquetWriter | None = None
+    head = True
+
+    def write(columns: dict[str, Any]) -> None:
+        nonlocal parquet, head
+        table = pa.table(columns)
+        if kind in (".csv", ".jsonl"):
+            file.write(_csv(table, head=head) if kind == ".csv" else _json_lines(table))
+            file.flush()
+        else:
+            parquet = parquet or ParquetWriter(file, table.schema)
+            parquet.write_table(table)
+        head = False
+
+    with whole(out) if out else nullcontext(sys.stdout.buffer) as file:
+        try:
             yield write
+            if parquet is not None:
+                parquet.close()
+        except BaseException:
+            if parquet is not None:
+                parquet.is_open = False  # its end is not wanted any more, and might fail as well
+            raise
 
 
-def _text(file: IO[bytes], *, lines: bool) -> Write:
-    """CSV with a head, or lines of JSON."""
+def _csv(table: "Table", *, head: bool) -> bytes:
     import pyarrow as pa
     from pyarrow import csv
 
-    head: list[str] = []
-
-    def write(columns: dict[str, Any]) -> None:
-        table = pa.table(columns)
-        if lines:
-            file.write("".join(f"{json.dumps(row, default=str)}\n" for row in table.to_pylist()).encode())
-        else:
-            if not head:
-                head.extend(table.column_names)
-                file.write((",".join(head) + "\n").encode())
-            buffer = pa.BufferOutputStream()
-            csv.write_csv(table, buffer, csv.WriteOptions(include_header=False))
-            file.write(buffer.getvalue())
-        file.flush()
-
-    return write
+    buffer = pa.BufferOutputStream()
+    csv.write_csv(table, buffer, csv.WriteOptions(include_header=False))
+    first = f"{','.join(table.column_names)}\n" if head else ""  # pyarrow's own has quotes
+    return first.encode() + bytes(buffer.getvalue())
 
 
-@contextmanager
-def _parquet(file: IO[bytes]) -> Iterator[Write]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    writers: list[Any] = []
-
-    def write(columns: dict[str, Any]) -> None:
-        table = pa.table(columns)
-        if not writers:
-            writers.append(pq.ParquetWriter(file, table.schema))
-        writers[0].write_table(table)
-
-    try:
-        yield write
-        for writer in writers:
-            writer.close()
-    except BaseException:
-        for writer in writers:
-            writer.is_open = False  # its end is not wanted any more, and might fail as well
-        raise
+def _json_lines(table: "Table") -> bytes:
+    return "".join(f"{json.dumps(row, default=str)}\n" for row in table.to_pylist()).encode()

@@ -1,11 +1,12 @@
 """`igeood train`: the reference classifiers."""
 
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from igeood.cli._shared import json_option, root_option, seed_option, tell
+from igeood.cli.progress import progress_bars
 
 if TYPE_CHECKING:
     from igeood.networks import Recipe, Task
@@ -17,14 +18,14 @@ if TYPE_CHECKING:
     "--data", default="cifar-10", show_default=True, help="Data set, as `igeood data list` names it; or idx:FOLDER."
 )
 @click.option("--out", required=True, type=click.Path(dir_okay=False), help="The .safetensors file to write.")
-@click.option("--root", type=click.Path(file_okay=False), help="Where the data are; $IGEOOD_DATA by default.")
+@root_option
 @click.option("--epochs", default=300, show_default=True, type=click.IntRange(min=1), help="Passes over the images.")
 @click.option("--batch", default=64, show_default=True, type=click.IntRange(min=2), help="Images a step.")
 @click.option("--rate", default=0.1, show_default=True, help="Learning rate, cut tenfold at 50% and 75%.")
 @click.option("--augment/--no-augment", default=True, show_default=True, help="Shift and mirror; off for digits.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**32 - 1), help="Of everything random.")
+@seed_option("Of everything random.")
 @click.option("--limit", type=click.IntRange(min=1), help="Use this many images of each split only.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@json_option
 def train(
     network: str, data: str, out: str, root: str | None, epochs: int, batch: int, rate: float, augment: bool,
     seed: int, limit: int | None, as_json: bool,
@@ -43,11 +44,8 @@ def train(
     recipe = Recipe(epochs=epochs, batch=batch, rate=rate, augment=augment, seed=seed)
     found = _run(network, _task(data, root, limit), out, recipe)
     about = {"network": network, "data": data, "out": out, "accuracy": found[0], "accuracy_fisher_rao": found[1]}
-    if as_json:
-        click.echo(json.dumps(about))
-    else:
-        click.echo(f"{network} on {data}: {100 * found[0]:.2f}% right by softmax, {100 * found[1]:.2f}% by Fisher–Rao")
-        click.echo(f"weights: {out}")
+    right = f"{100 * found[0]:.2f}% right by softmax, {100 * found[1]:.2f}% by Fisher–Rao"
+    tell(as_json, about, f"{network} on {data}: {right}\nweights: {out}")
 
 
 def _task(data: str, root: str | None, limit: int | None) -> "Task":
@@ -69,30 +67,16 @@ def _task(data: str, root: str | None, limit: int | None) -> "Task":
 
 
 def _run(network: str, task: "Task", out: str, recipe: "Recipe") -> tuple[float, float]:
-    """Train with a bar on a terminal, and a line an epoch elsewhere."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
     from igeood.networks import train as run
     from igeood.networks.training import Progress as Now
 
-    terminal = sys.stderr.isatty()
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:.1f}%"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), disable=not terminal) as bars:
-        bar = bars.add_task(network, total=None)
+    with progress_bars() as report:
 
         def show(now: Now) -> None:
-            text = f"epoch {now.epoch + 1} of {recipe.epochs}: loss {now.loss:.3f}, {100 * now.accuracy:.1f}% right"
-            bars.update(
-                bar, total=recipe.epochs * now.steps, completed=now.epoch * now.steps + now.step, description=text
-            )
-            if not terminal and now.step == now.steps:
-                click.echo(text, err=True)
+            report(f"{network}, steps", now.epoch * now.steps + now.step, recipe.epochs * now.steps)
+            if now.step == now.steps:
+                told = f"loss {now.loss:.3f}, {100 * now.accuracy:.1f}% right"
+                click.echo(f"epoch {now.epoch + 1} of {recipe.epochs}: {told}", err=True)
 
         found = run(network, task, out, recipe, progress=show)
     return found.softmax, found.fisher_rao

@@ -4,17 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from igeood.cli._guards import (
-    Sources,
-    Watched,
-    check_new,
-    json_option,
-    load_guard,
-    progress,
-    replacing,
-    source_options,
-    tell,
-)
+from igeood.cli._guards import Sources, Watched, check_new, load_guard, replacing, source_options
+from igeood.cli._shared import json_option, seed_option, tell
+from igeood.cli.progress import progress_bars
 from igeood.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,9 +20,7 @@ if TYPE_CHECKING:
 @click.option("--ood", required=True, help="Samples to refuse; or fgsm: adversarial ones, made with the model.")
 @click.option("--share", default=0.5, show_default=True, help="Part of --id that is used; calibrate leaves it out.")
 @click.option("--tpr", default=0.95, show_default=True, help="Share of in-distribution samples to keep.")
-@click.option(
-    "--seed", default=0, show_default=True, type=click.IntRange(0, 2**32 - 1), help="Of the share and the folds."
-)
+@seed_option("Of the share and the folds.")
 @replacing
 @source_options
 @json_option
@@ -45,7 +35,7 @@ def tune(
     check_new(out, force, train, id_data, ood)
     loaded = load_guard(guard, sources)
     before = loaded.fitted_on
-    with progress() as report:
+    with progress_bars() as report:
         learnt = Watched(sources.open(train, loaded, training=True), "fit", report)
         known = Watched(sources.open(id_data, loaded), "in-distribution", report)
         foreign: Any = ood if ood == "fgsm" else Watched(sources.open(ood, loaded), "OOD", report)
@@ -58,15 +48,9 @@ def tune(
     assert found is not None  # noqa: S101 (tune has just set it)
     best = None if found.temperature is None else found.temperature.best
     record = {
-        "temperature": None if best is None else best.temperature,
-        "epsilon": found.epsilon,
-        "tnr": found.after,
-        "tnr_before": found.before,
-        "tpr": tpr,
-        "id": found.n_id,
-        "ood": found.n_ood,
-        "out": out or guard,
-    }
+        "temperature": best and best.temperature, "epsilon": found.epsilon, "tnr": found.after,
+        "tnr_before": found.before, "tpr": tpr, "id": found.n_id, "ood": found.n_ood, "out": out or guard,
+    }  # fmt: skip
     what = [] if best is None else [f"temperature {best.temperature:g}"]
     what += [f"input step {found.epsilon:g}"] if loaded.inputs.model is not None else []
     what += [f"{100 * found.after:.1f}% of {found.n_ood:,} OOD samples refused at {100 * tpr:g}% kept"]
@@ -79,8 +63,6 @@ def _check_same(before: "Keys", now: "Keys") -> None:
     import numpy as np
 
     foreign, missing = int((~np.isin(now, before)).sum()), int((~np.isin(before, now)).sum())
+    what = f"{foreign} of {len(now)} samples are not those" if foreign else f"lacks {missing} of {len(before)} samples"
     if len(before) and (foreign or missing):
-        what = (
-            f"{foreign} of {len(now)} samples are not those" if foreign else f"lacks {missing} of {len(before)} samples"
-        )
         raise InputError(f"train: {what} that the guard was fitted on; give the same file, or fit a new guard")

@@ -18,6 +18,7 @@ from igeood.errors import InputError
 CHUNK = 1 << 18
 MAX_BYTES = 4 << 30  # of a download whose size nobody published
 TIMEOUT = 60.0
+CHANGED = "the file has changed, or is another one"
 
 Progress = Callable[[str, int, int | None], None]  # the file's name, bytes so far, bytes in all if known
 
@@ -83,12 +84,10 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        told = f"cannot be written ({error.strerror or error}); choose another folder with IGEOOD_DATA"
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            raise InputError(
-                f"{path}: the disk is full; what is done is kept: free some space and run it again"
-            ) from None
-        reason = error.strerror or str(error)
-        raise InputError(f"{path}: cannot be written ({reason}); choose another folder with IGEOOD_DATA") from None
+            told = "the disk is full; what is done is kept: free some space and run it again"
+        raise InputError(f"{path}: {told}") from None
 
 
 def _transfer(url: str, part: Path, state: Path, size: int | None, progress: Progress | None) -> None:
@@ -106,9 +105,7 @@ def _transfer(url: str, part: Path, state: Path, size: int | None, progress: Pro
         total = start + int(length) if length.isdecimal() else None
         limit = MAX_BYTES if size is None else size
         if (total or 0) > limit:
-            raise InputError(
-                f"{url}: {total:,} bytes, expected at most {limit:,}; the file has changed, or is another one"
-            )
+            raise InputError(f"{url}: {total:,} bytes, expected at most {limit:,}; {CHANGED}")
         if not resumed:
             part.unlink(missing_ok=True)  # before its new description: they must never be of two files
             state.write_text(json.dumps({"url": url, "validator": _validator(response)}), encoding="utf-8")
@@ -122,16 +119,15 @@ def _copy(response: Any, part: Path, done: int, limit: int, total: int | None, p
     with part.open("r+b" if done else "wb") as file:
         file.seek(done)
         file.truncate()
+        report = progress or (lambda *_: None)
+        report(part.name.removesuffix(".part"), done, total)
         while chunk := _receive(response):
             done += len(chunk)
             if done > limit:
                 file.truncate(0)
-                raise InputError(
-                    f"{part}: more than the {limit:,} bytes expected; the file has changed, or is another one"
-                )
+                raise InputError(f"{part}: more than the {limit:,} bytes expected; {CHANGED}")
             file.write(chunk)
-            if progress is not None:
-                progress(part.name.removesuffix(".part"), done, total)
+            report(part.name.removesuffix(".part"), done, total)
         file.flush()
         os.fsync(file.fileno())
     return done
@@ -157,12 +153,10 @@ def _open(url: str, start: int, validator: str | None) -> Any:
         error.close()
         if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE and start:
             return _open(url, 0, None)
-        raise InputError(
-            f"{url}: the server says {error.code} {error.reason}; see the set's page for a new address"
-        ) from None
+        said = f"{error.code} {error.reason}"
+        raise InputError(f"{url}: the server says {said}; see the set's page for a new address") from None
     except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        raise _CutError(f"no connection ({reason})") from None
+        raise _CutError(f"no connection ({getattr(error, 'reason', error)})") from None
 
 
 class _Redirect(urllib.request.HTTPRedirectHandler):
@@ -200,11 +194,7 @@ def _range_start(response: Any) -> int | None:
 
 def _check(url: str, part: Path, state: Path, size: int | None, checksum: str | None) -> None:
     found = part.stat().st_size
-    wrong = f"{found:,} bytes, expected {size:,}" if size not in {None, found} else ""
-    if checksum is not None and not wrong:
-        algorithm, _, expected = checksum.partition(":")
-        actual = file_digest(part, algorithm)
-        wrong = f"{algorithm} {actual}, expected {expected}" if actual != expected else ""
+    wrong = f"{found:,} bytes, expected {size:,}" if size not in {None, found} else checksum_differs(part, checksum)
     if wrong:
         part.unlink()
         state.unlink(missing_ok=True)
@@ -218,3 +208,10 @@ def file_digest(path: Path, algorithm: str = "sha256") -> str:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def checksum_differs(path: Path, checksum: str | None) -> str:
+    """What a file's checksum is in place of the published one, in words; empty if it is right, or none is known."""
+    algorithm, _, expected = (checksum or "").partition(":")
+    found = file_digest(path, algorithm) if expected else expected
+    return f"{algorithm} {found}, expected {expected}" if found != expected else ""

@@ -2,12 +2,13 @@
 
 import hashlib
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,27 +20,27 @@ if TYPE_CHECKING:
 
 SIDE = 32
 PREPARATION = 1  # part of every digest: raise it when `prepare` gives other pixels
-BLOCK = 1000  # images of noise that are made together
+BLOCK = 1000  # images that are read, or in noise made, together
 MAX_PIXELS = 2**26  # of an image, and of what its resizing makes: far above any photograph used here
 
 Images = NDArray[np.uint8]
 Rows = NDArray[np.int64]
 
 
-class Source(Protocol):
+class Source(ABC):
     """Something with images that can be read by row."""
 
-    def __len__(self) -> int:
-        """How many images there are."""
-        ...
+    @abstractmethod
+    def __len__(self) -> int: ...
 
+    @abstractmethod
     def read(self, rows: Rows) -> Images:
         """The images of these rows, prepared, (n, 3, 32, 32)."""
-        ...
 
     def content(self, rows: Rows) -> Iterator[bytes]:
-        """What each of these images is made from, for the digest."""
-        ...
+        """What each of these images is made from, for the digest: unless a source says more, its bytes."""
+        for start in range(0, len(rows), BLOCK):
+            yield from (image.tobytes() for image in self.read(rows[start : start + BLOCK]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,26 +76,21 @@ class ImageSet:
     def __getitem__(self, key: slice | Sequence[int] | NDArray[Any]) -> "ImageSet":
         """A subset, by slice, indices or mask. Nothing is read."""
         at = np.atleast_1d(np.arange(len(self))[key if isinstance(key, slice) else _indices(key)])
-        labels = None if self.labels is None else self.labels[at]
-        return ImageSet(self.name, self.title, self.source, self.rows[at], labels, self.classes, self.note, self.side)
+        return replace(self, rows=self.rows[at], labels=None if self.labels is None else self.labels[at])
 
     def limited(self, limit: int | None) -> "ImageSet":
         """At most `limit` images, evenly spaced from first to last, so that every class folder has its share."""
-        if limit is None:
-            return self
-        if isinstance(limit, bool) or not isinstance(limit, int | np.integer) or limit < 1:
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | np.integer) or limit < 1):
             raise InputError(f"limit: expected a positive integer or None, got {limit!r}")
-        if limit >= len(self):
+        if limit is None or limit >= len(self):
             return self
         return self[np.linspace(0, len(self) - 1, limit).round().astype(np.int64)]
 
     def images(self) -> Images:
         """All images at once, uint8 (N, 3, side, side)."""
         images = np.empty((len(self), 3, self.side, self.side), np.uint8)
-        start = 0
-        for batch in self.batches(1000):
-            images[start : start + len(batch)] = batch
-            start += len(batch)
+        for i, batch in enumerate(self.batches(BLOCK)):
+            images[BLOCK * i : BLOCK * i + len(batch)] = batch
         return images
 
     def batches(self, size: int = 100) -> Iterator[Images]:
@@ -139,7 +135,7 @@ def _indices(key: Sequence[int] | NDArray[Any]) -> NDArray[Any]:
 
 
 @dataclass(frozen=True, eq=False)
-class Files:
+class Files(Source):
     """Image files, one image each."""
 
     paths: tuple[Path, ...]
@@ -158,7 +154,7 @@ class Files:
 
 
 @dataclass(frozen=True, eq=False)
-class Arrays:
+class Arrays(Source):
     """Images in memory: (N, 3, 32, 32), or grey ones (N, H, W) that are resized and repeated over the channels."""
 
     values: Images
@@ -170,12 +166,11 @@ class Arrays:
     def read(self, rows: Rows) -> Images:
         """The images of these rows."""
         chosen = self.values[rows]
-        if chosen.ndim == 3 and chosen.shape[1:] == (SIDE, SIDE):
+        if chosen.ndim == 4:
+            return chosen
+        if chosen.shape[1:] == (SIDE, SIDE):
             return np.repeat(chosen[:, None], 3, axis=1)
-        if chosen.ndim == 3:
-            image = pillow()
-            return stack([prepare(image.fromarray(grey), where=self.where) for grey in chosen])
-        return chosen
+        return stack([prepare(pillow().fromarray(grey), where=self.where) for grey in chosen])
 
     def content(self, rows: Rows) -> Iterator[bytes]:
         """The images' shape, and their bytes before preparation."""
@@ -183,7 +178,7 @@ class Arrays:
 
 
 @dataclass(frozen=True, eq=False)
-class Noise:
+class Noise(Source):
     """Gaussian noise, made here. An image does not depend on how many are asked for."""
 
     count: int
@@ -198,10 +193,6 @@ class Noise:
             chosen = rows // BLOCK == block
             images[chosen] = _noise(int(block))[rows[chosen] % BLOCK]
         return images
-
-    def content(self, rows: Rows) -> Iterator[bytes]:
-        """The images' bytes: they are what the random generator makes."""
-        return (image.tobytes() for row in rows for image in self.read(row[None]))
 
 
 @lru_cache(maxsize=10)  # 30 MB: all of the blocks, as rows are often spread over them

@@ -92,22 +92,20 @@ def load_dataset(dataset: Dataset, *, root: Path, split: str) -> ImageSet:
     if split not in dataset.counts:
         raise InputError(f"split: {dataset.name} has {', '.join(dataset.counts)}, got {split!r}")
     expected = dataset.counts[split]
-    labels: Labels | None = None
-    source: Source
-    if dataset.kind == "noise":
-        source = Noise(expected)
-    else:
-        source, labels = _read(dataset, present(dataset, root, split), expected)
+    source, labels = _read(dataset, root, split)
     note = dataset.note if len(source) == expected else f"{len(source):,} of {expected:,} images"
     classes = None if labels is None else dataset.classes
     return ImageSet(dataset.name, dataset.title, source, np.arange(len(source)), labels, classes, note)
 
 
-def _read(dataset: Dataset, paths: tuple[Path, ...], expected: int) -> tuple[Source, Labels | None]:
+def _read(dataset: Dataset, root: Path, split: str) -> tuple[Source, Labels | None]:
+    if dataset.kind == "noise":
+        return Noise(dataset.counts[split]), None
+    paths = present(dataset, root, split)
     if dataset.kind == "cifar":
         return read_cifar(paths, classes=dataset.classes or 10)
     if dataset.kind == "mat":
-        values, labels = read_mat(paths[0], limit=expected)
+        values, labels = read_mat(paths[0], limit=dataset.counts[split])
         return Arrays(values), labels
     return Files(tuple(file for path in paths for file in image_files(path))), None
 
@@ -118,26 +116,21 @@ def present(dataset: Dataset, root: Path, split: str) -> tuple[Path, ...]:
         found = tuple(root / place for place in layout if (root / place).exists())
         if found:
             return found
+    for half in (root / f"{download.file}.part" for download in dataset.downloads):
+        if half.exists():
+            raise InputError(
+                f"{half}: {dataset.name} is half downloaded; run `igeood data get {dataset.name}` to go on"
+            )
     looked = " or ".join(str(root / layout[0]) for layout in dataset.layouts[split])
-    begun = [root / f"{download.file}.part" for download in dataset.downloads]
-    half = next((path for path in begun if path.exists()), None)
-    if half is not None:
-        raise InputError(f"{half}: {dataset.name} is half downloaded; run `igeood data get {dataset.name}` to go on")
-    raise InputError(
-        f"{looked}: {dataset.name} ({split}) is not there; run `igeood data get {dataset.name}`, or set IGEOOD_DATA to "
-        "the folder that has it"
-    )
+    cure = f"run `igeood data get {dataset.name}`, or set IGEOOD_DATA to the folder that has it"
+    raise InputError(f"{looked}: {dataset.name} ({split}) is not there; {cure}")
 
 
 def image_files(folder: Path) -> list[Path]:
     """The image files below a folder, in the order of their paths. Hidden ones are other programs' business."""
-    found = [
-        path
-        for path in folder.rglob("*")
-        if path.suffix.lower() in SUFFIXES
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-        and path.is_file()
-    ]
+    named = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    shown = (path for path in named if not any(part.startswith(".") for part in path.relative_to(folder).parts))
+    found = [path for path in shown if path.is_file()]
     if not found:
         raise InputError(f"{folder}: no image files in it; fetch the set again, or give another folder")
     return sorted(found, key=lambda path: path.parts)

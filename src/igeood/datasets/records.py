@@ -3,7 +3,6 @@
 import gzip
 import math
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -11,7 +10,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from igeood.datasets.images import SIDE, Images, Rows, one_line
+from igeood.datasets.images import SIDE, Images, Rows, Source, one_line
 from igeood.errors import InputError
 
 PIXELS = 3 * SIDE * SIDE
@@ -22,7 +21,7 @@ Labels = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Records:
+class Records(Source):
     """Files of fixed-size records: label bytes, then the R, G and B planes of 32 x 32. Mapped only while reading."""
 
     paths: tuple[Path, ...]
@@ -44,20 +43,14 @@ class Records:
                 images[inside] = records[rows[inside] - start, self.header :].reshape(-1, 3, SIDE, SIDE)
         return images
 
-    def content(self, rows: Rows) -> Iterator[bytes]:
-        """The images' bytes."""
-        for start in range(0, len(rows), 1000):
-            yield from (image.tobytes() for image in self.read(rows[start : start + 1000]))
-
 
 def _mapped(path: Path, header: int) -> Images:
     record = header + PIXELS
     try:
         size = path.stat().st_size
         if size == 0 or size % record:
-            raise InputError(
-                f"{path}: {size:,} bytes is no whole number of {record}-byte records: truncated; fetch the set again"
-            )
+            told = f"{size:,} bytes is no whole number of {record}-byte records: truncated"
+            raise InputError(f"{path}: {told}; fetch the set again")
         return np.memmap(path, np.uint8, "r", shape=(size // record, record))
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); fetch the set again") from None
@@ -78,10 +71,8 @@ def check_labels(path: Path, labels: Labels, classes: int) -> None:
     wrong = (labels < 0) | (labels >= classes)
     if wrong.any():
         at = int(wrong.argmax())
-        raise InputError(
-            f"{path}: record {at} has label {labels[at]}, expected 0 to {classes - 1}; the file is damaged, or of "
-            "another set: fetch the set again"
-        )
+        told = f"record {at} has label {labels[at]}, expected 0 to {classes - 1}"
+        raise InputError(f"{path}: {told}; the file is damaged, or of another set: fetch the set again")
 
 
 def read_mat(path: Path, *, limit: int | None) -> tuple[Images, Labels]:
@@ -126,7 +117,6 @@ def _read_idx(path: Path, file: IO[bytes] | gzip.GzipFile, dims: int) -> NDArray
         raise InputError(f"{path}: its header says {shape}: no data; fetch it again")
     content = file.read(claimed + 1) if claimed <= size else b""
     if len(content) != claimed:
-        raise InputError(
-            f"{path}: its header says {shape}, {claimed:,} bytes, but the file has another size; fetch it again"
-        )
+        told = f"its header says {shape}, {claimed:,} bytes, but the file has another size"
+        raise InputError(f"{path}: {told}; fetch it again")
     return np.frombuffer(content, np.uint8).reshape(shape)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from igeood.datasets.catalog import Dataset, Download
-from igeood.datasets.download import Progress, fetch, file_digest, writing
+from igeood.datasets.download import Progress, checksum_differs, fetch, file_digest, writing
 from igeood.datasets.loading import load_dataset, present
 from igeood.datasets.unpack import ARCHIVES, Entry, unpack
 from igeood.errors import InputError
@@ -116,9 +116,7 @@ def get(dataset: Dataset, root: Path, *, force: bool = False, progress: Progress
     Nothing half-written gets a set's name: archives are unpacked aside, and moved into place when they are whole. Files
     that do not belong to the set are left alone.
     """
-    if not force and status(dataset, root).state == "ok":  # then the root need not be writable
-        return False
-    if dataset.kind == "noise":
+    if dataset.kind == "noise" or (not force and status(dataset, root).state == "ok"):  # the root may be read-only
         return False
     if not dataset.downloads:
         raise InputError(f"{dataset.name}: must be fetched by hand: see {dataset.home}, and unpack it in {root}")
@@ -163,10 +161,8 @@ def _get(
 
 def _whole(path: Path, download: Download) -> bool:
     """Whether the file is there already: put there by hand, or by a run that failed later."""
-    if not path.is_file() or download.size not in {None, path.stat().st_size}:
-        return False
-    algorithm, _, expected = (download.checksum or "").partition(":")
-    return not expected or file_digest(path, algorithm) == expected
+    there = path.is_file() and download.size in {None, path.stat().st_size}
+    return there and not checksum_differs(path, download.checksum)
 
 
 def _move(source: Path, target: Path) -> None:

@@ -7,7 +7,6 @@ points or more. A method has one colour everywhere.
 from igeood.figures.curves import (
     Curve,
     CurvePanel,
-    ScoresOf,
     contributions,
     precision_recall_curves,
     roc_curves,
@@ -43,7 +42,7 @@ from igeood.figures.histograms import (
 
 __all__ = [
     "ID_COLOUR", "ID_LABEL", "NARROW", "OOD_LABEL", "SMALL", "STYLE", "TITLE", "Curve", "CurvePanel", "GaussianPanel",
-    "HistogramPanel", "LayerPanel", "LayerRow", "ScoresOf", "Values", "blank", "contributions", "gaussianity",
+    "HistogramPanel", "LayerPanel", "LayerRow", "Values", "blank", "contributions", "gaussianity",
     "histogram", "label", "layer_histograms", "legend", "ood_colours", "precision_recall_curves", "render",
     "roc_curves", "save", "score_histograms", "tuning_curve", "tuning_curves",
 ]  # fmt: skip

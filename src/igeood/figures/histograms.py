@@ -8,24 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from igeood.figures.drawing import (
-    DELTA,
-    ID_COLOUR,
-    ID_LABEL,
-    OOD_LABEL,
-    SMALL,
-    TITLE,
-    WIDTH,
-    Values,
-    blank,
-    finite,
-    grid_of,
-    label,
-    legend,
-    ood_colours,
-    shape,
-    style_of,
-)
+from igeood.figures import drawing
+from igeood.figures.drawing import ID_LABEL, OOD_LABEL, SMALL, WIDTH, Values
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,8 +63,8 @@ def histogram(
     `colours` are those of the OOD sets: `ood_colours` has some. Far outliers lie outside the axis, unless `limits`
     say what it shows; they count in the densities, and the answer is whether there are any.
     """
-    colours = {**colours, ID_LABEL: ID_COLOUR}
-    sets = {name: finite(values, name) for name, values in {ID_LABEL: id_values, **ood_values}.items()}
+    colours = {**colours, ID_LABEL: drawing.ID_COLOUR}
+    sets = {name: drawing.finite(values, name) for name, values in {ID_LABEL: id_values, **ood_values}.items()}
     (low, high), clipped = (limits, False) if limits else _shown_range(list(sets.values()))
     bins = int(np.clip(math.sqrt(max(map(len, sets.values()))), 10, 50)) | 1  # odd: a constant falls in the middle
     edges = np.linspace(low, high, bins + 1)
@@ -97,52 +81,52 @@ def histogram(
 
 def score_histograms(panels: Sequence[HistogramPanel], width: float = WIDTH) -> "Figure":
     """Densities of scores, a panel each, three in a row; far outliers are left out, and the axis says so."""
-    figure, grid = grid_of(len(panels), most=3, height=2.0, width=width)
-    colours = ood_colours(name for panel in panels for name in panel.ood_scores)
+    figure, grid = drawing.grid_of(len(panels), most=3, height=2.0, width=width)
+    colours = drawing.ood_colours(name for panel in panels for name in panel.ood_scores)
     for axes, panel in zip(grid, panels, strict=True):
         clipped = histogram(axes, panel.id_scores, panel.ood_scores, colours)
-        label(axes, title=panel.title, x="axis cut at 0.1 and 99.9%" if clipped else "", y="density")
+        drawing.label(axes, title=panel.title, x="axis cut at 0.1 and 99.9%" if clipped else "", y="density")
         if panel.threshold is not None:
             _threshold(axes, panel.threshold)
     figure.supxlabel("score (higher is more out-of-distribution)", fontsize=SMALL)
-    legend(figure, grid)
+    drawing.legend(figure, grid)
     return figure
 
 
 def gaussianity(layers: Sequence[GaussianPanel]) -> "Figure":
     """Each layer's first channel, each set standardised by itself, against the standard normal density; and W."""
-    figure, grid = grid_of(len(layers), most=4, height=1.8)
+    figure, grid = drawing.grid_of(len(layers), most=4, height=1.8)
     x = np.linspace(-4.0, 4.0, 201)
     normal = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
     for axes, panel in zip(grid, layers, strict=True):
-        inside, outside = (finite(values, panel.layer) for values in (panel.id_values, panel.ood_values))
+        inside, outside = (drawing.finite(values, panel.layer) for values in (panel.id_values, panel.ood_values))
         inside, outside = ((values - values.mean()) / (values.std() or 1.0) for values in (inside, outside))
-        histogram(axes, inside, {OOD_LABEL: outside}, ood_colours([OOD_LABEL]), (-4.0, 4.0))
+        histogram(axes, inside, {OOD_LABEL: outside}, drawing.ood_colours([OOD_LABEL]), (-4.0, 4.0))
         axes.plot(x, normal, color="black", linewidth=1.2, label="standard normal")
         w = "$W$ undefined" if math.isnan(panel.shapiro_w) else f"$W$ = {panel.shapiro_w:.3f}"
-        label(axes, title=f"{panel.layer}\n{w}", y="density")
+        drawing.label(axes, title=f"{panel.layer}\n{w}", y="density")
     figure.supxlabel("first channel, standardised", fontsize=SMALL)
-    legend(figure, grid)
+    drawing.legend(figure, grid)
     return figure
 
 
 def layer_histograms(rows: Sequence[LayerRow]) -> "Figure":
     """Scores of each layer, with their TNR at TPR-95%, then the regression's score with its weights; by method."""
-    shapes = [shape(len(row.layers) + 1, 4) for row in rows]
+    shapes = [drawing.shape(len(row.layers) + 1, 4) for row in rows]
     heights = [1.7 * n + 0.4 for n, _ in shapes]
-    figure = blank(0.5 + sum(heights))
-    parts = figure.subfigures(*shape(len(rows), 1), squeeze=False, height_ratios=heights)[:, 0]
+    figure = drawing.blank(0.5 + sum(heights))
+    parts = figure.subfigures(*drawing.shape(len(rows), 1), squeeze=False, height_ratios=heights)[:, 0]
     for part, row, (n, columns) in zip(parts, rows, shapes, strict=True):
-        part.suptitle(style_of(row.method).title, fontsize=TITLE + 1, fontweight="bold")
+        part.suptitle(drawing.style_of(row.method).title, fontsize=drawing.TITLE + 1, fontweight="bold")
         for i, panel in enumerate([*row.layers, row.combined]):
             axes = part.add_subplot(n, columns, i + 1)
-            cut = histogram(axes, panel.id_scores, {OOD_LABEL: panel.ood_scores}, ood_colours([OOD_LABEL]))
+            cut = histogram(axes, panel.id_scores, {OOD_LABEL: panel.ood_scores}, drawing.ood_colours([OOD_LABEL]))
             title = f"{panel.layer}\nTNR {100 * panel.tnr:.1f}%"
-            label(axes, title=title, x="score (axis cut)" if cut else "score", y="density")
+            drawing.label(axes, title=title, x="score (axis cut)" if cut else "score", y="density")
         weights = ", ".join(f"{w:.2g}".replace("-", "−") for w in row.weights)
         lines = textwrap.wrap(f"α = ({weights})", 72 // columns)  # as many letters as fit below a panel
         axes.set_xlabel("\n".join([axes.get_xlabel(), *lines]), fontsize=SMALL)
-    legend(figure, figure.subfigs[0].axes)
+    drawing.legend(figure, figure.subfigs[0].axes)
     return figure
 
 
@@ -160,7 +144,7 @@ def _shown_range(sets: Sequence[Values]) -> tuple[Limits, bool]:
 
 
 def _threshold(axes: "Axes", value: float) -> None:
-    axes.axvline(value, color="black", linestyle="--", linewidth=1.0, label=DELTA)
+    axes.axvline(value, color="black", linestyle="--", linewidth=1.0, label=drawing.DELTA)
     low, high = axes.get_xlim()
     top = 1.22 * axes.get_ylim()[1]  # room for the text above the bars
     axes.set(xlim=(min(low, value), max(high, value)), ylim=(0.0, top))

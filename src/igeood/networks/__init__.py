@@ -7,17 +7,6 @@ from igeood.networks.training import Accuracies, Recipe, Task, train
 from igeood.networks.weights import load_weights, read_weights
 
 __all__ = [
-    "NETWORKS",
-    "Accuracies",
-    "DenseNet",
-    "Recipe",
-    "ResNet",
-    "Task",
-    "build",
-    "densenet_bc_100",
-    "load_weights",
-    "read_weights",
-    "resnet_10_16",
-    "resnet_34",
-    "train",
-]
+    "NETWORKS", "Accuracies", "DenseNet", "Recipe", "ResNet", "Task", "build", "densenet_bc_100", "load_weights",
+    "read_weights", "resnet_10_16", "resnet_34", "train",
+]  # fmt: skip

@@ -1,6 +1,5 @@
 """The reference classifiers by name."""
 
-import difflib
 from collections.abc import Callable, Mapping
 
 from torch import nn
@@ -33,9 +32,7 @@ def build(name: str, classes: int = 10) -> nn.Module:
         Width of the logits.
     """
     if name not in NETWORKS:
-        close = difflib.get_close_matches(str(name).lower(), NETWORKS, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise InputError(f"network: no {name!r}; {hint}networks: {', '.join(NETWORKS)}")
+        raise InputError.unknown("network", name, NETWORKS)
     if isinstance(classes, bool) or not isinstance(classes, int) or classes < 2:
         raise InputError(f"classes: must be a whole number, at least 2; got {classes!r}")
     return NETWORKS[name](classes)

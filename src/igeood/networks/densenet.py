@@ -61,18 +61,14 @@ class DenseNet(nn.Module):
     def __init__(self, *, depth: int, growth: int, classes: int) -> None:
         super().__init__()
         layers = (depth - 4) // 6
-        channels = 2 * growth
+        more, channels = layers * growth, 2 * growth
         self.conv1 = nn.Conv2d(3, channels, 3, padding=1, bias=False)
         self.block1 = _Block(layers, channels, growth)
-        channels += layers * growth
-        self.trans1 = _Transition(channels, channels // 2)
-        channels //= 2
+        self.trans1 = _Transition(channels + more, channels := (channels + more) // 2)
         self.block2 = _Block(layers, channels, growth)
-        channels += layers * growth
-        self.trans2 = _Transition(channels, channels // 2)
-        channels //= 2
+        self.trans2 = _Transition(channels + more, channels := (channels + more) // 2)
         self.block3 = _Block(layers, channels, growth)
-        channels += layers * growth
+        channels += more
         self.bn1 = nn.BatchNorm2d(channels)
         self.relu = nn.ReLU()
         self.fc = nn.Linear(channels, classes)

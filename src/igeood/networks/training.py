@@ -8,8 +8,8 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -97,21 +97,18 @@ class Task:
     labels: Labels
     test_images: Images
     test_labels: Labels
-    mean: tuple[float, ...] = field(default=())
-    std: tuple[float, ...] = field(default=())
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, images, labels in (
-            ("images", self.images, self.labels),
-            ("test_images", self.test_images, self.test_labels),
-        ):
+        counts = {"images": (self.images, self.labels), "test_images": (self.test_images, self.test_labels)}
+        for name, (images, labels) in counts.items():
             if len(images) == 0 or len(images) != len(labels):
                 raise InputError(f"{name}: {len(images)} images and {len(labels)} labels; both are needed, one each")
-        absent = sorted(set(range(self.classes)) - set(np.unique(self.labels).tolist()))
-        if absent:
-            raise InputError(
-                f"labels: no training image of class {absent[0]} ({len(absent)} of {self.classes} have none)"
-            )
+        absent = np.setdiff1d(np.arange(self.classes), self.labels)
+        if len(absent):
+            told = f"{len(absent)} of {self.classes} have none"
+            raise InputError(f"labels: no training image of class {absent[0]} ({told})")
         if not self.mean:
             mean, std = _moments(self.images)
             object.__setattr__(self, "mean", mean)
@@ -153,7 +150,7 @@ class Accuracies:
     fisher_rao: float
 
 
-def normalised(images: Images | Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+def normalised(images: Images | Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """Network inputs (N, 3, H, W) from images of bytes."""
     pixels = torch.as_tensor(images).float() / 255
     centre, scale = (torch.tensor(v)[:, None, None] for v in (mean, std))
@@ -162,19 +159,14 @@ def normalised(images: Images | Tensor, mean: tuple[float, ...], std: tuple[floa
 
 def augmented(images: Images, draw: np.random.Generator) -> Images:
     """Each image shifted by up to 4 pixels over a black border, and mirrored or not: one choice an image."""
-    n, channels, height, width = images.shape
+    n, _, height, width = images.shape
     padded = np.pad(images, ((0, 0), (0, 0), (PADDING, PADDING), (PADDING, PADDING)))
     top, left = draw.integers(0, 2 * PADDING + 1, size=(2, n))
     columns = np.broadcast_to(np.arange(width), (n, width))
     columns = np.where(draw.random(n)[:, None] < 0.5, columns[:, ::-1], columns) + left[:, None]
     rows = np.arange(height) + top[:, None]
-    found: Images = padded[
-        np.arange(n)[:, None, None, None],
-        np.arange(channels)[None, :, None, None],
-        rows[:, None, :, None],
-        columns[:, None, None, :],
-    ]
-    return found
+    found: Images = padded[np.arange(n)[:, None, None], :, rows[:, :, None], columns[:, None]]  # (N, H, W, 3)
+    return found.transpose(0, 3, 1, 2)
 
 
 class Run:
@@ -186,12 +178,9 @@ class Run:
             self.model = build(network, task.classes)
         self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.network, self.task, self.recipe = network, task, recipe
+        nesterov, parameters = recipe.momentum > 0, self.model.parameters()
         self.optimiser = torch.optim.SGD(
-            self.model.parameters(),
-            lr=recipe.rate,
-            momentum=recipe.momentum,
-            nesterov=recipe.momentum > 0,
-            weight_decay=recipe.decay,
+            parameters, recipe.rate, recipe.momentum, weight_decay=recipe.decay, nesterov=nesterov
         )
         self.epoch = self.step = 0
         self.loss = self.right = 0.0  # sums over the epoch so far
@@ -240,12 +229,11 @@ class Run:
 
     def save(self, path: Path) -> None:
         """Write a checkpoint."""
-        names = [name for name, _ in self.model.named_parameters()]
-        momentum = self.optimiser.state_dict()["state"]
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
-        for i, state in momentum.items():
-            if state.get("momentum_buffer") is not None:
-                tensors[f"momentum.{names[i]}"] = state["momentum_buffer"]
+        for name, parameter in self.model.named_parameters():
+            momentum = self.optimiser.state.get(parameter, {}).get("momentum_buffer")
+            if momentum is not None:
+                tensors[f"momentum.{name}"] = momentum
         where = {"epoch": self.epoch, "step": self.step, "loss": self.loss, "right": self.right}
         storage.write(path, {**self.record(), **where}, tensors)
 
@@ -259,13 +247,10 @@ class Run:
                     f"give the same settings to go on, or delete it to start anew"
                 )
         self.model.load_state_dict({k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
-        state = self.optimiser.state_dict()
-        state["state"] = {
-            i: {"momentum_buffer": torch.empty_like(parameter).copy_(tensors[f"momentum.{name}"])}
-            for i, (name, parameter) in enumerate(self.model.named_parameters())
-            if f"momentum.{name}" in tensors
-        }
-        self.optimiser.load_state_dict(state)
+        for name, parameter in self.model.named_parameters():
+            if f"momentum.{name}" in tensors:
+                momentum = torch.empty_like(parameter).copy_(tensors[f"momentum.{name}"])
+                self.optimiser.state[parameter]["momentum_buffer"] = momentum
         self.epoch, self.step = record["epoch"], record["step"]
         self.loss, self.right = record["loss"], record["right"]
 
@@ -329,13 +314,10 @@ def train(
                 run.save(checkpoint)
                 saved = time.monotonic()
         found = accuracies(run.model, task)
-        write_whole(target, save(_plain(run.model), _about(run, found)))
+        tensors = {name: value.detach().contiguous() for name, value in run.model.state_dict().items()}
+        write_whole(target, save(tensors, _about(run, found)))
         checkpoint.unlink(missing_ok=True)
     return found
-
-
-def _plain(model: nn.Module) -> dict[str, Tensor]:
-    return {name: value.detach().contiguous() for name, value in model.state_dict().items()}
 
 
 def _about(run: Run, found: Accuracies) -> dict[str, str]:
@@ -356,18 +338,15 @@ def _about(run: Run, found: Accuracies) -> dict[str, str]:
 
 def accuracies(model: nn.Module, task: Task) -> Accuracies:
     """Accuracy on the test images, by the largest logit and by the nearest centroid of the training logits (Eq. 4)."""
-    labels = torch.from_numpy(task.labels)
-    train_logits, test_logits = (
-        torch.cat(list(_logits(model, images, task))) for images in (task.images, task.test_images)
-    )
-    truth = torch.from_numpy(task.test_labels)
-    centroids = categorical.centroids(train_logits, labels, task.classes)
-    nearest = categorical.pairwise_distance(test_logits, centroids).argmin(dim=1)
-    return Accuracies(*(float((a == truth).double().mean()) for a in (test_logits.argmax(dim=1), nearest)))
+    labels, truth = torch.from_numpy(task.labels), torch.from_numpy(task.test_labels)
+    learnt, test = (_logits(model, images, task) for images in (task.images, task.test_images))
+    centroids = categorical.centroids(learnt, labels, task.classes)
+    nearest = categorical.pairwise_distance(test, centroids).argmin(dim=1)
+    return Accuracies(*(float((a == truth).double().mean()) for a in (test.argmax(dim=1), nearest)))
 
 
-def _logits(model: nn.Module, images: Images, task: Task) -> Iterator[Tensor]:
+@torch.no_grad()
+def _logits(model: nn.Module, images: Images, task: Task) -> Tensor:
     model.eval()
-    with torch.inference_mode():
-        for start in range(0, len(images), EVALUATION_BATCH):
-            yield model(normalised(images[start : start + EVALUATION_BATCH], task.mean, task.std)).clone()
+    parts = (images[start : start + EVALUATION_BATCH] for start in range(0, len(images), EVALUATION_BATCH))
+    return torch.cat([model(normalised(part, task.mean, task.std)) for part in parts])

@@ -41,9 +41,8 @@ def read_weights(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
             warnings.simplefilter("ignore")  # of what it is about to refuse
             loaded = torch.load(source, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, IndexError, OSError):
-        raise InputError(
-            f"weights: {source} is damaged, or holds more than tensors; save model.state_dict() alone"
-        ) from None
+        cure = "save model.state_dict() alone"
+        raise InputError(f"weights: {source} is damaged, or holds more than tensors; {cure}") from None
     return _state_dict(loaded, source), {}
 
 
@@ -71,14 +70,12 @@ def load_weights(model: M, path: str | os.PathLike[str]) -> M:
     found, _ = read_weights(path)
     wanted = model.state_dict()
     optional = {name for name in wanted if name.endswith("num_batches_tracked")}  # older files have none
+    both = sorted(wanted.keys() & found.keys())
+    shapes = {name: (tuple(found[name].shape), tuple(wanted[name].shape)) for name in both}
     differ = {
         "missing": sorted(wanted.keys() - found.keys() - optional),
         "not expected": sorted(found.keys() - wanted.keys()),
-        "of another shape": [
-            f"{name} {tuple(found[name].shape)} for {tuple(wanted[name].shape)}"
-            for name in sorted(wanted.keys() & found.keys())
-            if found[name].shape != wanted[name].shape
-        ],
+        "of another shape": [f"{name} {there} for {here}" for name, (there, here) in shapes.items() if there != here],
     }
     told = [f"{len(keys)} {what} ({_some(keys)})" for what, keys in differ.items() if keys]
     if told:

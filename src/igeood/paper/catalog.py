@@ -1,6 +1,5 @@
 """Each table and figure of the paper by its name: our numbers, and the paper's beside them."""
 
-import difflib
 from pathlib import Path
 
 from igeood import figures
@@ -16,6 +15,13 @@ NAMES = (
     "toy", "black-box", "grey-box", "white-box", "white-box-fgsm", "kl", "hyperparameters", "validation-choice",
     "seeds", "accuracy", "adversarial", "timing", "others", "histograms", "curves", "gaussianity", "layers",
 )  # fmt: skip
+
+NOTES = {  # below the figures
+    "curves": "TNR on the validation images, {}; what was chosen for each method is marked.\n",
+    "gaussianity": "The OOD set is Tiny-ImageNet where it was measured, else the first of the results.\n",
+    "layers": "The OOD set is Tiny-ImageNet where it was measured, else the first of the results.\n",
+}
+NOTHING = "Nothing to draw: `--results` names the folder of a benchmark that has it.\n"
 
 
 def make(
@@ -47,34 +53,24 @@ def make(
         In Markdown: the tables, or the figures' paths.
     """
     if name not in NAMES:
-        near = difflib.get_close_matches(name, NAMES, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise InputError(f"name: no {name!r}; {hint}there are all, {', '.join(NAMES)}")
+        raise InputError.unknown("name", name, ["all", *NAMES])
     ours = Summary(results, validation)
     if name == "timing":
         return "\n".join(table.markdown() for table in timing(ours, networks or []))
     if name in TABLES:
         return "\n".join(table.markdown() for table in TABLES[name](ours)) or f"### {name}\n\nNothing was measured.\n"
-    folder = Path(out)
-    lines = [_toy().markdown()] if name == "toy" else [f"### {name}", ""]
-    empty = len(lines)
-    if name == "gaussianity":
-        lines[empty:] = [table.markdown() for table in covariance(ours)]
+    found = _toy().markdown() if name == "toy" else f"### {name}\n"
+    lines = [table.markdown() for table in covariance(ours)] if name == "gaussianity" else []
     for stem, figure in FIGURES[name](ours):
-        folder.mkdir(parents=True, exist_ok=True)
-        figures.save(figure, folder / f"{stem}.png")
-        lines += [f"![{stem}]({folder / f'{stem}.png'})", ""]
-    if name in ("gaussianity", "layers") and len(lines) > empty:
-        lines.append("The OOD set is Tiny-ImageNet where it was measured, else the first of the results.\n")
-    if name == "curves" and len(lines) > empty:
-        lines.append(
-            f"TNR on the validation images, {title(ours.validation)}; what was chosen for each method is marked.\n"
-        )
-    return "\n".join(
-        lines
-        if len(lines) > empty
-        else [*lines, "Nothing to draw: `--results` names the folder of a benchmark that has it.", ""]
-    )
+        Path(out).mkdir(parents=True, exist_ok=True)
+        path = Path(out) / f"{stem}.png"
+        figures.save(figure, path)
+        lines.append(f"![{stem}]({path})\n")
+    if not lines:
+        lines = [NOTHING]
+    elif name in NOTES:
+        lines.append(NOTES[name].format(title(ours.validation)))
+    return "\n".join([found, *lines])
 
 
 def _toy() -> Table:

@@ -25,11 +25,6 @@ BOXES = {"black-box": "igeood-logits", "grey-box": "igeood-logits", "white-box-f
 Drawn = Iterator[tuple[str, "Figure"]]  # a file's stem, and what is in it
 
 
-def draw_toy(_: Summary) -> Drawn:
-    """The example in one dimension: it needs no results."""
-    yield "toy", toy.figure(toy.toy())
-
-
 def histograms(ours: Summary) -> Drawn:
     """Scores of IGEOOD in every setting, with the threshold that keeps 95% of the in-distribution images."""
     for key in ours.classifiers():
@@ -41,14 +36,8 @@ def histograms(ours: Summary) -> Drawn:
             cell = next((c for c in cells if c["ood"] == SHOWN), cells[0])
             assert ours.results is not None  # noqa: S101 (there are cells; this tells the type checker)
             _, scores = storage.read(ours.results.folder / "scores" / cell["scores"], "scores")
-            panels.append(
-                HistogramPanel(
-                    f"{setting}: {figures.STYLE[method].title}",
-                    scores["id"].numpy(),
-                    {title(cell["ood"]): scores["ood"].numpy()},
-                    float(threshold(scores["id"], tpr=cell["tpr"])),
-                )
-            )
+            name, at = f"{setting}: {figures.STYLE[method].title}", float(threshold(scores["id"], tpr=cell["tpr"]))
+            panels.append(HistogramPanel(name, scores["id"].numpy(), {title(cell["ood"]): scores["ood"].numpy()}, at))
         if panels:
             yield f"histograms-{_stem(key)}", figures.score_histograms(panels)
 
@@ -70,15 +59,10 @@ def gaussianity(ours: Summary) -> Drawn:
         inside, outside = kept(ours, line, "test"), _foreign(ours, key, line)
         if inside is None or outside is None:
             continue
-        panels = [
-            GaussianPanel(
-                layer,
-                _first_channel(inside, layer),
-                _first_channel(outside, layer),
-                line["diagnostics"][layer]["shapiro_w"],
-            )
-            for layer in inside.features
-        ]
+        panels = []
+        for layer in inside.features:
+            known, foreign = (outputs.features[layer][:, 0].double().numpy() for outputs in (inside, outside))
+            panels.append(GaussianPanel(layer, known, foreign, line["diagnostics"][layer]["shapiro_w"]))
         yield f"gaussianity-{_stem(key)}", figures.gaussianity(panels)
 
 
@@ -100,22 +84,18 @@ def _layer_row(method: str, train: Outputs, inside: Outputs, outside: Outputs) -
     learn_id, show_id = _split(inside)
     learn_ood, show_ood = _split(outside)
     made.fit_weights(learn_id, learn_ood)
-    columns = [_columns(made, outputs) for outputs in (show_id, show_ood)]
-    panels = [
-        LayerPanel(name, columns[0][:, i], columns[1][:, i], tnr_at_tpr(columns[0][:, i], columns[1][:, i]))
-        for i, name in enumerate(made.columns_)
-    ]
-    scores = [np.asarray(made.score(outputs)) for outputs in (show_id, show_ood)]
-    combined = LayerPanel("regression", scores[0], scores[1], tnr_at_tpr(scores[0], scores[1]))
-    return LayerRow(method, panels, combined, made.weights_.tolist())
+    shown = [_columns(made, outputs) for outputs in (show_id, show_ood)]  # (N, P + 1) each
+    names = [*made.columns_, "regression"]
+    panels = [LayerPanel(n, a, b, tnr_at_tpr(a, b)) for n, a, b in zip(names, *(s.T for s in shown), strict=True)]
+    return LayerRow(method, panels[:-1], panels[-1], made.weights_.tolist())
 
 
 def _columns(made: Ensemble, outputs: Outputs) -> Values:
-    parts = [torch.as_tensor(made.features_.layer_scores(outputs))]
+    """The scores that the regression reads, and last its own."""
+    parts = [made.features_.layer_scores(outputs), made.score(outputs)]
     if made.output_ is not None:
-        parts.insert(0, torch.as_tensor(made.output_.score(outputs))[:, None])
-    columns: Values = torch.cat(parts, dim=1).numpy()
-    return columns
+        parts.insert(0, made.output_.score(outputs))
+    return np.column_stack([np.asarray(part) for part in parts])
 
 
 def _split(outputs: Outputs) -> tuple[Outputs, Outputs]:
@@ -143,19 +123,13 @@ def _recall(ours: Summary, weights: str, digest: str) -> Outputs | None:
     return None if ours.results is None else recall(ours.results.folder / "outputs", weights=weights, images=digest)
 
 
-def _first_channel(outputs: Outputs, layer: str) -> Values:
-    """Of one layer, (N,)."""
-    values: Values = outputs.features[layer][:, 0].double().numpy()
-    return values
-
-
 def _stem(key: Key) -> str:
     name = f"{key.network}-{title(key.in_distribution)}-{key.weights if key.file else ''}".lower()
     return "".join(c if c.isalnum() else "-" for c in name).strip("-")
 
 
 FIGURES: dict[str, Callable[[Summary], Drawn]] = {
-    "toy": draw_toy,
+    "toy": lambda _: iter([("toy", toy.figure(toy.toy()))]),  # needs no results
     "histograms": histograms,
     "curves": curves,
     "gaussianity": gaussianity,

@@ -12,9 +12,11 @@ The paper is not always consistent with itself. Nothing is corrected here; the t
 """
 
 import csv
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import Any
 
 TABLES: dict[str, str] = {
     "tab:black_box_avg": "Logits only: mean over eight OOD sets.",
@@ -64,26 +66,19 @@ def load() -> tuple[Reported, ...]:
     ('tab:black_box_avg', 52.5, 16.0)
     """
     text = resources.files("igeood.paper").joinpath("reported.csv").read_text(encoding="utf-8")
-    return tuple(map(_record, csv.DictReader(text.splitlines())))
+    rows: Iterable[dict[str, Any]] = csv.DictReader(text.splitlines())
+    numbers = ((row, float(row["value"]), float(row["spread"]) if row["spread"] else None) for row in rows)
+    return tuple(Reported(**{**row, "value": value, "spread": spread}) for row, value, spread in numbers)
 
 
-def find(
-    *,
-    label: str | None = None,
-    setting: str | None = None,
-    network: str | None = None,
-    in_distribution: str | None = None,
-    validation: str | None = None,
-    ood: str | None = None,
-    method: str | None = None,
-    metric: str | None = None,
-) -> list[Reported]:
+def find(**fields: str) -> list[Reported]:
     """Numbers whose fields equal all that is given; an empty list if there are none.
 
     Parameters
     ----------
-    label, setting, network, in_distribution, validation, ood, method, metric : str, optional
-        Wanted value of the field. None takes any; an empty string, those that the field does not concern.
+    **fields : str
+        Wanted values of `label`, `setting`, `network`, `in_distribution`, `validation`, `ood`, `method` or `metric`; an
+        empty string wants those that the field does not concern.
 
     Examples
     --------
@@ -91,30 +86,9 @@ def find(
     >>> best.value, best.spread
     (51.6, 24.0)
     """
-    given = {
-        "label": label,
-        "setting": setting,
-        "network": network,
-        "in_distribution": in_distribution,
-        "validation": validation,
-        "ood": ood,
-        "method": method,
-        "metric": metric,
-    }
-    wanted = {field: value for field, value in given.items() if value is not None}
-    return [one for one in load() if all(getattr(one, field) == value for field, value in wanted.items())]
+    return [one for one in load() if all(getattr(one, field) == value for field, value in fields.items())]
 
 
-def _record(row: dict[str, str]) -> Reported:
-    return Reported(
-        label=row["label"],
-        setting=row["setting"],
-        network=row["network"],
-        in_distribution=row["in_distribution"],
-        validation=row["validation"],
-        ood=row["ood"],
-        method=row["method"],
-        metric=row["metric"],
-        value=float(row["value"]),
-        spread=float(row["spread"]) if row["spread"] else None,
-    )
+def first(**fields: str) -> float | None:
+    """The value of the first number that `find` finds; None if there is none."""
+    return next((one.value for one in find(**fields)), None)

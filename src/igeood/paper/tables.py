@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean, pstdev
 
 from igeood.benchmark.results import Record
@@ -10,7 +10,6 @@ from igeood.benchmark.summary import Key, Summary, title
 from igeood.datasets import DATASETS
 from igeood.figures import STYLE
 from igeood.paper import reported
-from igeood.paper.reported import Reported
 
 MISSING = "–"
 LOGITS = ("msp", "odin", "energy", "igeood-logits")
@@ -28,17 +27,13 @@ class Table:
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
-    notes: Sequence[str] = field(default=())
+    notes: Sequence[str] = ()
 
     def markdown(self) -> str:
         """The table in Markdown."""
-        lines = [f"### {self.title}", ""]
-        if self.label:
-            what = reported.TABLES.get(self.label, "")
-            lines += [
-                f"The paper's `{self.label}`" + (f", where it is: {what[0].lower()}{what[1:]}" if what else "."),
-                "",
-            ]
+        what = reported.TABLES.get(self.label, "")
+        told = f", where it is: {what[0].lower()}{what[1:]}" if what else "."
+        lines = [f"### {self.title}", "", f"The paper's `{self.label}`{told}", ""]
         lines += ["| " + " | ".join(self.header) + " |", "|---|" + "---:|" * (len(self.header) - 1)]
         lines += ["| " + " | ".join(row) + " |" for row in self.rows]
         return "\n".join([*lines, *(f"\n{note}" for note in self.notes), ""])
@@ -49,23 +44,19 @@ def method_title(name: str) -> str:
     return STYLE[name].title if name in STYLE else FOREIGN.get(name, name)
 
 
-def pair(ours: float | None, theirs: float | None, digits: int = 1) -> str:
+def pair(ours: float | None, theirs: float | None, form: str = ".1f") -> str:
     """Our number, and the paper's in parentheses where it has one."""
-    first = MISSING if ours is None else f"{ours:.{digits}f}"
-    return first if theirs is None else f"{first} ({theirs:.{digits}f})"
-
-
-def _printed(found: list[Reported]) -> float | None:
-    return found[0].value if found else None
+    first = MISSING if ours is None else f"{ours:{form}}"
+    return first if theirs is None else f"{first} ({theirs:{form}})"
 
 
 def _bold(cells: list[str], values: Sequence[float | None]) -> list[str]:
     """The cells with our best number in bold, unless all are the same."""
-    known = [value for value in values if value is not None]
-    if len({f"{value:.1f}" for value in known}) < 2:
+    printed = {f"{value:.1f}": value for value in values if value is not None}
+    if len(printed) < 2:
         return cells
-    best = f"{max(known):.1f}"
-    return [f"**{c.split(' ')[0]}**{c[len(c.split(' ')[0]) :]}" if c.split(" ")[0] == best else c for c in cells]
+    best = max(printed, key=lambda text: printed[text])
+    return [c.replace(best, f"**{best}**", 1) if c.split(" ")[0] == best else c for c in cells]
 
 
 def rows_of(ours: Summary, label: str) -> list[Key]:
@@ -80,17 +71,17 @@ def averages(ours: Summary, setting: str, label: str, methods: Sequence[str]) ->
     """Means over OOD sets: Table 1, Table 2, and the grey box's."""
     rows = []
     for key in rows_of(ours, label):
-        sets = ours.ood(setting, key, methods) if key.weights else []
+        sets = ours.ood(setting, key, methods)
         row = [str(key), str(len(sets)) if sets else MISSING]
         for metric in ("tnr", "auroc"):
             values = [_mean([ours.value(setting, key, ood, method, metric) for ood in sets]) for method in methods]
-            printed = [_paper_average(label, setting, key, method, metric) for method in methods]
-            cells = [_spread(v, p) for v, p in zip(values, printed, strict=True)]
-            row += _bold(cells, [None if v is None else v[0] for v in values])
+            theirs = {"label": label, "setting": setting, "metric": metric, **key.paper}
+            cells = [_spread(value, method=m, **theirs) for value, m in zip(values, methods, strict=True)]
+            row += _bold(cells, [value and value[0] for value in values])
         rows.append(row)
     columns = [f"{method_title(m)}, {METRICS[metric]}" for metric in ("tnr", "auroc") for m in methods]
-    sets = ours.ood(setting)
-    note = f"Ours: mean ± deviation over OOD sets ({_sets(sets)}); in parentheses the paper's, over its own sets."
+    over = ", ".join(map(title, ours.ood(setting))) or "none"
+    note = f"Ours: mean ± deviation over OOD sets ({over}); in parentheses the paper's, over its own sets."
     header = ["network, in-distribution", "sets", *columns]
     return Table(label, f"{setting}: averages", header, rows, [note, *_how(ours, setting)])
 
@@ -100,22 +91,14 @@ def _mean(found: list[float | None]) -> tuple[float, float | None] | None:
     return (fmean(known), pstdev(known) if len(known) > 1 else None) if known else None
 
 
-def _paper_average(label: str, setting: str, key: Key, method: str, metric: str) -> tuple[float, float | None] | None:
-    found = reported.find(label=label, setting=setting, method=method, metric=metric, **key.paper)
-    return (found[0].value, found[0].spread) if found else None
-
-
-def _spread(ours: tuple[float, float | None] | None, theirs: tuple[float, float | None] | None) -> str:
+def _spread(ours: tuple[float, float | None] | None, **theirs: str) -> str:
     """Mean and deviation, where there is one; the paper's in parentheses."""
-    first, second = (
-        MISSING if pair is None else f"{pair[0]:.1f}" + ("" if pair[1] is None else f" ± {pair[1]:.0f}")
-        for pair in (ours, theirs)
+    paper = [(one.value, one.spread) for one in reported.find(**theirs)[:1]]
+    first, *second = (
+        MISSING if found is None else f"{found[0]:.1f}" + ("" if found[1] is None else f" ± {found[1]:.0f}")
+        for found in (ours, *paper)
     )
-    return first if theirs is None else f"{first} ({second})"
-
-
-def _sets(names: Iterable[str]) -> str:
-    return ", ".join(title(name) for name in names) or "none"
+    return f"{first} ({second[0]})" if second else first
 
 
 def _how(ours: Summary, setting: str) -> list[str]:
@@ -156,11 +139,12 @@ def extended(
         theirs = {"label": label, "setting": setting, **key.paper}
         printed = list(dict.fromkeys(r.ood for r in reported.find(**theirs) if r.ood != "average"))
         both = [o for o in ours.ood(setting, key, methods) if o in printed or not printed] if key.weights else printed
+        sets = list(dict.fromkeys([*ours.ood(setting, key), *printed]))
         for metric in metrics:
             rows, shared = [], []
-            for ood in dict.fromkeys([*(ours.ood(setting, key) if key.weights else []), *printed]):
-                values = [ours.value(setting, key, ood, m, metric) if key.weights else None for m in methods]
-                paper = [_printed(reported.find(**theirs, ood=ood, method=m, metric=metric)) for m in methods]
+            for ood in sets:
+                values = [ours.value(setting, key, ood, m, metric) for m in methods]
+                paper = [reported.first(**theirs, ood=ood, method=m, metric=metric) for m in methods]
                 rows.append([title(ood), *_bold([pair(v, p) for v, p in zip(values, paper, strict=True)], values)])
                 if ood in both:
                     shared.append((values, paper))
@@ -175,9 +159,7 @@ def _common(shared: list[tuple[list[float | None], list[float | None]]], columns
     """Means over the OOD sets that both have; over all of ours where the paper has none."""
     cells = []
     for i in range(columns):
-        mine = [values[i] for values, _ in shared]
-        paper = [values[i] for _, values in shared]
-        known, printed = ([value for value in side if value is not None] for side in (mine, paper))
+        known, printed = ([v for both in shared if (v := both[side][i]) is not None] for side in (0, 1))
         theirs = fmean(printed) if printed and len(printed) == len(shared) else None
         cells.append(pair(fmean(known) if known else None, theirs))
     return [f"mean, sets: {len(shared)}", *cells]
@@ -193,8 +175,7 @@ def hyperparameters(ours: Summary) -> list[Table]:
         row = [str(key)]
         for setting, method in columns:
             found = {r.metric: r.value for r in reported.find(label=label, setting=setting, method=method, **key.paper)}
-            mine = ours.tuning(setting, key, method) if key.weights else None
-            first, second = _found(mine, setting), _found(found, setting)
+            first, second = (_found(r, setting) for r in (ours.tuning(setting, key, method), found))
             row.append(f"{first}; {second}" if found else first)
         rows.append(row)
     header = ["network, in-distribution", *(f"{s}: {method_title(m)}" for s, m in columns)]
@@ -224,8 +205,8 @@ def validation_choice(ours: Summary) -> list[Table]:
             row = ["none: defaults" if validation == "none" else title(validation)]
             for setting, method in columns:
                 found = [c["tnr"] for c in ours.of(setting, key, validation) if c["method"] == method]
-                asked = {"label": label, "validation": validation, "setting": setting, "method": method}
-                row.append(pair(100 * fmean(found) if found else None, _printed(reported.find(**asked, **key.paper))))
+                asked = {"label": label, "validation": validation, "setting": setting, "method": method, **key.paper}
+                row.append(pair(100 * fmean(found) if found else None, reported.first(**asked)))
             rows.append(row)
         header = ["tuned on", *(f"{s}: {method_title(m)}" for s, m in columns)]
         note = "Mean TNR over the sets measured, without the one tuned on; the paper's over its eight others."
@@ -248,8 +229,7 @@ def seeds(ours: Summary) -> list[Table]:
                 row = [title(ood)]
                 for method in LOGITS:
                     mine = _mean([ours.value("black-box", key, ood, method, metric) for key in trainings])
-                    paper = reported.find(**theirs, ood=ood, method=method, metric=metric)
-                    row.append(_spread(mine, (paper[0].value, paper[0].spread) if paper else None))
+                    row.append(_spread(mine, **theirs, ood=ood, method=method, metric=metric))
                 rows.append(row)
             note = f"Trainings of ours: {len(trainings)}; the paper's mean ± deviation is over 5."
             header = ["OOD set", *map(method_title, LOGITS)]
@@ -267,16 +247,8 @@ def adversarial(ours: Summary) -> list[Table]:
     """Size of the adversarial samples, and the accuracy that they leave."""
     columns = {"linf": "mean L∞, normalised", "adversarial_accuracy": "accuracy left"}
     tuned = [ours.tuning("white-box-fgsm", key, method) for key in ours.classifiers() for method in WHITE]
-    found = [
-        {
-            "weights": t["weights"],
-            "linf": t["attack"]["linf"],
-            "adversarial_accuracy": t["attack"]["accuracy"],
-            "test_images": t["attack"]["samples"],
-        }
-        for t in tuned
-        if t
-    ]
+    names = {"linf": "linf", "adversarial_accuracy": "accuracy", "test_images": "samples"}
+    found = [{"weights": t["weights"], **{k: t["attack"][v] for k, v in names.items()}} for t in tuned if t]
     return [_of_networks(ours, "tab:adversarial_table", "adversarial samples", columns, found)]
 
 
@@ -287,8 +259,8 @@ def _of_networks(ours: Summary, label: str, what: str, columns: dict[str, str], 
         for metric in columns:
             factor = 1 if metric == "linf" else 100
             mine = [factor * r[metric] for r in records if key.weights == r["weights"]]
-            theirs = reported.find(label=label, metric=metric, **key.paper)
-            row.append(pair(mine[-1] if mine else None, _printed(theirs), 2))
+            theirs = reported.first(label=label, metric=metric, **key.paper)
+            row.append(pair(mine[-1] if mine else None, theirs, ".2f"))
         counts = [r["test_images"] for r in records if key.weights == r["weights"]]
         rows.append([*row, f"{counts[-1]:,}" if counts else MISSING])
     return Table(label, what, ["network, in-distribution", *columns.values(), "images"], rows)
@@ -301,16 +273,15 @@ def others(ours: Summary) -> list[Table]:
         ("tab:other_comparisons", "white-box", ("res-flow",)),
         ("tab:other_comparisons_adv", "white-box-fgsm", ("gram-matrix", "deconf-c", "res-flow")),
     ):
-        rows = []
+        rows, methods = [], (*names, *WHITE)
         for key in rows_of(ours, label):
             theirs = {"label": label, "metric": "tnr", **key.paper}
             printed = [r.ood for r in reported.find(**theirs) if r.ood != "average"]
-            for ood in dict.fromkeys([*(ours.ood(setting, key) if key.weights else []), *printed]):
-                paper = [_printed(reported.find(**theirs, ood=ood, method=m)) for m in (*names, *WHITE)]
-                mine = [ours.value(setting, key, ood, m, "tnr") if key.weights else None for m in WHITE]
-                values = [*[None] * len(names), *mine]
-                rows.append([str(key), title(ood), *(pair(v, p) for v, p in zip(values, paper, strict=True))])
-        header = ["network, in-distribution", "OOD set", *map(method_title, (*names, *WHITE))]
+            for ood in dict.fromkeys([*ours.ood(setting, key), *printed]):
+                paper = (reported.first(**theirs, ood=ood, method=m) for m in methods)
+                mine = (ours.value(setting, key, ood, m, "tnr") for m in methods)
+                rows.append([str(key), title(ood), *(pair(v, p) for v, p in zip(mine, paper, strict=True))])
+        header = ["network, in-distribution", "OOD set", *map(method_title, methods)]
         quoted = ", ".join(map(method_title, names))
         note = (
             f"In parentheses as the paper reports them; {quoted} and Mahalanobis there are quoted from their authors."
@@ -325,37 +296,27 @@ def covariance(ours: Summary) -> list[Table]:
     for key, line in zip(ours.classifiers(), ours.networks, strict=True):
         rows = []
         for place, (layer, width) in enumerate(line["layers"], start=1):
-            found, row = (
-                line["diagnostics"][layer],
-                [layer, str(width), f"{line['diagnostics'][layer]['shapiro_w']:.3f}"],
-            )
-            for metric in ("condition_full", "condition_diagonal"):
-                paper = _printed(reported.find(label="sec:covariance", metric=f"{metric}:{place}", **key.paper))
-                row.append(f"{found[metric]:.2g}" + ("" if paper is None else f" ({paper:.2g})"))
-            rows.append([*row, str(found["dead"])])
+            found = line["diagnostics"][layer]
+            conditions = [
+                pair(found[m], reported.first(label="sec:covariance", metric=f"{m}:{place}", **key.paper), ".2g")
+                for m in ("condition_full", "condition_diagonal")
+            ]
+            rows.append([layer, str(width), f"{found['shapiro_w']:.3f}", *conditions, str(found["dead"])])
         header = ["layer", "channels", "mean W", "condition of the covariance", "of its diagonal", "dead channels"]
         note = "Ours is the ratio of the largest to the smallest eigenvalue; the paper's is in the infinity norm."
         tables.append(Table("sec:covariance", f"layers of {key}", header, rows, [note]))
     return tables
 
 
+def _box(setting: str, average: str, each: str, methods: Sequence[str]) -> Callable[[Summary], list[Table]]:
+    return lambda ours: [averages(ours, setting, average, methods), *extended(ours, setting, each, methods)]
+
+
 TABLES: dict[str, Callable[[Summary], list[Table]]] = {
-    "black-box": lambda o: [
-        averages(o, "black-box", "tab:black_box_avg", LOGITS),
-        *extended(o, "black-box", "tab:black_box_extended", LOGITS),
-    ],
-    "grey-box": lambda o: [
-        averages(o, "grey-box", "tab:grey_box_avg", LOGITS[1:]),
-        *extended(o, "grey-box", "tab:grey_box_extended", LOGITS[1:]),
-    ],
-    "white-box": lambda o: [
-        averages(o, "white-box", "tab:white_box_avg", WHITE),
-        *extended(o, "white-box", "tab:wb_ood_extended", WHITE),
-    ],
-    "white-box-fgsm": lambda o: [
-        averages(o, "white-box-fgsm", "tab:white_box_avg", WHITE),
-        *extended(o, "white-box-fgsm", "tab:wb_adv_extended", WHITE),
-    ],
+    "black-box": _box("black-box", "tab:black_box_avg", "tab:black_box_extended", LOGITS),
+    "grey-box": _box("grey-box", "tab:grey_box_avg", "tab:grey_box_extended", LOGITS[1:]),
+    "white-box": _box("white-box", "tab:white_box_avg", "tab:wb_ood_extended", WHITE),
+    "white-box-fgsm": _box("white-box-fgsm", "tab:white_box_avg", "tab:wb_adv_extended", WHITE),
     "kl": lambda o: extended(o, "black-box", "tab:kl", KL, ("tnr",), "Fisher–Rao and KL, black-box"),
     "hyperparameters": hyperparameters,
     "validation-choice": validation_choice,

@@ -73,13 +73,12 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def _cell(seconds: float | None, theirs: dict[str, str], metric: str, method: str) -> str:
-    found = reported.find(**theirs, metric=metric, method=method)
-    ours = MISSING if seconds is None else _text(seconds)
-    return f"{ours} ({_text(found[0].value)})" if found else ours
+    ours, paper = _text(seconds), reported.first(**theirs, metric=metric, method=method)
+    return ours if paper is None else f"{ours} ({_text(paper)})"
 
 
-def _text(seconds: float) -> str:
-    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
-        if seconds * factor >= 1 or unit == "µs":
-            return f"{seconds * factor:.3g} {unit}"
-    return MISSING
+def _text(seconds: float | None) -> str:
+    if seconds is None:
+        return MISSING
+    factor, unit = (1.0, "s") if seconds >= 1 else (1e3, "ms") if seconds >= 1e-3 else (1e6, "µs")
+    return f"{seconds * factor:.3g} {unit}"

@@ -12,7 +12,7 @@ from igeood import figures, storage
 from igeood.benchmark.results import Record
 from igeood.benchmark.summary import Key, Summary, title
 from igeood.explanation import raised
-from igeood.figures import NARROW, OOD_LABEL, Curve, HistogramPanel, ScoresOf, Values
+from igeood.figures import NARROW, OOD_LABEL, Curve, HistogramPanel, Values
 from igeood.metrics import exact_fraction
 from igeood.report.drawing import Artist, Drawing, picture
 from igeood.report.standings import Row, Standings
@@ -135,14 +135,11 @@ class Evidence:
     def threshold_curves(self) -> list[Drawing]:
         """ROC and precision–recall on each OOD set, of the best of each family."""
         rows, found = self.standing.families(), []
-        kinds = {
-            "ROC": ("auroc", figures.roc_curves),
-            "precision–recall": ("aupr", figures.precision_recall_curves),
-        }
+        kinds = {"ROC": ("auroc", figures.roc_curves), "precision–recall": ("aupr", figures.precision_recall_curves)}
         for ood in self.drawn:
             read = {row.method: (row, scores) for row in rows if (scores := self.scores(row, ood)) is not None}
             for name, (metric, draw) in kinds.items():
-                lines = {method: ScoresOf(scores.inside, scores.outside) for method, (_, scores) in read.items()}
+                lines = {method: (scores.inside, scores.outside) for method, (_, scores) in read.items()}
                 areas = ", ".join(f"{row.name} {100 * scores.cell[metric]:.1f}%" for row, scores in read.values())
                 alt = f"{name} curves on {title(ood)}. {metric.upper()}: {areas}."
                 if lines:
@@ -161,7 +158,7 @@ class Evidence:
                 for method, (_, reached, value) in methods.items()
             )
             name = "temperature" if parameter == "temperature" else "input step ε"
-            figure = figures.tuning_curve(curves, "temperature" if parameter == "temperature" else "epsilon")
+            figure = figures.tuning_curve(curves, log=parameter == "temperature")
             alt = f"TNR on the validation images against the {name}. Chosen: {chosen}."
             found.append(self.artist.draw(figure, alt, f"{name[0].upper()}{name[1:]}; the choice is marked"))
         return found
@@ -176,15 +173,12 @@ class Evidence:
         """What output and layers add to the score on average, in-distribution and on each OOD set."""
         found = []
         for ood, scores in self._each(row):
-            parts = [scores.parts(side) for side in ("id", "ood")]
-            if parts[0] is None or parts[1] is None:
+            parts = [part.mean(axis=0) for side in ("id", "ood") if (part := scores.parts(side)) is not None]
+            if len(parts) < 2:
                 continue
-            inside, outside = parts[0].mean(axis=0), parts[1].mean(axis=0)
-            each = ", ".join(
-                f"{name} {a:.2g} and {b:.2g}" for name, a, b in zip(scores.columns, inside, outside, strict=True)
-            )
+            each = ", ".join(f"{name} {a:.2g} and {b:.2g}" for name, a, b in zip(scores.columns, *parts, strict=True))
             alt = f"Mean contributions to the score, in-distribution and {title(ood)}: {each}."
-            found.append(self.artist.draw(figures.contributions(scores.columns, inside, outside), alt, title(ood)))
+            found.append(self.artist.draw(figures.contributions(scores.columns, *parts), alt, title(ood)))
         return found
 
     def pictures(self, count: int) -> list[Pictures]:
@@ -192,13 +186,11 @@ class Evidence:
         each = [(ood, s) for ood, s in self._each(self.standing.shown) if "id_most" in s.tensors]
         sets = [(self.key.in_distribution, "id", scores) for _, scores in each[:1]]
         sets += [(ood, "ood", scores) for ood, scores in each]
-        return [
-            Pictures(
-                title(name) + (" (in-distribution)" if side == "id" else ""),
-                {text: _thumbnails(scores, side, which, count) for which, text in SIDES.items()},
-            )
-            for name, side, scores in sets
-        ]
+        found = []
+        for name, side, scores in sets:
+            sides = {text: _thumbnails(scores, side, which, count) for which, text in SIDES.items()}
+            found.append(Pictures(title(name) + (" (in-distribution)" if side == "id" else ""), sides))
+        return found
 
 
 def _thumbnails(scores: Scores, side: str, which: str, count: int) -> list[Thumbnail]:

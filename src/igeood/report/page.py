@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import date
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
@@ -16,8 +17,8 @@ from igeood.benchmark.results import Record, Results
 from igeood.benchmark.summary import NAMED, Key, Summary, title
 from igeood.errors import InputError
 from igeood.report import recipe
-from igeood.report.drawing import Artist, Drawing
-from igeood.report.evidence import Evidence, Pictures
+from igeood.report.drawing import Artist
+from igeood.report.evidence import Evidence
 from igeood.report.promise import promises
 from igeood.report.standings import METRICS, Standings, standings
 from igeood.version import __version__
@@ -58,30 +59,6 @@ class Table:
     groups: dict[str, dict[str, list[Cell]]]
 
 
-@dataclass(frozen=True)
-class Section:
-    """Everything about one network."""
-
-    name: str
-    facts: recipe.Facts
-    verdict: list[str]
-    by_access: list[str]
-    tables: list[Table]
-    shown: str
-    compared: str
-    drawn: str
-    histograms: list[Drawing]
-    curves: list[Drawing]
-    curves_of: list[str]
-    tuning: list[Drawing]
-    validation: str
-    contributions: list[Drawing]
-    contributions_of: str
-    pictures: list[Pictures]
-    reasons: bool
-    provenance: recipe.Facts
-
-
 def make(results: Results, *, made_on: date, guard: Path | None = None, validation: str | None = None) -> Report:
     """Make the report of a benchmark.
 
@@ -104,10 +81,8 @@ def make(results: Results, *, made_on: date, guard: Path | None = None, validati
     try:
         return _make(results, made_on, guard, validation)
     except KeyError as error:
-        path = results.cells.path
-        raise InputError(
-            f"results: a line of {path}, or of a file beside it, has no {error}; run the benchmark"
-        ) from None
+        where = f"a line of {results.cells.path}, or of a file beside it,"
+        raise InputError(f"results: {where} has no {error}; run the benchmark") from None
 
 
 def _make(results: Results, made_on: date, guard: Path | None, validation: str | None) -> Report:
@@ -125,40 +100,41 @@ def _make(results: Results, made_on: date, guard: Path | None, validation: str |
     told = promises(guard or (beside if beside.is_file() else None), [key for key, _, _ in found], found[0][2].tpr)
     again = ["igeood", "report", str(results.folder), *([] if validation is None else ["--validation", validation])]
     html = _render(sections, told, made_on, [*recipe.commands(results), recipe.line(*again)])
-    return Report(html, {section.name: section.verdict for section in sections})
+    return Report(html, {section["name"]: section["verdict"] for section in sections})
 
 
-def _section(ours: Summary, key: Key, line: Record, evidence: Evidence, of: int) -> Section:
+def _section(ours: Summary, key: Key, line: Record, evidence: Evidence, of: int) -> dict[str, Any]:
+    """Everything about one network, as the template calls it."""
     standing, white = evidence.standing, evidence.white_row()
     count = max(1, min(8, THUMBNAILS // (2 * of * (len(evidence.drawn) + 1))))
-    return Section(
-        name=str(key),
-        facts=list(_facts(ours, key, line, standing)),
-        verdict=standing.verdict(),
-        by_access=standing.by_access(),
-        tables=[tabulate(standing, metric) for metric in METRICS],
-        shown=str(standing.shown),
-        compared="" if len(standing.compared) == len(standing.sets) else ", ".join(map(title, standing.compared)),
-        drawn=evidence.note(),
-        histograms=evidence.histograms(),
-        curves=evidence.threshold_curves(),
-        curves_of=[str(row) for row in standing.families()],
-        tuning=evidence.tuning(),
-        validation=title(ours.validation),
-        contributions=[] if white is None else evidence.contributions(white),
-        contributions_of=str(white or ""),
-        pictures=(pictures := evidence.pictures(count)),
-        reasons=any(image.reason for set_ in pictures for side in set_.sides.values() for image in side),
-        provenance=recipe.provenance(ours, key, line),
-    )
+    pictures = evidence.pictures(count)
+    return {
+        "name": str(key),
+        "facts": list(_facts(ours, key, line, standing)),
+        "verdict": standing.verdict(),
+        "by_access": standing.by_access(),
+        "tables": [tabulate(standing, metric) for metric in METRICS],
+        "shown": str(standing.shown),
+        "compared": "" if len(standing.compared) == len(standing.sets) else ", ".join(map(title, standing.compared)),
+        "drawn": evidence.note(),
+        "histograms": evidence.histograms(),
+        "curves": evidence.threshold_curves(),
+        "curves_of": [str(row) for row in standing.families()],
+        "tuning": evidence.tuning(),
+        "validation": title(ours.validation),
+        "contributions": [] if white is None else evidence.contributions(white),
+        "contributions_of": str(white or ""),
+        "pictures": pictures,
+        "reasons": any(image.reason for set_ in pictures for side in set_.sides.values() for image in side),
+        "provenance": recipe.provenance(ours, key, line),
+    }
 
 
 def _facts(ours: Summary, key: Key, line: Record, standing: Standings) -> Iterator[tuple[str, str]]:
     """What was run, in words."""
     nearest = f"{100 * line['accuracy_fisher_rao']:.1f}% by the nearest Fisher–Rao centroid"
-    right = f"{100 * line['accuracy']:.1f}% right on {line['test_images']:,} test images ({nearest})"
     yield "Network", f"{key.network} ({line['file']}), {line['classes']} classes"
-    yield "Accuracy", right
+    yield "Accuracy", f"{100 * line['accuracy']:.1f}% right on {line['test_images']:,} test images ({nearest})"
     yield "In-distribution", f"{title(key.in_distribution)}, {line['train_images']:,} training images"
     counts = {ood: max(row.images.get(ood, 0) for row in standing.rows) for ood in standing.sets}
     yield "OOD sets", ", ".join(f"{title(ood)} ({n:,} images)" for ood, n in counts.items())
@@ -192,24 +168,16 @@ def _best(values: Iterable[float | None]) -> str | None:
     return f"{max(known):.1f}" if len({f"{value:.1f}" for value in known}) > 1 else None
 
 
-def _render(sections: list[Section], told: list[str], made_on: date, again: list[str]) -> str:
+def _render(sections: list[dict[str, Any]], told: list[str], made_on: date, again: list[str]) -> str:
     files = resources.files("igeood.report")
-    template, style, script = (
-        files.joinpath(name).read_text(encoding="utf-8").strip() for name in ("template.html", "style.css", "script.js")
-    )
+    names = ("template.html", "style.css", "script.js")
+    template, style, script = (files.joinpath(name).read_text(encoding="utf-8").strip() for name in names)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     pages = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     pages.filters["code"] = _code
-    return pages.from_string(template).render(
-        sections=sections,
-        promises=told,
-        made_on=made_on.isoformat(),
-        again=again,
-        version=__version__,
-        style=Markup(style),  # noqa: S704 (our own files)
-        script=Markup(script),  # noqa: S704
-        script_digest=digest,
-    )
+    own = {"style": Markup(style), "script": Markup(script), "script_digest": digest}  # noqa: S704 (our own files)
+    about = {"made_on": made_on.isoformat(), "version": __version__}
+    return pages.from_string(template).render(sections=sections, promises=told, again=again, **about, **own)
 
 
 def _code(text: str) -> Markup:

@@ -31,9 +31,8 @@ def promises(guard: Path | None, keys: list[Key], tpr: float) -> list[str]:
     record, tensors = storage.read(guard)
     try:
         method, access, kept = record["method"], record["access"], record["calibration"]
-        whose = next(
-            (str(key) for key in keys if key.weights == record["model"]), "a network that is not in this report"
-        )
+        networks = {key.weights: str(key) for key in keys}
+        whose = networks.get(record["model"], "a network that is not in this report")
         who = f"The guard in {guard.name} ({STYLE[method].title}, {access}, of {whose})"
         if kept is None:
             return [f"{who} is not calibrated.", own, GET_ONE]
@@ -41,12 +40,8 @@ def promises(guard: Path | None, keys: list[Key], tpr: float) -> list[str]:
         calibration = Calibration(scores, **{name: kept[name] for name in CALIBRATION_FIELDS})
     except (KeyError, TypeError) as error:
         raise GuardFileError(f"guard: {guard} does not describe a guard ({error}); save it again") from None
-    start = f"{who} refuses scores above {_number(calibration.threshold)}; it is tuned by itself, so its scores have a"
-    start += " scale of their own."
+    above = f"{calibration.threshold:.4g}".replace("-", "−")
+    start = f"{who} refuses scores above {above}; it is tuned by itself, so its scores have a scale of their own."
     left = f" ({calibration.left_out:,} more were left out, which tuning had seen)" if calibration.left_out else ""
     told = f"{start} Its promise, from {len(scores):,} calibration images{left}: {calibration.promise}."
     return [told, LIMITS, own]
-
-
-def _number(value: float) -> str:
-    return f"{value:.4g}".replace("-", "−")

@@ -16,11 +16,7 @@ ACCESS = {  # in the order of what a method is told
     "white-box-fgsm": "white box",
     "white-box": "white box",
 }
-TUNED = {
-    "own": "tuned on samples of each OOD set",
-    "fgsm": "tuned on adversarial samples",
-    "none": "not tuned",
-}
+TUNED = {"own": "tuned on samples of each OOD set", "fgsm": "tuned on adversarial samples", "none": "not tuned"}
 
 
 @dataclass(frozen=True)
@@ -119,25 +115,23 @@ class Standings:
         return [self._within(name, rows) for name, rows in groups.items()] if len(groups) > 1 else []
 
     def _ahead(self) -> str:
-        leader, over = self.leader, f"on average over {len(self.compared)} OOD sets"
-        if len(self.compared) == 1:
-            over = f"on {title(self.compared[0])}"
-        start = (
-            f"{leader} refuses {self._tnr(leader)} of foreign inputs while {100 * self.tpr:g}% of known ones are kept"
-        )
-        others = self.families()[1:]
+        leader, others = self.leader, self.families()[1:]
+        n = len(self.compared)
+        over = f"on {title(self.compared[0])}" if n == 1 else f"on average over {n} OOD sets"
+        kept = f"while {100 * self.tpr:g}% of known ones are kept, {over}"
+        start = f"{leader} refuses {self._tnr(leader)} of foreign inputs {kept}"
         if not others:
-            return f"{start}, {over}. No method of another family was measured."
+            return f"{start}. No method of another family was measured."
         own = next((row for row in others if row.family == "igeood"), None)
         rival = own or others[0]
         first, second = (round(self.average(row) or 0.0, 1) for row in (leader, rival))  # as they are printed
         gap = first - second
         if gap < 0.05:
-            return f"{start}, {over}; {rival} is level with it."
+            return f"{start}; {rival} is level with it."
         who = f"{rival}, the best of IGEOOD" if own else f"{rival}, the best of the other families"
         behind = f"IGEOOD is behind by {gap:.1f} points" if own else f"{gap:.1f} points less"
         noise = " (within the sampling error of so few images)" if gap < 2 * self._error(leader, rival) else ""
-        return f"{start}, {over}; {who}, refuses {self._tnr(rival)}: {behind}{noise}."
+        return f"{start}; {who}, refuses {self._tnr(rival)}: {behind}{noise}."
 
     def _told(self, leader: Row) -> list[str]:
         """If the leader has seen samples of the OOD sets: who is ahead of those that have not."""
@@ -166,13 +160,8 @@ class Standings:
 
     def _error(self, *rows: Row) -> float:
         """Standard error of a difference of averages, in points, as if all images were drawn anew for each row."""
-        terms = [
-            (p * (1 - p) / row.images[ood])
-            for row in rows
-            for ood in self.compared
-            for p in [row.figures["tnr"][ood] / 100]
-        ]
-        return 100 * math.sqrt(sum(terms)) / len(self.compared)
+        each = [(row.figures["tnr"][ood] / 100, row.images[ood]) for row in rows for ood in self.compared]
+        return 100 * math.sqrt(sum(p * (1 - p) / n for p, n in each)) / len(self.compared)
 
 
 def standings(ours: Summary, key: Key) -> Standings | None:
@@ -184,13 +173,12 @@ def standings(ours: Summary, key: Key) -> Standings | None:
             row = rows.setdefault(where, Row(*where, cell["validation"], {m: {} for m in METRICS}, {}))
             row.images[cell["ood"]] = max(cell["ood_images"], row.images.get(cell["ood"], 0))
             for metric in METRICS:
-                value = ours.value(setting, key, cell["ood"], cell["method"], metric)
-                row.figures[metric][cell["ood"]] = math.nan if value is None else value
+                row.figures[metric][cell["ood"]] = ours.value(setting, key, cell["ood"], cell["method"], metric) or 0.0
     if not rows:
         return None
     sets = list(dict.fromkeys(ood for row in rows.values() for ood in row.images))
-    order = {name: i for i, name in enumerate(STYLE)}
-    shown = sorted(rows.values(), key=lambda r: (list(ACCESS).index(r.setting), order.get(r.method, len(order))))
+    order = [*STYLE, *(method for _, method in rows)]  # unknown methods last
+    shown = sorted(rows.values(), key=lambda row: (list(ACCESS).index(row.setting), order.index(row.method)))
     shared = [ood for ood in sets if all(ood in row.images for row in shown)]
     widest = max((list(row.images) for row in shown), key=len)
     tpr = next(cell["tpr"] for setting in ACCESS for cell in ours.of(setting, key))
