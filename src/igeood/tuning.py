@@ -145,10 +145,9 @@ def tune_guard(
     Tuning
         What was found.
     """
-    inside, outside, attack = see(detector, (0.0,))
+    inside, outside, attack = see(detector, (0.0, epsilon) if epsilon else (0.0,))
     _check_enough(inside, outside)
-    pair = (inside[0], outside[0])
-    start = [part[0] for part in see(detector, (epsilon,))[:2]] if epsilon else pair
+    pair, start = (inside[0], outside[0]), (inside[-1], outside[-1])  # clean, and as they are judged before tuning
     before = evaluate(detector.score(start[0]), detector.score(start[1]), tpr).tnr_at_tpr
     temperature, tried = None, [detector]
     softmax_part = detector.output_ if isinstance(detector, Ensemble) else detector
