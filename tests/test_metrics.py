@@ -45,6 +45,19 @@ def test_equal_to_scikit_learn(kind, seed):
     assert metrics.aupr(inside, outside) == pytest.approx(average_precision_score(positive, confidence), abs=1e-12)
 
 
+@pytest.mark.parametrize("block", [1, 2, 7, 64])
+@pytest.mark.parametrize("kind", ["continuous", "tied", "heavily tied", "constant"])
+def test_blocks_do_not_matter(monkeypatch, kind, block):
+    """Ties on either side of the end of a block, blocks without an OOD score, OOD scores beyond the last block."""
+    monkeypatch.setattr(metrics, "_BLOCK", block)
+    for seed in range(5):
+        test_equal_to_scikit_learn(kind, seed)
+        inside, outside = scores_of(kind, seed)
+        assert metrics.auroc(outside, inside) == pytest.approx(1 - metrics.auroc(inside, outside), abs=1e-15)
+        assert metrics.auroc(inside, inside) == 0.5
+        assert metrics.auroc(inside, outside - outside.min() + inside.max() + 1) == 1.0
+
+
 @pytest.mark.parametrize("kind", ["continuous", "tied", "heavily tied", "constant"])
 @pytest.mark.parametrize("tpr", [0.05, 0.5, 0.9, 0.95, 0.99])
 def test_tnr_is_what_counting_gives(kind, tpr):
@@ -90,8 +103,23 @@ def test_any_kind_of_array():
         assert metrics.auroc(convert(inside), convert(outside)) == 5 / 6
 
 
+def test_precisions_mix():
+    """A float32 is the float64 of the same value, and not its neighbour."""
+    third = np.float32(1 / 3)
+    assert metrics.auroc(np.array([third]), np.array([float(third), 1 / 3, 0.5])) == pytest.approx(1.5 / 3)
+
+
 def test_infinite_scores_have_their_place():
     assert metrics.auroc([-np.inf, 0.0], [np.inf, np.inf]) == 1.0
+    assert metrics.auroc([-np.inf, np.inf], [np.inf, -np.inf]) == 0.5
+    assert metrics.evaluate([np.inf, 0.0], [-np.inf, np.inf, -0.0]).auroc == pytest.approx((0.5 + 1.5) / 6)
+
+
+def test_the_scores_are_not_changed():
+    inside, outside = np.array([3.0, 1.0, 2.0]), torch.tensor([5.0, 4.0])
+    metrics.evaluate(inside, outside)
+    assert inside.tolist() == [3.0, 1.0, 2.0]
+    assert outside.tolist() == [5.0, 4.0]
 
 
 @pytest.mark.parametrize("metric", [metrics.tnr_at_tpr, metrics.auroc, metrics.aupr, metrics.evaluate])

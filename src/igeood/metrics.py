@@ -4,6 +4,7 @@ In-distribution is the positive class, as in the paper; a higher score is more o
 fractions. Scores come as NumPy arrays, tensors or lists.
 """
 
+import itertools
 import math
 from dataclasses import dataclass
 from fractions import Fraction
@@ -13,9 +14,11 @@ from typing import Any
 import numpy as np
 
 from igeood.errors import InputError
-from igeood.outputs import ArrayLike, as_vector
+from igeood.outputs import ArrayLike, as_tensor, as_vector
 
 Sorted = np.ndarray[Any, np.dtype[np.float64]]
+
+_BLOCK = 1 << 15  # scores merged together: what they need stays in the cache
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,7 @@ def evaluate(id_scores: ArrayLike, ood_scores: ArrayLike, tpr: float = 0.95) -> 
     Evaluation(tnr_at_tpr=1.0, auroc=1.0, aupr=1.0)
     """
     inside, outside = _sorted(id_scores, "id_scores"), _sorted(ood_scores, "ood_scores")
-    below, not_above = np.searchsorted(outside, inside, "left"), np.searchsorted(outside, inside, "right")
-    return Evaluation(_tnr(inside, outside, tpr), _auroc(below, not_above, len(outside)), _aupr(inside, not_above))
+    return Evaluation(_tnr(inside, outside, tpr), *_areas(inside, outside))
 
 
 def tnr_at_tpr(id_scores: ArrayLike, ood_scores: ArrayLike, tpr: float = 0.95) -> float:
@@ -56,8 +58,7 @@ def auroc(id_scores: ArrayLike, ood_scores: ArrayLike) -> float:
     0.875
     """
     inside, outside = _sorted(id_scores, "id_scores"), _sorted(ood_scores, "ood_scores")
-    below, not_above = np.searchsorted(outside, inside, "left"), np.searchsorted(outside, inside, "right")
-    return _auroc(below, not_above, len(outside))
+    return _areas(inside, outside)[0]
 
 
 def aupr(id_scores: ArrayLike, ood_scores: ArrayLike) -> float:
@@ -67,7 +68,7 @@ def aupr(id_scores: ArrayLike, ood_scores: ArrayLike) -> float:
     0.833333
     """
     inside, outside = _sorted(id_scores, "id_scores"), _sorted(ood_scores, "ood_scores")
-    return _aupr(inside, np.searchsorted(outside, inside, "right"))
+    return _areas(inside, outside)[1]
 
 
 def exact_fraction(share: float, name: str) -> Fraction:
@@ -82,22 +83,32 @@ def _tnr(inside: Sorted, outside: Sorted, tpr: float) -> float:
     return float((len(outside) - np.searchsorted(outside, inside[kept - 1], "right")) / len(outside))
 
 
-def _auroc(below: np.ndarray[Any, Any], not_above: np.ndarray[Any, Any], n_outside: int) -> float:
-    """From the numbers of OOD scores strictly below, and not above, each in-distribution score."""
-    twice_pairs = 2 * n_outside * len(below)
-    return (twice_pairs - int(below.sum()) - int(not_above.sum())) / twice_pairs
-
-
-def _aupr(inside: Sorted, not_above: np.ndarray[Any, Any]) -> float:
-    last = np.flatnonzero(np.append(inside[1:] != inside[:-1], True))  # the last of each group of ties
-    kept = last + 1.0  # in-distribution samples at or below each threshold
-    precision = kept / (kept + not_above[last])
-    return float((np.diff(kept, prepend=0.0) * precision).sum() / len(inside))
+def _areas(inside: Sorted, outside: Sorted) -> tuple[float, float]:
+    """AUROC and AUPR from one merge of both sides, block by block."""
+    pivots = sorted({*inside[_BLOCK::_BLOCK].tolist(), inside[-1]})  # equal scores are in one block
+    ends = [itertools.pairwise([0, *np.searchsorted(side, pivots, "right").tolist()]) for side in (inside, outside)]
+    twice_below, precision = 0, 0.0
+    for (first, end), (low, high) in zip(*ends, strict=True):
+        part = inside[first:end]
+        last = np.flatnonzero(np.append(part[1:] != part[:-1], True))  # of each group of ties
+        score = part[last]
+        kept = last + (first + 1)  # in-distribution scores at or below each
+        tied = np.diff(kept, prepend=first)
+        # a stable sort of two sorted runs is one merge; of equals, the OOD scores come first
+        order = np.argsort(np.concatenate([outside[low:high], score]), kind="stable")
+        not_above = np.flatnonzero(order >= high - low) + (low - np.arange(len(score)))  # OOD scores at or below each
+        equal = np.flatnonzero(outside[not_above - 1] == score)  # where none is below: the greatest, which is not equal
+        below = np.searchsorted(outside, score[equal], "left")
+        twice_below += 2 * int(tied @ not_above) - int(tied[equal] @ (not_above[equal] - below))
+        precision += float((tied * (kept / (kept + not_above))).sum())
+    twice_pairs = 2 * len(inside) * len(outside)
+    return (twice_pairs - twice_below) / twice_pairs, precision / len(inside)
 
 
 def _sorted(scores: ArrayLike, name: str) -> Sorted:
-    values, _ = as_vector(scores, name)
-    if len(values) == 0:
+    tensor, _ = as_tensor(scores, name)
+    ordered: Sorted = np.sort(tensor.detach().cpu().numpy(), axis=None).astype(np.float64, copy=False)
+    if len(ordered) == 0 or tensor.ndim != 1 or np.isnan(ordered[-1]):  # NaN comes last
+        as_vector(tensor, name)  # says what is wrong
         raise InputError(f"{name}: empty; a metric needs at least one score on each side")
-    ordered: Sorted = np.sort(values.numpy())
     return ordered
