@@ -105,6 +105,18 @@ def test_every_flipped_byte_is_refused(saved, tmp_path):
             igeood.load(flipped)
 
 
+def test_a_changed_digit_that_stands_for_the_same_number_is_refused(tmp_path):
+    path = tmp_path / "a.safetensors"
+    storage.write(path, {"share": 0.06666666666666667}, {"x": torch.zeros(2)})
+    content = path.read_bytes()
+    assert float("0.06666666666666666") == 0.06666666666666667
+    path.write_bytes(content.replace(b"0.06666666666666667", b"0.06666666666666666"))
+    with pytest.raises(GuardFileError, match="damaged"):
+        storage.read(path)
+    path.write_bytes(content)
+    assert storage.read(path)[0]["share"] == 0.06666666666666667
+
+
 class Bomb:
     """A pickle that would leave a trace if anything ran it."""
 

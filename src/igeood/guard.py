@@ -349,7 +349,7 @@ class Guard:
             "epsilon": self.epsilon,
             "mean": getattr(self.inputs, "mean", None),
             "std": getattr(self.inputs, "std", 1.0),
-            **({"fold": True} if getattr(self.inputs, "fold", False) else {}),
+            "fold": getattr(self.inputs, "fold", False),
             "model": None if self.inputs.model is None else fingerprint(self.inputs.model),
             "preparation": self.preparation,
             "tuning": None if self.tuning is None else asdict(self.tuning),
