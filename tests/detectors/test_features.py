@@ -1,6 +1,7 @@
 """The per-layer detectors against float64 loops, scipy, and awkward channels."""
 
 import itertools
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -10,8 +11,17 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import mahalanobis
 
 import igeood
-from igeood.detectors.features import ClassSums, IgeoodFeatures, Mahalanobis, floored_std
+from igeood.detectors import features as module
+from igeood.detectors.features import (
+    ClassSums,
+    IgeoodFeatures,
+    Mahalanobis,
+    floored_std,
+    mahalanobis_distance,
+    sum_layers,
+)
 from igeood.errors import IgeoodWarning, InputError
+from igeood.geometry import precision
 from igeood.outputs import Outputs
 
 
@@ -125,6 +135,106 @@ def test_one_pass_variance_survives_a_large_offset(known):
     )
     expected = ClassSums.of(x, known.train.labels, 10).covariance
     torch.testing.assert_close(found.covariance, expected, rtol=1e-8, atol=0)
+
+
+def exact_variance(x, labels):
+    """Pooled variance (k,) in rational numbers."""
+    values = [[Fraction(v) for v in row] for row in x.double().tolist()]
+    total = [Fraction(0)] * x.shape[1]
+    for label in set(labels.tolist()):
+        rows = [row for row, y in zip(values, labels.tolist(), strict=True) if y == label]
+        for j, column in enumerate(zip(*rows, strict=True)):
+            mean = sum(column) / len(column)
+            total[j] += sum((v - mean) ** 2 for v in column)
+    return torch.tensor([float(t / len(values)) for t in total], dtype=torch.float64)
+
+
+def in_pairs(parts):
+    """Add neighbours until one is left."""
+    while len(parts) > 1:
+        parts = [sum(parts[i + 1 : i + 2], parts[i]) for i in range(0, len(parts), 2)]
+    return parts[0]
+
+
+def in_turn(parts):
+    return sum(parts[1:], parts[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("offset", [0.0, 1e5, -1e7])
+@pytest.mark.parametrize("add", [in_pairs, in_turn])
+@pytest.mark.parametrize("size", [1, 7, 64])
+def test_variance_of_shards_is_exact_whatever_the_offset(known, dtype, offset, add, size):
+    x = (known.train.features["early"].double() * torch.tensor([1.0, 0.1, 3.0, 10.0, 1.0, 30.0]) + offset).to(dtype)
+    x[:, 1] = offset  # never varies
+    labels = known.train.labels
+    sums = add([ClassSums.of(x[i : i + size], labels[i : i + size], 10) for i in range(0, 400, size)])
+    torch.testing.assert_close(sums.covariance, exact_variance(x, labels), rtol=1e-12, atol=1e-20)
+    full = add([ClassSums.of(x[i : i + size], labels[i : i + size], 10, full=True) for i in range(0, 400, size)])
+    torch.testing.assert_close(full.covariance.diagonal(), sums.covariance, rtol=1e-12, atol=1e-20)
+    assert torch.equal(full.mean, sums.mean)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_sums_of_nothing_add_nothing(known, full):
+    x, labels = known.train.features["early"] + 1e5, known.train.labels
+    nothing, whole = ClassSums.of(x[:0], labels[:0], 10, full=full), ClassSums.of(x, labels, 10, full=full)
+    assert nothing.count.sum() == nothing.scatter.abs().sum() == 0
+    for sums in (nothing + whole, whole + nothing):
+        torch.testing.assert_close(sums.mean, whole.mean, rtol=1e-15, atol=0)
+        torch.testing.assert_close(sums.scatter, whole.scatter, rtol=1e-12, atol=0)
+
+
+def test_small_batches_are_gathered_and_large_ones_are_not_copied(known):
+    batches = [known.train[i : i + 16] for i in range(0, 400, 16)] * 4
+    sizes = [len(part.labels) for part in module._gathered(batches)]
+    assert sizes == [1024, 576]
+    large = Outputs(known.train.logits.repeat(3, 1), {"l": torch.randn(1200, 2)}, known.train.labels.repeat(3))
+    (part,) = module._gathered([large])
+    assert part.features["l"].data_ptr() == large.features["l"].data_ptr()
+    found, whole = sum_layers(batches)["early"], sum_layers([Outputs.concat(batches)])["early"]
+    torch.testing.assert_close(found.mean, whole.mean, rtol=1e-12, atol=0)
+    torch.testing.assert_close(found.covariance, whole.covariance, rtol=1e-12, atol=0)
+
+
+def test_what_is_held_of_wide_batches_is_bounded(monkeypatch, known):
+    monkeypatch.setattr(module, "HELD", 100 * sum(f.shape[1] for f in known.train.features.values()))
+    sizes = [len(part.labels) for part in module._gathered(known.train[i : i + 16] for i in range(0, 400, 16))]
+    assert max(sizes) == 112
+
+
+@pytest.mark.parametrize("kind", [IgeoodFeatures, Mahalanobis])
+def test_chunks_do_not_matter(monkeypatch, known, kind):
+    def found():
+        detector = kind().fit(known.train)
+        shares = [detector.channel_shares(known.test, layer) for layer in detector.layers_]
+        return [detector.mean_, detector.layer_scores(known.test), shares]
+
+    whole = found()
+    monkeypatch.setattr(precision, "CHUNK_ELEMENTS", 64)
+    torch.testing.assert_close(found(), whole, rtol=1e-10, atol=1e-12)
+
+
+def test_mahalanobis_distance_of_awkward_shapes():
+    generator = torch.Generator().manual_seed(0)
+    for n, n_classes, k, rank in ((0, 3, 2, 2), (5, 1, 1, 1), (700, 2, 2048, 3), (300, 1000, 4, 4), (4, 3, 5, 0)):
+        x = torch.randn(k, n, generator=generator).T  # not contiguous
+        means = torch.randn(n_classes, k, generator=generator).double()
+        whitening = torch.randn(k, rank, generator=generator).double()
+        distance, nearest = mahalanobis_distance(x, means, whitening)
+        apart = torch.cdist(x.double() @ whitening, means @ whitening, compute_mode="donot_use_mm_for_euclid_dist")
+        torch.testing.assert_close(distance, apart.amin(dim=1).square(), rtol=1e-9, atol=1e-9)
+        assert nearest.shape == (n,)
+        torch.testing.assert_close(apart.gather(1, nearest[:, None])[:, 0], apart.amin(dim=1), rtol=1e-9, atol=1e-9)
+
+
+def test_mahalanobis_distance_has_its_gradient_in_every_chunk(monkeypatch):
+    monkeypatch.setattr(precision, "CHUNK_ELEMENTS", 8)
+    x = torch.randn(9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    means, whitening = torch.eye(4, dtype=torch.float64)[:3], torch.eye(4, dtype=torch.float64)[:, :3] * 2.0
+    distance, nearest = mahalanobis_distance(x, means, whitening)
+    (gradient,) = torch.autograd.grad(distance.sum(), x)
+    torch.testing.assert_close(gradient, 2.0 * (x - means[nearest]) @ whitening @ whitening.T)
 
 
 def dead_channel(outputs, value=0.5):

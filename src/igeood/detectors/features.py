@@ -1,11 +1,11 @@
 r"""The per-layer family: one Gaussian a class on each layer's features (the paper's Eq. 8–12), and Mahalanobis.
 
-Statistics stream: `ClassSums` of batches add up, so no more than one batch of features is held while fitting.
+Statistics stream: `ClassSums` of batches add up, so no more than a large batch or a few small ones are held at a time.
 """
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,10 +15,11 @@ from torch import Tensor
 from igeood.detectors.base import Detector
 from igeood.errors import IgeoodWarning, InputError
 from igeood.geometry import gaussian
-from igeood.geometry.precision import row_chunks, wide
+from igeood.geometry.precision import by_rows, chunk_rows, row_chunks, wide
 from igeood.outputs import Array, ArrayLike, Outputs
 
 DEAD = 1e-4  # a channel whose deviation is below this part of the layer's median has its deviation raised to it
+HELD = 1 << 22  # values of small batches that are held to be summed together
 
 
 @dataclass(frozen=True)
@@ -26,42 +27,56 @@ class ClassSums:
     """Count, mean and scatter of the classes' features, in float64; those of batches and shards add with ``+``.
 
     The scatter is about each class's own mean and summed over classes: (k,) for each channel, or (k, k) in full.
+    Means are kept as differences from an origin among them, so that a large offset does not round them.
     """
 
     count: Tensor  # (C,)
-    mean: Tensor  # (C, k)
+    origin: Tensor  # (k,)
+    shift: Tensor  # (C, k)
     scatter: Tensor  # (k,) or (k, k)
     resolution: float = 0.0  # of the features' floating-point type
 
     @classmethod
     def of(cls, features: Tensor, labels: Tensor, n_classes: int, *, full: bool = False) -> "ClassSums":
         """Sums of one batch: features (N, k) and labels (N,)."""
-        x = wide(features.detach())
-        count = torch.bincount(labels, minlength=n_classes).to(x.dtype)
-        total = x.new_zeros(n_classes, x.shape[1]).index_add_(0, labels, x)
-        mean = total / count.clamp(min=1.0)[:, None]
-        apart = x - mean[labels]  # (N, k)
-        scatter = apart.T @ apart if full else apart.square().sum(dim=0)
-        return cls(count, mean, scatter, torch.finfo(features.dtype).eps)
+        x, k = features.detach(), features.shape[1]
+        few = wide(x[:256])
+        origin = few.sum(dim=0) / max(1, len(few))
+        shift = few.new_zeros(n_classes, k)
+        for part, classes in _chunks(x, labels, origin, k):
+            shift.index_add_(0, classes, part)
+        count = torch.bincount(labels, minlength=n_classes).to(shift.dtype)
+        shift /= count.clamp(min=1.0)[:, None]
+        scatter = shift.new_zeros((k, k) if full else k)
+        for part, classes in _chunks(x, labels, origin, k // 4 if full else k):  # a matmul wants more rows
+            part.sub_(shift.index_select(0, classes))
+            if full:
+                scatter.addmm_(part.T, part)
+            else:
+                scatter += part.square_().sum(dim=0)
+        return cls(count, origin, shift, scatter, torch.finfo(x.dtype).eps)
 
     def __add__(self, other: "ClassSums") -> "ClassSums":
         count = self.count + other.count
+        apart = other.shift - self.shift
+        apart += other.origin - self.origin  # (C, k), between the means
         share = other.count / count.clamp(min=1.0)  # (C,)
-        apart = other.mean - self.mean  # (C, k)
-        between = (self.count * share)[:, None] * apart  # (C, k)
-        cross = apart.T @ between if self.scatter.ndim == 2 else (apart * between).sum(dim=0)
-        scatter = self.scatter + other.scatter + cross
-        resolution = max(self.resolution, other.resolution)
-        return ClassSums(count, self.mean + share[:, None] * apart, scatter, resolution)
+        shift = torch.addcmul(self.shift, share[:, None], apart)
+        between = _weighted_squares(self.count * share, apart, full=self.scatter.ndim == 2)
+        scatter = self.scatter + other.scatter + between
+        return ClassSums(count, self.origin, shift, scatter, max(self.resolution, other.resolution))
 
     def pooled(self) -> "ClassSums":
         """Sums of all classes taken as one, about their common mean."""
         n = self.count.sum()
-        mean = (self.count[:, None] * self.mean).sum(dim=0, keepdim=True) / n  # (1, k)
-        apart = self.mean - mean
-        weighted = self.count[:, None] * apart
-        between = apart.T @ weighted if self.scatter.ndim == 2 else (apart * weighted).sum(dim=0)
-        return ClassSums(n[None], mean, self.scatter + between, self.resolution)
+        shift = (self.count[:, None] * self.shift).sum(dim=0, keepdim=True) / n  # (1, k)
+        between = _weighted_squares(self.count, self.shift - shift, full=self.scatter.ndim == 2)
+        return ClassSums(n[None], self.origin, shift, self.scatter + between, self.resolution)
+
+    @property
+    def mean(self) -> Tensor:
+        """Class means (C, k); of a class without samples, anything."""
+        return self.origin + self.shift
 
     @property
     def covariance(self) -> Tensor:
@@ -69,17 +84,47 @@ class ClassSums:
         return self.scatter / self.count.sum()
 
 
+def _chunks(x: Tensor, labels: Tensor, origin: Tensor, width: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows of x less the origin and their labels, by chunks, in one buffer: fresh memory costs more than sums do."""
+    buffer = origin.new_empty(min(len(x), chunk_rows(width)), x.shape[1])
+    for rows in row_chunks(len(x), width):
+        yield buffer[: rows.stop - rows.start].copy_(x[rows]).sub_(origin), labels[rows]
+
+
+def _weighted_squares(weights: Tensor, x: Tensor, *, full: bool) -> Tensor:
+    """Sum over rows of weight · xxᵀ, (k, k), or its diagonal (k,); overwrites x (C, k)."""
+    return x.T @ (weights[:, None] * x) if full else weights @ x.square_()
+
+
 def sum_layers(batches: Iterable[Outputs], *, full: bool = False) -> dict[str, ClassSums]:
     """`ClassSums` of each layer over all batches, which are read once."""
     totals: dict[str, ClassSums] = {}
-    for batch in batches:
-        if not batch.features or batch.labels is None:
-            raise InputError("outputs: no features to learn from; give Outputs(logits, features, labels)")
+    for batch in _gathered(batches):
         for layer, features in batch.features.items():
+            assert batch.labels is not None  # noqa: S101 (`_gathered` has checked it; this tells the type checker)
             part = ClassSums.of(features, batch.labels, batch.n_classes, full=full)
             totals[layer] = totals[layer] + part if layer in totals else part
     _check_counts(next(iter(totals.values())).count)
     return totals
+
+
+def _gathered(batches: Iterable[Outputs]) -> Iterator[Outputs]:
+    """Batches joined until they have a few samples for each class: adding two sums costs as much as one for each.
+
+    They have no logits, only their width.
+    """
+    held: list[Outputs] = []
+    rows = 0
+    for batch in batches:
+        if not batch.features or batch.labels is None:
+            raise InputError("outputs: no features to learn from; give Outputs(logits, features, labels)")
+        held.append(Outputs.checked(batch.logits[:0].clone(), batch.features, batch.labels, batch.numpy))
+        rows += len(batch)
+        if rows >= 4 * max(256, batch.n_classes) or rows * sum(f.shape[1] for f in batch.features.values()) >= HELD:
+            joined, held, rows = Outputs.concat(held), [], 0
+            yield joined
+    if held:
+        yield Outputs.concat(held)
 
 
 def _check_counts(count: Tensor) -> None:
@@ -209,7 +254,7 @@ class IgeoodFeatures(LayerDetector):
     def fr_layer(self, batch: Outputs) -> tuple[Tensor, Tensor]:
         """FR_ℓ (Eq. 11) and the nearest class, each (N, L): higher is out-of-distribution."""
         found = [
-            gaussian.nearest_distance(wide(batch.features[layer]), *_to(batch, self.mean_[layer], self.std_[layer]))
+            gaussian.nearest_distance(batch.features[layer], *_to(batch, self.mean_[layer], self.std_[layer]))
             for layer in self.layers_
         ]
         return torch.stack([d for d, _ in found], dim=1), torch.stack([y for _, y in found], dim=1)
@@ -218,7 +263,7 @@ class IgeoodFeatures(LayerDetector):
         """FR′_ℓ (Eq. 12), (N, L): the distance to the OOD Gaussian; **lower** is out-of-distribution."""
         found = [
             gaussian.nearest_distance(
-                wide(batch.features[layer]), *_to(batch, self.ood_mean_[layer][None], self.ood_std_[layer])
+                batch.features[layer], *_to(batch, self.ood_mean_[layer][None], self.ood_std_[layer])
             )[0]
             for layer in self.layers_
         ]
@@ -229,9 +274,13 @@ class IgeoodFeatures(LayerDetector):
 
     def channel_shares(self, batch: Outputs, layer: str) -> tuple[Tensor, Tensor]:
         """What each channel adds to FR_ℓ², its ρ² (Eq. 9), (N, k); and the nearest class, (N,)."""
-        x, (means, std) = wide(batch.features[layer]), _to(batch, self.mean_[layer], self.std_[layer])
+        x, (means, std) = batch.features[layer], _to(batch, self.mean_[layer], self.std_[layer])
         _, nearest = gaussian.nearest_distance(x, means, std)
-        return gaussian.univariate_distance(x, std, means[nearest], std).square(), nearest
+
+        def shares(rows: Tensor) -> Tensor:
+            return gaussian.univariate_distance(x[rows], std, means[nearest[rows]], std).square()
+
+        return by_rows(shares, torch.arange(len(x), device=x.device), x.shape[1]), nearest
 
 
 class Mahalanobis(LayerDetector):
@@ -273,19 +322,24 @@ class Mahalanobis(LayerDetector):
         self.background_whitening_ = {layer: whiten(s.covariance, s.resolution) for layer, s in background.items()}
 
     def _layer_scores(self, batch: Outputs) -> Tensor:
-        return torch.stack([self._layer_score(layer, wide(batch.features[layer])) for layer in self.layers_], dim=1)
+        return torch.stack([self._layer_score(batch, layer) for layer in self.layers_], dim=1)
 
     def channel_shares(self, batch: Outputs, layer: str) -> tuple[Tensor, Tensor]:
         """What each channel adds to the squared distance, its part of the product with Σ⁺, (N, k); and the class."""
-        x, (means, whitening) = wide(batch.features[layer]), _to(batch, self.mean_[layer], self.whitening_[layer])
+        x, (means, whitening) = batch.features[layer], _to(batch, self.mean_[layer], self.whitening_[layer])
         _, nearest = mahalanobis_distance(x, means, whitening)
-        apart = x - means[nearest]
-        return apart * (apart @ whitening @ whitening.T), nearest
 
-    def _layer_score(self, layer: str, x: Tensor) -> Tensor:
-        score, _ = mahalanobis_distance(x, self.mean_[layer].to(x), self.whitening_[layer].to(x))
+        def shares(rows: Tensor) -> Tensor:
+            apart = wide(x[rows]) - means[nearest[rows]]
+            return apart * (apart @ whitening @ whitening.T)
+
+        return by_rows(shares, torch.arange(len(x), device=x.device), x.shape[1]), nearest
+
+    def _layer_score(self, batch: Outputs, layer: str) -> Tensor:
+        x = batch.features[layer]
+        score, _ = mahalanobis_distance(x, *_to(batch, self.mean_[layer], self.whitening_[layer]))
         if self.relative:
-            mean, whitening = self.background_mean_[layer].to(x), self.background_whitening_[layer].to(x)
+            mean, whitening = _to(batch, self.background_mean_[layer], self.background_whitening_[layer])
             score = score - mahalanobis_distance(x, mean[None], whitening)[0]
         return score
 
@@ -309,14 +363,20 @@ def mahalanobis_distance(x: Tensor, means: Tensor, whitening: Tensor) -> tuple[T
     The nearest is found by one matmul in the whitened space; its distance is then computed without cancellation.
     """
     origin = means.mean(dim=0)
-    x, means = (x - origin) @ whitening, (means - origin) @ whitening  # (N, r), (C, r)
-    with torch.no_grad():
-        half = 0.5 * means.square().sum(dim=1)
-        chunks = [(half - x[rows] @ means.T).argmin(dim=1) for rows in row_chunks(len(x), len(means))]
-        nearest = torch.cat(chunks) if chunks else torch.empty(0, dtype=torch.int64, device=x.device)
-    return (x - means[nearest]).square().sum(dim=1), nearest
+    centres = (means - origin) @ whitening  # (C, r)
+    half = 0.5 * centres.square().sum(dim=1)
+    # one block for all: small pieces between large ones would fragment memory
+    distance, nearest = half.new_empty(len(x)), torch.empty(len(x), dtype=torch.int64, device=x.device)
+    for rows in row_chunks(len(x), max(means.shape) // 2):  # a matmul wants more rows
+        z = (wide(x[rows]) - origin) @ whitening  # (n, r)
+        with torch.no_grad():
+            found = torch.addmm(half, z, centres.T, alpha=-1.0).argmin(dim=1)
+        distance[rows] = (z - centres[found]).square().sum(dim=1)
+        nearest[rows] = found
+    return distance, nearest
 
 
 def _to(batch: Outputs, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Tensors on the device of the outputs."""
-    return tuple(tensor.to(batch.logits.device) for tensor in tensors)
+    """Tensors on the device of the outputs, in the widest type that it has."""
+    like = wide(batch.logits[:0])
+    return tuple(tensor.to(like) for tensor in tensors)

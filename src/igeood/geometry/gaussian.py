@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from igeood.errors import InputError
-from igeood.geometry.precision import broadcastable, result_dtype, row_chunks, wide
+from igeood.geometry.nearest import nearest_class, squared_sums
+from igeood.geometry.precision import broadcastable, result_dtype, wide
 
 _TWO_SQRT2 = 2.0 * math.sqrt(2.0)
 
@@ -119,20 +120,15 @@ def nearest_distance(x: Tensor, means: Tensor, std: Tensor) -> tuple[Tensor, Ten
     _check_finite(x, "x")
     dtype = result_dtype(x, means, std)
     scale = 1.0 / (_TWO_SQRT2 * wide(std))  # (k,)
-    x, means = wide(x) * scale, wide(means) * scale
+    means = wide(means)
     with torch.no_grad():
-        nearest = _nearest_class(x, means)  # (N,)
-    rho = torch.asinh((x - means[nearest]).abs())  # (N, k): only the class that wins is differentiated
-    return (_TWO_SQRT2 * torch.linalg.vector_norm(rho, dim=-1)).to(dtype), nearest
-
-
-def _nearest_class(x: Tensor, means: Tensor) -> Tensor:
-    """Index of the nearest class, (N,), with temporaries bounded by the chunk."""
-    nearest = [
-        torch.asinh((x[rows, None, :] - means).abs_()).square_().sum(dim=-1).argmin(dim=-1)  # (n, C, k) → (n,)
-        for rows in row_chunks(len(x), means.numel())
-    ]
-    return torch.cat(nearest) if nearest else x.new_empty(0, dtype=torch.int64)
+        nearest = nearest_class(x, means, scale)  # (N,)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (x, means, scale)):
+        rho = torch.asinh(((wide(x) - means[nearest]) * scale).abs())  # (N, k): only the class that wins
+        length: Tensor = torch.linalg.vector_norm(rho, dim=-1)
+    else:
+        length = squared_sums(x, means, scale, torch.arange(len(x), device=x.device), nearest).sqrt()
+    return (_TWO_SQRT2 * length).to(dtype), nearest
 
 
 def _check_positive(std: Tensor, name: str) -> None:
@@ -143,5 +139,5 @@ def _check_positive(std: Tensor, name: str) -> None:
 
 
 def _check_finite(mean: Tensor, name: str) -> None:
-    if not bool(mean.detach().isfinite().all()):
+    if mean.numel() and not all(math.isfinite(end) for end in mean.detach().aminmax()):  # takes no memory
         raise InputError(f"{name}: has NaN or infinity; remove those samples")
