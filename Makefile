@@ -48,8 +48,12 @@ format: install  ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: install  ## speed, side by side
-	$(BIN)/python benchmarks/black_box.py
+BENCHMARKS := black_box centroids white_box class_sums mahalanobis metrics grey_box tuning importing
+
+bench: install  ## speed and memory, side by side, and docs/performance.md: a quarter of an hour on an idle machine
+	-$(PIP) --no-deps pytorch-ood
+	for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py --json build/bench/$$name.json || exit 1; done
+	$(BIN)/python benchmarks/page.py
 
 docs: install  ## the documentation as a site, in build/site; a warning is an error
 	$(BIN)/mkdocs build --strict

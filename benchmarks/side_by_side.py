@@ -38,6 +38,7 @@ class Row:
     ratio: float  # ours/theirs where `most` is set, theirs/ours where `least` is
     most: float | None = None  # the ratio may be at most this
     least: float | None = None  # or must be at least this
+    sense: str = "most"  # or "least": which way the ratio goes
     memory: float | None = None  # MB that ours needed beyond input and output, at its peak
     note: str = ""
 
@@ -101,7 +102,7 @@ def compare(
         made.append(
             Row(
                 case, torch.get_num_threads(), name, statistics.median(taken["ours"]), statistics.median(theirs), ratio,
-                **{sense: limit}, memory=peak, note=note,
+                **{sense: limit}, sense=sense, memory=peak, note=note,
             )
         )  # fmt: skip
     return made
@@ -145,7 +146,8 @@ def _size(result: Any) -> int:
 
 
 def main(title: str, cases: Callable[[], Iterator[Row]]) -> None:
-    """Print the rows as they come; `--json FILE` keeps them for docs/performance.md."""
+    """Print the rows as they come; `--json FILE` keeps them, and the script's docstring, for docs/performance.md."""
+    about = (sys.modules["__main__"].__doc__ or "").partition("\n\npython ")[0].strip()
     parser = argparse.ArgumentParser(description=title)
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     options = parser.parse_args()
@@ -163,4 +165,6 @@ def main(title: str, cases: Callable[[], Iterator[Row]]) -> None:
         sys.stdout.flush()
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps({"title": title, "rows": [asdict(row) for row in kept]}, indent=1))
+        options.json.write_text(
+            json.dumps({"title": title, "about": about, "rows": [asdict(row) for row in kept]}, indent=1)
+        )
