@@ -48,7 +48,7 @@ format: install  ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-BENCHMARKS := black_box centroids white_box class_sums mahalanobis metrics grey_box tuning importing
+BENCHMARKS := black_box centroids white_box class_sums mahalanobis metrics grey_box tuning memory importing
 
 bench: install  ## speed and memory, side by side, and docs/performance.md: a quarter of an hour on an idle machine
 	-$(PIP) --no-deps pytorch-ood

@@ -23,6 +23,7 @@ SCRIPTS = (
     "metrics",
     "grey_box",
     "tuning",
+    "memory",
     "importing",
 )
 

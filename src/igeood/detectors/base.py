@@ -5,6 +5,7 @@ import itertools
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -192,9 +193,10 @@ class Detector(ABC):
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.params().items())})"
 
 
-def parameter_names(kind: type[Detector]) -> list[str]:
+@cache
+def parameter_names(kind: type[Detector]) -> tuple[str, ...]:
     """Names of a detector's constructor arguments."""
-    return [name for name in inspect.signature(kind).parameters if name != "self"]
+    return tuple(name for name in inspect.signature(kind).parameters if name != "self")
 
 
 def warn_of_probabilities(logits: Tensor) -> None:

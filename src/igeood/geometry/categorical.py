@@ -106,7 +106,7 @@ def distance_sum(logits: Tensor, centroids: Tensor, temperature: float = 1.0) ->
     """
     _check_pairs(logits, centroids, "distance_sum")
     check_temperature(temperature)
-    fast = fused.distance_sums(logits, sphere(centroids), temperature)
+    fast = fused.distance_sums(logits, centroids, temperature)
     return pairwise_distance(logits, centroids, temperature, lambda d: d.sum(dim=1)) if fast is None else fast
 
 

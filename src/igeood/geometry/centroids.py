@@ -112,7 +112,7 @@ def stream_centroids(
         if number % _PATIENCE == 0:
             trial = polish(points, search, unfinished)
         else:
-            trial = search.sums.nearest if number in _SNAPS else search.propose()
+            trial = points.nearest(search.centre) if number in _SNAPS else search.propose()
         sums = points.sums(trial)
         search.note(trial, sums.gap(trial))
         if number not in _SNAPS:

@@ -8,7 +8,6 @@ the compiler turns every loop over samples into vector instructions.
 import importlib.util
 import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -16,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from igeood.geometry.sphere import sphere
+
 MOST_CLASSES = 32  # above, a library's matrix product is faster
 FEWEST_SAMPLES = 2048  # below, there is nothing to gain
-_A_THREAD = 16_384  # samples: fewer are done before a thread has started
 _BLOCK = 128  # samples: their points fit the first cache
 _NEAR = 1.0 - 1e-9  # nearer pairs are measured by their chord, as in `sphere_distances`
 _HALF_PI = 0.5 * math.pi
@@ -36,30 +36,27 @@ _ASIN = (
 Kernel = Callable[[Any, Any, float, Any], None]
 
 
-def distance_sums(logits: Tensor, centres: Tensor, temperature: float) -> Tensor | None:
-    """Sum of the distances to centres (K, C) of the sphere, (N,) float64; None where this way is closed or no faster.
+def distance_sums(logits: Tensor, centroids: Tensor, temperature: float) -> Tensor | None:
+    """Sum of the Fisher–Rao distances to all centroids, (N,) float64; None where this way is closed or no faster.
 
     Parameters
     ----------
     logits : Tensor
         (N, C).
-    centres : Tensor
-        (K, C) points of the sphere.
+    centroids : Tensor
+        (K, C) log-probabilities.
     temperature : float
         Of the logits' softmax.
     """
-    few = max(centres.shape) <= MOST_CLASSES and len(logits) >= FEWEST_SAMPLES
-    plain = logits.requires_grad or centres.requires_grad or logits.device.type != "cpu" or temperature < 1e-100
-    if not few or plain or not installed() or not bool(logits.sum().isfinite()):
+    few = max(centroids.shape) <= MOST_CLASSES and len(logits) >= FEWEST_SAMPLES
+    plain = logits.requires_grad or centroids.requires_grad or logits.device.type != "cpu" or temperature < 1e-100
+    if not few or plain or not installed():
         return None
-    rows, targets, out = logits.contiguous().numpy(), centres.contiguous().numpy(), np.empty(len(logits))
-    run, slope, threads = _kernel(), 0.5 / temperature, min(torch.get_num_threads(), len(rows) // _A_THREAD)
-    if threads < 2:
-        run(rows, targets, slope, out)
-    else:
-        cuts = np.linspace(0, len(rows), threads + 1).astype(int)
-        with ThreadPoolExecutor(threads) as pool:  # the loop runs without the interpreter's lock
-            list(pool.map(lambda a, b: run(rows[a:b], targets, slope, out[a:b]), cuts[:-1], cuts[1:]))
+    rows, targets, out = logits.contiguous().numpy(), sphere(centroids).numpy(), np.empty(len(logits))
+    with np.errstate(all="ignore"):
+        if not np.isfinite(rows.sum()):  # masked classes, and what is wrong, are the plain path's
+            return None
+    _kernel()(rows, targets, 0.5 / temperature, out)
     return torch.from_numpy(out)
 
 

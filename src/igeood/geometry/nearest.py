@@ -116,7 +116,7 @@ def _plan(offsets: Tensor, n_rows: int) -> tuple[Tensor, list[_Block]]:
         choice[_steepest(n * m) * error * math.sqrt(n_channels) <= _TOLERANCE] = number
     blocks, first = [], 0
     for (n, m), count in zip(kinds, choice.bincount(minlength=len(kinds)).tolist(), strict=True):
-        width = max(1, min(512, (1 << 21) // ((n * m + 1) * n_classes)) if n else min(32, (1 << 14) // n_classes))
+        width = max(1, min(512, (1 << 20) // ((n * m + 1) * n_classes)) if n else min(32, (1 << 14) // n_classes))
         blocks += [_Block(i, min(i + width, first + count), n, m) for i in range(first, first + count, width)]
         first += count
     return choice.argsort(stable=True), blocks
@@ -232,11 +232,9 @@ def _settle(total: Tensor, bound: Tensor, x: Tensor, means: Tensor, scale: Tenso
     lower = total - bound
     best, nearest = total.add_(bound).min(dim=1)
     left = ~(lower > best[:, None])  # (N, C); a sum that overflowed is left open
-    rows = (left.sum(dim=1) > 1).nonzero()[:, 0]
-    if len(rows):
-        pairs = left[rows].nonzero()  # (M, 2)
+    for rows in (left.sum(dim=1) > 1).nonzero()[:, 0].split(256):  # of many classes left open, their pairs are many
+        row, label = left[rows].nonzero().T
         squares = means.new_full((len(rows), len(means)), math.inf)
-        row, label = pairs.T
         squares[row, label] = squared_sums(x, means, scale, rows[row], label)
         nearest[rows] = squares.argmin(dim=1)
     return nearest

@@ -39,22 +39,10 @@ class CentroidSums:
     angle: Tensor  # (C,) Σ θ: half the objective of Eq. 3, times the class's size
     count: Tensor  # (C,) number of samples
     coincident: Tensor  # (C,) those on the centre itself: they are in neither `pull` nor `weight`
-    nearest_angle: Tensor  # (C,) the smallest θ that is not coincident
-    nearest: Tensor  # (C, C) its sample
     octaves: Tensor  # (C, _OCTAVES) number of samples in each octave of θ, ascending
 
     def __add__(self, other: "CentroidSums") -> "CentroidSums":
-        closer = other.nearest_angle < self.nearest_angle
-        return CentroidSums(
-            self.pull + other.pull,
-            self.weight + other.weight,
-            self.angle + other.angle,
-            self.count + other.count,
-            self.coincident + other.coincident,
-            torch.where(closer, other.nearest_angle, self.nearest_angle),
-            torch.where(closer[:, None], other.nearest, self.nearest),
-            self.octaves + other.octaves,
-        )
+        return CentroidSums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     def _tangent(self, centre: Tensor) -> tuple[Tensor, Tensor]:
         """Σ u at the centre, and its length."""
@@ -215,9 +203,21 @@ class Points:
         if self._wanted is not None and torch.equal(self._wanted, classes):
             return
         self._wanted = classes
-        if self._kept is not None:
-            parts = [(points, labels, classes[labels]) for points, labels in self._kept]
-            self._kept = [(points[rows], labels[rows]) for points, labels, rows in parts if bool(rows.any())]
+        for number, (points, labels) in enumerate(self._kept or ()):
+            rows = classes[labels]
+            if self._kept is not None and not bool(rows.all()):
+                self._kept[number] = (points[rows], labels[rows])  # one at a time: two copies would be much
+
+    def nearest(self, centre: Tensor) -> Tensor:
+        """For each centre (C, C) the nearest sample of its class that is not on it; where there is none, itself."""
+        found, least = centre.clone(), centre.new_full((len(centre),), torch.inf)
+        for points, labels in self:
+            half = _apart(points, labels, centre)[1]
+            half.masked_fill_(half <= 0.5 * _COINCIDENT, torch.inf)
+            closest = least.scatter_reduce(0, labels, half, "amin")
+            rows = ((half == closest[labels]) & (closest < least)[labels]).nonzero()[:, 0]
+            found[labels[rows]], least = points[rows], closest
+        return found
 
     def sums(self, centre: Tensor) -> CentroidSums:
         """One Weiszfeld pass at the centres (C, C)."""
@@ -255,27 +255,28 @@ def _join(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return torch.cat([logits for logits, _ in parts]), torch.cat([labels for _, labels in parts])
 
 
+def _apart(points: Tensor, labels: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
+    """Differences (n, C) of points from their class's centre, and the sines of half their angles, (n,)."""
+    diff = centre.index_select(0, labels)
+    torch.sub(points, diff, out=diff)
+    return diff, (0.5 * torch.linalg.vector_norm(diff, dim=1)).clamp_(max=1.0)
+
+
 def _chunk_sums(points: Tensor, labels: Tensor, centre: Tensor) -> CentroidSums:
     """Sums of points (n, C) that are sorted by their labels (n,)."""
     n_classes = len(centre)
-    diff = centre.index_select(0, labels)
-    torch.sub(points, diff, out=diff)  # (n, C)
-    angle = 2.0 * torch.asin((0.5 * torch.linalg.vector_norm(diff, dim=1)).clamp_(max=1.0))  # (n,)
+    diff, half = _apart(points, labels, centre)
+    angle = 2.0 * torch.asin(half)
     on_centre = angle <= _COINCIDENT
+    sine = 2.0 * half * (1.0 - half * half).sqrt_()
     safe = angle.masked_fill(on_centre, torch.inf)
     octave = torch.frexp(angle.clamp(min=_TINY)).exponent.long().add_(_OCTAVES - 2).clamp_(0, _OCTAVES - 1)
-    nearest_angle = safe.new_full((n_classes,), torch.inf).scatter_reduce_(0, labels, safe, "amin")
-    winners = (safe == nearest_angle[labels]).nonzero(as_tuple=True)[0]
-    nearest = centre.clone()
-    nearest[labels[winners]] = points[winners]
     return CentroidSums(
-        pull=class_sums(diff, labels, n_classes, torch.sin(angle).masked_fill_(on_centre, torch.inf).reciprocal_()),
+        pull=class_sums(diff, labels, n_classes, sine.masked_fill_(on_centre, torch.inf).reciprocal_()),
         weight=torch.bincount(labels, safe.reciprocal(), n_classes),
         angle=torch.bincount(labels, angle, n_classes),
         count=torch.bincount(labels, minlength=n_classes).to(angle.dtype),
         coincident=torch.bincount(labels, on_centre, n_classes).to(angle.dtype),
-        nearest_angle=nearest_angle,
-        nearest=nearest,
         octaves=torch.bincount(labels * _OCTAVES + octave, minlength=n_classes * _OCTAVES).view(n_classes, _OCTAVES),
     )
 
