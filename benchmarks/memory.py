@@ -59,7 +59,7 @@ def state(sums: features.ClassSums) -> list[torch.Tensor]:
 def cases() -> Iterator[Row]:
     ctypes.CDLL(None).mallopt(
         -3, 1 << 20
-    )  # blocks of 1 MB and more go back when they are freed: they alone are counted
+    )  # freed blocks of 1 MB and more go back at once
     for number in threads():
         families = (of_logits(20_000, 1000), of_logits(80_000, 100), of_logits(2_000_000, 10))
         for name, job in chain(*families, of_features(20_000, 1000, 2048), of_scores(4_000_000)):

@@ -232,7 +232,9 @@ def _settle(total: Tensor, bound: Tensor, x: Tensor, means: Tensor, scale: Tenso
     lower = total - bound
     best, nearest = total.add_(bound).min(dim=1)
     left = ~(lower > best[:, None])  # (N, C); a sum that overflowed is left open
-    for rows in (left.sum(dim=1) > 1).nonzero()[:, 0].split(256):  # of many classes left open, their pairs are many
+    several = (left.sum(dim=1) > 1).nonzero()[:, 0]
+    for start in range(0, len(several), 256):  # the pairs can be many
+        rows = several[start : start + 256]
         row, label = left[rows].nonzero().T
         squares = means.new_full((len(rows), len(means)), math.inf)
         squares[row, label] = squared_sums(x, means, scale, rows[row], label)
