@@ -37,9 +37,13 @@ class CentroidSums:
     pull: Tensor  # (C, C) Σ u, up to multiples of the centre
     weight: Tensor  # (C,) Σ 1/θ
     angle: Tensor  # (C,) Σ θ: half the objective of Eq. 3, times the class's size
-    count: Tensor  # (C,) number of samples
     coincident: Tensor  # (C,) those on the centre itself: they are in neither `pull` nor `weight`
     octaves: Tensor  # (C, _OCTAVES) number of samples in each octave of θ, ascending
+
+    @property
+    def count(self) -> Tensor:
+        """Number of samples of each class, (C,)."""
+        return self.octaves.sum(dim=1).to(self.angle.dtype)
 
     def __add__(self, other: "CentroidSums") -> "CentroidSums":
         return CentroidSums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -275,8 +279,7 @@ def _chunk_sums(points: Tensor, labels: Tensor, centre: Tensor) -> CentroidSums:
         pull=class_sums(diff, labels, n_classes, sine.masked_fill_(on_centre, torch.inf).reciprocal_()),
         weight=torch.bincount(labels, safe.reciprocal(), n_classes),
         angle=torch.bincount(labels, angle, n_classes),
-        count=torch.bincount(labels, minlength=n_classes).to(angle.dtype),
-        coincident=torch.bincount(labels, on_centre, n_classes).to(angle.dtype),
+        coincident=torch.bincount(labels[on_centre], minlength=n_classes).to(angle.dtype),
         octaves=torch.bincount(labels * _OCTAVES + octave, minlength=n_classes * _OCTAVES).view(n_classes, _OCTAVES),
     )
 
