@@ -32,7 +32,9 @@ def test_all_scripts_are_run_and_shown(load):
     assert sorted(listed) == sorted(load("page").SCRIPTS) == SCRIPTS
     shown = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     for name in SCRIPTS:
-        title = re.search(r'main\("(.*?)", cases\)', (ROOT / "benchmarks" / f"{name}.py").read_text(encoding="utf-8"))[1]
+        title = re.search(r'main\("(.*?)", cases\)', (ROOT / "benchmarks" / f"{name}.py").read_text(encoding="utf-8"))[
+            1
+        ]
         assert f"## {title}\n" in shown
 
 

@@ -136,7 +136,23 @@ def assigned(net):
     net.load_state_dict({name: value.clone() for name, value in small(7).state_dict().items()}, assign=True)
 
 
-@pytest.mark.parametrize("change", [trained_on, by_data, new_parameter, new_module, assigned])
+def hooked(net):
+    net.conv1.register_forward_hook(lambda _, __, out: out * 0.5)
+
+
+def another_eps(net):
+    net.bn1.eps = 1.0
+
+
+def another_forward(net):
+    first = net.forward
+    net.forward = lambda x: first(x) * 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [trained_on, by_data, new_parameter, new_module, assigned, hooked, another_eps, another_forward],
+)
 def test_it_follows_the_model(change):
     """A stand-in with weights of yesterday would lie without a word."""
     net, x = small(), images(8)

@@ -135,11 +135,8 @@ class Reader:
             raise InputError("model: its weights are on the meta device, which holds no values; load them first")
         self._dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
 
-    def __call__(self, batch: Batch, *, labels: bool = False, first: int | None = None) -> Outputs:
-        """Outputs of one batch, with its labels if they are wanted; differentiable where gradients are on.
-
-        `first` is as in `Outputs`.
-        """
+    def __call__(self, batch: Batch, *, labels: bool = False) -> Outputs:
+        """Outputs of one batch, with its labels if they are wanted; differentiable where gradients are on."""
         self._seen.clear()
         self._layout, self._samples = None, len(batch)
         ready = self.place(batch)
@@ -148,7 +145,7 @@ class Reader:
         if missing:
             raise InputError(f"layers: {missing[0]!r} is not called in the model's forward pass; name another")
         features = {layer: self._seen[layer] for layer in self.layers}
-        return Outputs(logits, features, batch.labels if labels else None, first=first)
+        return Outputs(logits, features, batch.labels if labels else None)
 
     def place(self, batch: Batch) -> Batch:
         """The batch where the model is, in its precision."""

@@ -55,7 +55,6 @@ class Folded(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         tensors = [*model.parameters(), *model.buffers()]
-        self._made_of = [*model.modules(), *tensors]
         self.net = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors}).eval()
         self._pairs = []
         for names in list(_pairs(self.net)):
@@ -64,11 +63,6 @@ class Folded(nn.Module):
                 _replace(self.net, names[0], pair)
                 _replace(self.net, names[1], nn.Identity())
                 self._pairs.append(pair)
-
-    def is_of(self, model: nn.Module) -> bool:
-        """Whether the model has still the modules and the tensors that this was made of."""
-        now = [*model.modules(), *model.parameters(), *model.buffers()]
-        return len(now) == len(self._made_of) and all(a is b for a, b in zip(now, self._made_of, strict=True))
 
     def renew(self) -> None:
         """Fold the weights as they are now."""
@@ -79,6 +73,30 @@ class Folded(nn.Module):
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         """What the model returns."""
         return self.net(*map(_channels_last, inputs), **{name: _channels_last(v) for name, v in keywords.items()})
+
+
+def parts(model: nn.Module) -> list[Any]:
+    """What a stand-in is made of beside the values of weights: modules, tensors, hooks and attributes."""
+    found: list[Any] = []
+    for module in model.modules():
+        found.append(module)
+        for name, value in vars(module).items():
+            if isinstance(value, dict):
+                found += value.values()
+            elif isinstance(value, Tensor) and not value.is_inference():
+                found += [value, value._version]
+            elif name != "training":
+                found.append(value)
+    return found
+
+
+def unchanged(before: list[Any], now: list[Any]) -> bool:
+    """Whether two lists of `parts` are of a model that has stayed as it was."""
+    if len(before) != len(now):
+        return False
+    plain = (bool, int, float, str, tuple)
+    pairs = zip(before, now, strict=True)
+    return all(a is b or (isinstance(a, plain) and type(a) is type(b) and a == b) for a, b in pairs)
 
 
 class _Pair(nn.Module):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from igeood.detectors import Detector
 from igeood.errors import InputError
 from igeood.extraction import Batch, Layers, Reader, batches, reading, resolve_layers
-from igeood.folding import Folded, stand_in
+from igeood.folding import Folded, parts, stand_in, unchanged
 from igeood.outputs import Keys, Outputs, recut, row_keys
 from igeood.perturbation import (
     Attack,
@@ -25,7 +25,6 @@ from igeood.perturbation import (
     signed_step,
 )
 
-STEP_ROWS = 64  # samples whose gradient is taken at a time: autograd keeps every activation of theirs
 _NO_KEYS: Keys = np.empty(0, dtype=np.uint64)
 Select = Callable[[Keys], Tensor]  # keys → which rows, (N,) bool
 
@@ -162,7 +161,7 @@ class ModelInputs:
             hint = f"; did you mean method={model!r}?" if isinstance(model, str) else ""
             raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}{hint}")
         self.model, self.epsilon, self.fold = model, epsilon, fold
-        self._folded: tuple[nn.Module, Folded | None] | None = None  # of which model, and its stand-in if there is one
+        self._folded: tuple[list[Any], Folded | None] | None = None  # the model's parts, and its stand-in if it has one
         self.mean = None if mean is None else check_channels(mean, "mean")
         self.std = check_channels(std, "std", positive=True)
         self._wanted = layers
@@ -203,22 +202,17 @@ class ModelInputs:
         if not any(epsilons):
             clean = reader(batch, labels=labels)
             return clean, [clean] * len(epsilons)
-        if len(batch) <= STEP_ROWS:
-            return self._step(reader, batch, detector, epsilons)
-        starts = range(0, len(batch), STEP_ROWS)
-        pieces = [self._step(reader, batch[slice(i, i + STEP_ROWS)], detector, epsilons, i) for i in starts]
-        cleans, stepped = zip(*pieces, strict=True)
-        return Outputs.concat(cleans), [Outputs.concat(parts) for parts in zip(*stepped, strict=True)]
+        return self._step(reader, batch, detector, epsilons)
 
     def _step(
-        self, reader: Reader, batch: Batch, detector: Detector, epsilons: Sequence[float], first: int | None = None
+        self, reader: Reader, batch: Batch, detector: Detector, epsilons: Sequence[float]
     ) -> tuple[Outputs, list[Outputs]]:
         """One forward pass gives the clean outputs and the gradient, which all sizes share; no step, no second pass."""
         made: list[Outputs] = []
         targets: list[tuple[str, ...] | None] = []
 
         def objectives(x: Tensor) -> list[Tensor]:
-            made[:] = [reader(batch.with_x(x), first=first)]
+            made[:] = [reader(batch.with_x(x))]
             steps = detector.step_scores(detector.read(made[0]))
             targets[:] = [layers for _, layers in steps]
             return [score for score, _ in steps]
@@ -228,7 +222,7 @@ class ModelInputs:
 
         def after(epsilon: float) -> Outputs:
             moved = (signed_step(batch.x, gradient, -epsilon, self.std) for gradient in gradients)
-            return _merge(clean, [reader(batch.with_x(x), first=first) for x in moved], targets)
+            return _merge(clean, [reader(batch.with_x(x)) for x in moved], targets)
 
         return clean, [after(epsilon) if epsilon else clean for epsilon in epsilons]
 
@@ -241,10 +235,10 @@ class ModelInputs:
             with reading(model) as reader, torch.no_grad():
                 return reader(batch[slice(0, 2)]).logits
 
-        of, folded = self._folded or (None, None)
-        if of is not self.model or (folded is not None and not folded.is_of(self.model)):
-            folded = stand_in(self.model, logits)
-            self._folded = self.model, folded
+        now = parts(self.model)
+        if self._folded is None or not unchanged(self._folded[0], now):
+            self._folded = now, stand_in(self.model, logits)
+        folded = self._folded[1]
         if folded is None:
             return self.model
         folded.renew()

@@ -306,3 +306,23 @@ def test_one_class_of_many_channels_and_one_channel(make):
     outputs = Outputs(data.train, {"one": torch.randn(60, 1, generator=torch.Generator().manual_seed(0))}, data.labels)
     for kind in (IgeoodFeatures, Mahalanobis):
         assert kind().fit(outputs).score(outputs).isfinite().all()
+
+
+def test_batches_may_come_in_the_same_memory(known):
+    """Batches are read one at a time: a caller that fills one buffer again and again is right to do so."""
+    one = Outputs(known.train.logits[:40].clone(), {k: v[:40].clone() for k, v in known.train.features.items()},
+                  known.train.labels[:40].clone())  # fmt: skip
+
+    def refilled():
+        for start in range(0, 400, 40):
+            rows = slice(start, start + 40)
+            one.logits.copy_(known.train.logits[rows])
+            one.labels.copy_(known.train.labels[rows])
+            for layer, values in one.features.items():
+                values.copy_(known.train.features[layer][rows])
+            yield one
+
+    found, expected = igeood.IgeoodFeatures().fit_batches(refilled()), igeood.IgeoodFeatures().fit(known.train)
+    for layer, mean in expected.mean_.items():
+        torch.testing.assert_close(found.mean_[layer], mean, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(found.std_[layer], expected.std_[layer], rtol=1e-10, atol=0)

@@ -294,3 +294,14 @@ def test_a_class_that_is_finished_first_is_not_moved_by_the_others():
         alone = centroids(torch.cat([own, own[:1].expand(5, 6)]), torch.tensor([0] * len(own) + [1, 2, 3, 4, 5]), 6)[0]
         cost = [categorical.distance(own, c).mean().item() for c in (found[label], alone)]
         assert cost[0] == pytest.approx(cost[1], rel=2e-7)
+
+
+def test_a_path_fits_classes_of_few_samples_and_extreme_temperatures():
+    """Two samples have no unique centroid, so nothing is interpolated between theirs."""
+    generator = torch.Generator().manual_seed(0)
+    logits, labels = torch.randn(10, 5, dtype=torch.float64, generator=generator) * 4, torch.arange(10) % 5
+    path = categorical.CentroidPath(logits, labels, 5)
+    for temperature in (1.7, 1e-3, 1e9, 1e300, 40.0):
+        alone = centroids(logits, labels, 5, temperature)
+        cost = [categorical.distance(logits / temperature, c[labels]).sum().item() for c in (path(temperature), alone)]
+        assert cost[0] == pytest.approx(cost[1], rel=1e-6, abs=1e-12)

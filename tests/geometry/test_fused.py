@@ -20,11 +20,6 @@ def confident(n, n_classes, margin, dtype=torch.float64):
     return logits
 
 
-@pytest.fixture(autouse=True)
-def for_any_number_of_samples(monkeypatch):
-    monkeypatch.setattr(fused, "FEWEST_SAMPLES", 1)
-
-
 @pytest.mark.parametrize("n_classes", [2, 3, 10, 32])
 @pytest.mark.parametrize("margin", [0.0, 3.0, 12.0, 30.0, 300.0])
 @pytest.mark.parametrize("temperature", [0.1, 1.0, 7.3, 1000.0])
@@ -60,23 +55,43 @@ def test_the_sum_uses_it_and_stays_itself_without(monkeypatch):
     torch.testing.assert_close(categorical.distance_sum(logits, centroids), fast, rtol=1e-12, atol=0)
 
 
-def test_it_steps_aside(monkeypatch):
+def test_a_sample_has_the_same_score_alone_as_among_others():
+    logits, centroids = confident(3000, 10, 4.0), categorical.log_softmax(confident(10, 10, 4.0))
+    whole = categorical.distance_sum(logits, centroids)
+    for size in (1, 77):
+        assert torch.equal(torch.cat([categorical.distance_sum(f, centroids) for f in logits.split(size)]), whole)
+
+
+def test_masked_classes_and_huge_logits():
     logits, centroids = confident(50, 10, 4.0), categorical.log_softmax(confident(10, 10, 4.0))
     masked = logits.clone()
-    masked[3, 4] = -torch.inf
-    assert torch.equal(categorical.distance_sum(masked, centroids), plain(masked, centroids))
-    huge = logits * 1e307
-    assert torch.equal(categorical.distance_sum(huge, centroids), plain(huge, centroids))
+    masked[3, 4] = masked[5, :9] = -torch.inf
+    for f in (masked, logits * 1e307, logits * 1e-307):
+        found = fused.distance_sums(f, centroids, 1.0)
+        torch.testing.assert_close(found, plain(f, centroids), rtol=1e-12, atol=0)
+
+
+def test_it_steps_aside(monkeypatch):
+    logits, centroids = confident(50, 10, 4.0), categorical.log_softmax(confident(10, 10, 4.0))
     moved = logits.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(categorical.distance_sum(moved, centroids).sum(), moved)
     assert bool(gradient.isfinite().all())
     assert float(gradient.abs().max()) > 0
+    for value in (torch.nan, torch.inf):
+        bad = logits.clone()
+        bad[7, 1] = value
+        with pytest.raises(InputError, match="NaN"):
+            categorical.distance_sum(bad, centroids)
     bad = logits.clone()
-    bad[7, 1] = torch.nan
+    bad[7] = -torch.inf
     with pytest.raises(InputError, match="NaN"):
         categorical.distance_sum(bad, centroids)
+    for dtype in (torch.float16, torch.bfloat16):
+        half = logits.to(dtype)
+        assert torch.equal(categorical.distance_sum(half, centroids), plain(half, centroids))
     wide = confident(50, 33, 4.0)
     assert fused.distance_sums(wide, wide[:33], 1.0) is None
     assert fused.distance_sums(logits, centroids, 1e-300) is None
-    monkeypatch.setattr(fused, "FEWEST_SAMPLES", 51)
+    assert fused.distance_sums(logits[:0], centroids, 1.0) is None
+    monkeypatch.setattr(fused, "installed", lambda: False)
     assert fused.distance_sums(logits, centroids, 1.0) is None

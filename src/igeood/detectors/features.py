@@ -118,9 +118,13 @@ def _gathered(batches: Iterable[Outputs]) -> Iterator[Outputs]:
     for batch in batches:
         if not batch.features or batch.labels is None:
             raise InputError("outputs: no features to learn from; give Outputs(logits, features, labels)")
-        held.append(Outputs.checked(batch.logits[:0].clone(), batch.features, batch.labels, batch.numpy))
         rows += len(batch)
-        if rows >= 4 * max(256, batch.n_classes) or rows * sum(f.shape[1] for f in batch.features.values()) >= HELD:
+        full = rows >= 4 * max(256, batch.n_classes) or rows * sum(f.shape[1] for f in batch.features.values()) >= HELD
+        features, labels = batch.features, batch.labels
+        if not full:  # what is held is a copy: the caller may use its memory again
+            features, labels = {layer: f.clone() for layer, f in features.items()}, labels.clone()
+        held.append(Outputs.checked(batch.logits[:0].clone(), features, labels, batch.numpy))
+        if full:
             joined, held, rows = Outputs.concat(held), [], 0
             yield joined
     if held:

@@ -19,6 +19,7 @@ from igeood.outputs import check_logits
 
 _PATIENCE = 60  # passes after which unfinished classes are finished another way
 _A_DECADE = 8  # temperatures that a path is fitted at
+_FEWEST_INTERPOLATED = 8  # samples in a class
 _MOST_INTERPOLATED = 256  # classes: 30 temperatures are 16 MB
 _SNAPS = frozenset([4, 8, *range(16, 10_000, 16)])  # passes at which the nearest sample is tried as the centre
 
@@ -177,9 +178,9 @@ def retemper(centroids: Tensor, fitted_at: float, temperature: float) -> Tensor:
 class CentroidPath:
     """Centroids (Eq. 3) of the same samples at one temperature after another: each fit makes the next ones cheaper.
 
-    From temperature 1 on they are interpolated, as logits and in log T, between six fitted temperatures, eight a
-    decade. Below, where a class's centroid can be a vertex of the simplex, and for so many classes that the fitted ones
-    would fill the memory, each is fitted, from where the one before was found.
+    From temperature 1 to a million they are interpolated, as logits and in log T, between six fitted temperatures,
+    eight a decade. Others are fitted, from where the one before was found: below 1 a class's centroid can be a vertex
+    of the simplex, a few samples may have no unique one, and those of many classes would fill the memory.
 
     Parameters
     ----------
@@ -189,6 +190,8 @@ class CentroidPath:
 
     def __init__(self, logits: Tensor, labels: Tensor, n_classes: int) -> None:
         self._data = (logits, labels, n_classes)
+        fewest = int(torch.bincount(labels.long(), minlength=n_classes).min())
+        self._smooth = fewest >= _FEWEST_INTERPOLATED and n_classes <= _MOST_INTERPOLATED
         self._fitted: dict[int, Tensor] = {}  # (C, C) logits, at 10^(i/8)
         self._latest: Tensor | None = None
 
@@ -196,7 +199,7 @@ class CentroidPath:
         """Centroids at a temperature, (C, C) log-probabilities."""
         check_temperature(temperature)
         place = _A_DECADE * math.log10(temperature)
-        if place >= 0 and self._data[2] <= _MOST_INTERPOLATED:
+        if self._smooth and 0 <= place <= _A_DECADE * 6:
             around = range(math.floor(place) - 2, math.floor(place) + 4)
             for i in around:
                 self._reach(i)

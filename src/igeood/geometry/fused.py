@@ -18,7 +18,6 @@ from torch import Tensor
 from igeood.geometry.sphere import sphere
 
 MOST_CLASSES = 32  # above, a library's matrix product is faster
-FEWEST_SAMPLES = 2048  # below, there is nothing to gain
 _BLOCK = 128  # samples: their points fit the first cache
 _NEAR = 1.0 - 1e-9  # nearer pairs are measured by their chord, as in `sphere_distances`
 _HALF_PI = 0.5 * math.pi
@@ -39,6 +38,8 @@ Kernel = Callable[[Any, Any, float, Any], None]
 def distance_sums(logits: Tensor, centroids: Tensor, temperature: float) -> Tensor | None:
     """Sum of the Fisher–Rao distances to all centroids, (N,) float64; None where this way is closed or no faster.
 
+    Which way is taken does not depend on the number of samples: one gets the same score alone as among others.
+
     Parameters
     ----------
     logits : Tensor
@@ -48,14 +49,13 @@ def distance_sums(logits: Tensor, centroids: Tensor, temperature: float) -> Tens
     temperature : float
         Of the logits' softmax.
     """
-    few = max(centroids.shape) <= MOST_CLASSES and len(logits) >= FEWEST_SAMPLES
+    few = len(logits) > 0 and max(centroids.shape) <= MOST_CLASSES
     plain = logits.requires_grad or centroids.requires_grad or logits.device.type != "cpu" or temperature < 1e-100
-    if not few or plain or not installed():
+    if not few or plain or logits.dtype not in (torch.float32, torch.float64) or not installed():
         return None
     rows, targets, out = logits.contiguous().numpy(), sphere(centroids).numpy(), np.empty(len(logits))
-    with np.errstate(all="ignore"):
-        if not np.isfinite(rows.sum()):  # masked classes, and what is wrong, are the plain path's
-            return None
+    if not np.isfinite(rows.max()) or (rows.min() == -np.inf and not np.isfinite(rows.max(axis=1)).all()):
+        return None  # the plain path has the right words
     _kernel()(rows, targets, 0.5 / temperature, out)
     return torch.from_numpy(out)
 
@@ -127,7 +127,7 @@ def _sums(logits: Any, centres: Any, slope: float, out: Any) -> None:  # noqa: C
                 sine = w + w * z * value
                 power[i] = far * (_HALF_PI - sine) + near * 2.0 * sine
                 total[i] += power[i]
-            if inner.max() > _NEAR:
+            if inner[:size].max() > _NEAR:
                 for i in range(size):
                     if inner[i] > _NEAR:
                         chord = 0.0

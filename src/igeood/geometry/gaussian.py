@@ -118,6 +118,7 @@ def nearest_distance(x: Tensor, means: Tensor, std: Tensor) -> tuple[Tensor, Ten
         )
     _check_positive(std, "std")
     _check_finite(x, "x")
+    _check_finite(means, "means")
     dtype = result_dtype(x, means, std)
     scale = 1.0 / (_TWO_SQRT2 * wide(std))  # (k,)
     means = wide(means)

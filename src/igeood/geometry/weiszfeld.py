@@ -189,7 +189,7 @@ class Points:
     @classmethod
     def of(cls, batches: Batches, temperature: float, n: int, n_classes: int) -> "Points":
         """Points of n samples, kept if they are few enough."""
-        return cls(batches, temperature, keep=n * n_classes <= _KEPT)
+        return cls(batches, temperature, keep=n * (n_classes + 2) <= _KEPT)  # with labels
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return self._made() if self._kept is None else iter(self._kept)
