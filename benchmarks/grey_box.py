@@ -70,7 +70,7 @@ def cases() -> Iterator[Row]:
             x = torch.rand(n, 3, 32, 32, generator=torch.Generator().manual_seed(1))
             for kind, guard in guards(net, x):
                 folded, small = kind == "folded", "ResNet" in name
-                others = {"plain forward": (plain(net, x), "most", 2.6 if folded and small else None)}
+                others = {"plain forward": (plain(net, x), "most", 2.6 if small else None)}
                 if not folded:
                     others["by backward()"] = (lambda g=guard, x=x: by_backward(g, x), "least", None)
                 yield from compare(f"{name}, {kind}", lambda g=guard, x=x: g.score(x), others)

@@ -109,7 +109,6 @@ def much() -> Iterator[Row]:
         f"C = {n_classes}, k = {k}, N = 4,000",
         lambda: mahalanobis_distance(x, means, whitening),
         {"matmuls, float64": (lambda: (x.double() @ whitening) @ (means @ whitening).T, "most", None)},
-        number=3,
     )
 
 
