@@ -74,7 +74,7 @@ def cases() -> Iterator[Row]:
     for number in threads():
         for kind, x, labels, n_classes in samples():
             sums = ClassSums.of(x, labels, n_classes, full=True)
-            whitening = whiten(sums.covariance, sums.resolution)
+            whitening = whiten(sums.covariance)
             precision, part = (whitening @ whitening.T).float(), min(n_classes, TIMED)
             score, means = x[:2000].contiguous(), sums.mean.float()
             found, name = pytorch_ood(means, precision), "pytorch-ood"

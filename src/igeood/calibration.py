@@ -3,6 +3,9 @@
 `is_ood = score > threshold`. With n in-distribution calibration scores, exchangeable with those to come, the k-th
 smallest score as threshold keeps, on average over calibration sets, at least a share k/(n+1) of in-distribution
 samples; and the share that one calibration set keeps is at least a Beta(k, n+1−k) variable. Ties only raise it.
+
+Ties must stay ties: a sample scored again in another batch, thread or version may differ in its last digits. A guard's
+`Calibration` therefore takes all its scores as greater by a margin for rounding, which only keeps more.
 """
 
 import math
@@ -20,6 +23,9 @@ from igeood.outputs import Array, ArrayLike, as_kind, as_vector
 
 Guarantee = Literal["marginal", "tolerance"]
 
+ROUNDING = 1e-9  # of the scores' size: what rounding may change in a score, with room to spare
+_SMALLEST = 1e-12  # the same where scores are about 0, from values about 1
+
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
@@ -33,6 +39,8 @@ class Calibration:
         As in `threshold`.
     left_out : int
         Samples that were offered but not used, because tuning had seen them.
+    trained_on : int
+        Samples among those used that training had seen: with any, the threshold promises nothing.
     """
 
     scores: Tensor = field(repr=False)
@@ -40,6 +48,7 @@ class Calibration:
     guarantee: Guarantee = "marginal"
     confidence: float = 0.95
     left_out: int = 0
+    trained_on: int = 0
 
     def __post_init__(self) -> None:
         values, _ = as_vector(self.scores, "id_scores")
@@ -47,13 +56,36 @@ class Calibration:
         rank(len(values), self.tpr, self.guarantee, self.confidence)  # raises when there are too few
 
     @cached_property
+    def margin(self) -> float:
+        """What rounding may change in a score: threshold and p-values are those of the scores raised by it.
+
+        1e-9 of the score at the threshold or of the median size, the greater; one huge score does not matter.
+        """
+        size = max(abs(float(self.scores[self._place])), float(self.scores.abs().median()))
+        return ROUNDING * size + _SMALLEST if math.isfinite(size) else 0.0
+
+    @cached_property
     def threshold(self) -> float:
-        """`is_ood = score > threshold`."""
-        return float(self.scores[rank(len(self.scores), self.tpr, self.guarantee, self.confidence) - 1])
+        """`is_ood = score > threshold`: the k-th smallest score (`rank`), raised by the margin."""
+        return float(self._raised[self._place])
+
+    def p_values(self, scores: ArrayLike) -> Array:
+        """Conformal p-values (N,), as `p_values` with the margin: a score is above the threshold if p ≤ 1 − k/(n+1)."""
+        return p_values(self._raised, scores)
+
+    @cached_property
+    def _raised(self) -> Tensor:
+        return self.scores + self.margin
+
+    @cached_property
+    def _place(self) -> int:
+        return rank(len(self.scores), self.tpr, self.guarantee, self.confidence) - 1
 
     @property
     def promise(self) -> str:
         """What the threshold promises, in a sentence."""
+        if self.trained_on:
+            return f"nothing is promised: of {len(self.scores)} calibration samples {self.trained_on} were trained on"
         return promise(len(self.scores), self.tpr, self.guarantee, self.confidence)
 
 
@@ -84,7 +116,7 @@ def threshold(
     >>> threshold(range(1, 20), tpr=0.95)
     19.0
     """
-    values, _ = as_vector(list(id_scores) if isinstance(id_scores, range) else id_scores, "id_scores")
+    values, _ = as_vector(id_scores, "id_scores")
     k = rank(len(values), tpr, guarantee, confidence)
     return float(np.partition(values.numpy(), k - 1)[k - 1])
 
@@ -116,11 +148,11 @@ def needed_samples(tpr: float = 0.95, guarantee: Guarantee = "marginal", confide
     (19, 59)
     """
     share = exact_fraction(tpr, "tpr")
+    exact_fraction(confidence, "confidence")  # also where it is not used: it is kept beside the promise
     if guarantee == "marginal":
         return math.ceil(share / (1 - share))
     if guarantee != "tolerance":
         raise InputError(f"guarantee: expected 'marginal' or 'tolerance', got {guarantee!r}")
-    exact_fraction(confidence, "confidence")
     from scipy.stats import binom  # noqa: PLC0415 (slow to import)
 
     n = max(1, math.floor(math.log(1 - confidence) / math.log(tpr)))  # the closed form may be off by rounding
@@ -160,11 +192,11 @@ def p_values(id_scores: ArrayLike, scores: ArrayLike) -> Array:
     calibration, _ = as_vector(id_scores, "id_scores")
     values, is_numpy = as_vector(scores, "scores")
     if len(calibration) == 0:
-        raise InputError("id_scores: empty; p-values need calibration scores")
+        raise InputError("id_scores: empty; give calibration scores")
     below = np.searchsorted(np.sort(calibration.numpy()), values.numpy(), "left")
     n = len(calibration)
     result = torch.from_numpy((1.0 + (n - below)) / (n + 1.0))
-    return as_kind(result if is_numpy else result.to(getattr(scores, "device", "cpu")), is_numpy)
+    return as_kind(result.to(scores.device) if isinstance(scores, Tensor) else result, is_numpy)
 
 
 def benjamini_hochberg(p: ArrayLike, fdr: float = 0.05) -> Array:
@@ -191,9 +223,11 @@ def benjamini_hochberg(p: ArrayLike, fdr: float = 0.05) -> Array:
     values, is_numpy = as_vector(p, "p")
     if len(values) and not (float(values.min()) >= 0.0 and float(values.max()) <= 1.0):
         place = int(((values < 0) | (values > 1)).nonzero()[0])
-        raise InputError(f"p: p-values lie in [0, 1]; position {place} has {float(values[place])}")
+        raise InputError(
+            f"p: p-values lie in [0, 1]; position {place} has {float(values[place])}; make them with p_values"
+        )
     from scipy.stats import false_discovery_control  # noqa: PLC0415 (slow to import)
 
     adjusted: np.ndarray[Any, Any] = false_discovery_control(values.numpy()) if len(values) else values.numpy()
     called = torch.from_numpy(adjusted <= fdr)
-    return as_kind(called if is_numpy else called.to(getattr(p, "device", "cpu")), is_numpy)
+    return as_kind(called.to(p.device) if isinstance(p, Tensor) else called, is_numpy)

@@ -19,6 +19,7 @@ from igeood.geometry.precision import by_rows, chunk_rows, row_chunks, wide
 from igeood.outputs import Array, ArrayLike, Outputs
 
 DEAD = 1e-4  # a channel whose deviation is below this part of the layer's median has its deviation raised to it
+NOISE = (100.0 * 2.0**-23) ** 2  # a variance's share of the greatest that the rounding of a float32 network may make
 HELD = 1 << 22  # values of small batches that are held to be summed together
 
 
@@ -34,7 +35,6 @@ class ClassSums:
     origin: Tensor  # (k,)
     shift: Tensor  # (C, k)
     scatter: Tensor  # (k,) or (k, k)
-    resolution: float = 0.0  # of the features' floating-point type
 
     @classmethod
     def of(cls, features: Tensor, labels: Tensor, n_classes: int, *, full: bool = False) -> "ClassSums":
@@ -54,7 +54,7 @@ class ClassSums:
                 scatter.addmm_(part.T, part)
             else:
                 scatter += part.square_().sum(dim=0)
-        return cls(count, origin, shift, scatter, torch.finfo(x.dtype).eps)
+        return cls(count, origin, shift, scatter)
 
     def __add__(self, other: "ClassSums") -> "ClassSums":
         count = self.count + other.count
@@ -64,14 +64,14 @@ class ClassSums:
         shift = torch.addcmul(self.shift, share[:, None], apart)
         between = _weighted_squares(self.count * share, apart, full=self.scatter.ndim == 2)
         scatter = self.scatter + other.scatter + between
-        return ClassSums(count, self.origin, shift, scatter, max(self.resolution, other.resolution))
+        return ClassSums(count, self.origin, shift, scatter)
 
     def pooled(self) -> "ClassSums":
         """Sums of all classes taken as one, about their common mean."""
         n = self.count.sum()
         shift = (self.count[:, None] * self.shift).sum(dim=0, keepdim=True) / n  # (1, k)
         between = _weighted_squares(self.count, self.shift - shift, full=self.scatter.ndim == 2)
-        return ClassSums(n[None], self.origin, shift, self.scatter + between, self.resolution)
+        return ClassSums(n[None], self.origin, shift, self.scatter + between)
 
     @property
     def mean(self) -> Tensor:
@@ -136,7 +136,7 @@ def _check_counts(count: Tensor) -> None:
     if missing:
         raise InputError(
             f"labels: no sample of class {missing[0]} ({len(missing)} of {len(count)} classes have none); "
-            f"every class needs at least one to have a mean"
+            f"give every class at least one, to have a mean"
         )
     if alone:
         warnings.warn(
@@ -210,10 +210,12 @@ def check_features(batch: Outputs, means: Mapping[str, Tensor], what: str) -> No
     for layer, mean in means.items():
         if layer not in batch.features:
             have = ", ".join(map(repr, batch.features)) or "none"
-            raise InputError(f"outputs: {what} needs the features of layer {layer!r}; these have {have}")
+            raise InputError(f"outputs: {what} needs the features of layer {layer!r}; these have {have}; give it too")
         width = batch.features[layer].shape[1]
         if width != mean.shape[1]:
-            raise InputError(f"features[{layer!r}]: {width} channels, but {what} was fitted on {mean.shape[1]}")
+            raise InputError(
+                f"features[{layer!r}]: {width} channels, but {what} was fitted on {mean.shape[1]}; give the same layer"
+            )
 
 
 class IgeoodFeatures(LayerDetector):
@@ -318,12 +320,12 @@ class Mahalanobis(LayerDetector):
 
     def _fit(self, batches: Iterable[Outputs]) -> None:
         sums = sum_layers(batches, full=True)
-        whitening = {layer: whiten(s.covariance, s.resolution) for layer, s in sums.items()}
+        whitening = {layer: whiten(s.covariance) for layer, s in sums.items()}
         background = {layer: s.pooled() for layer, s in sums.items()} if self.relative else {}
         self.mean_ = {layer: s.mean for layer, s in sums.items()}
         self.whitening_ = whitening
         self.background_mean_ = {layer: s.mean[0] for layer, s in background.items()}
-        self.background_whitening_ = {layer: whiten(s.covariance, s.resolution) for layer, s in background.items()}
+        self.background_whitening_ = {layer: whiten(s.covariance) for layer, s in background.items()}
 
     def _layer_scores(self, batch: Outputs) -> Tensor:
         return torch.stack([self._layer_score(batch, layer) for layer in self.layers_], dim=1)
@@ -348,15 +350,15 @@ class Mahalanobis(LayerDetector):
         return score
 
 
-def whiten(covariance: Tensor, resolution: float = 0.0) -> Tensor:
+def whiten(covariance: Tensor) -> Tensor:
     """A root W (k, r) of the pseudo-inverse of a covariance (k, k): W Wᵀ = Σ⁺, in float64.
 
-    Directions whose variance is no more than the rounding of the features (a hundred times their `resolution`, which
-    the sums of a network make of it) or of the decomposition are left out: they would turn noise into distance.
+    Directions whose variance is no more than the rounding of the features (a hundred times float32's, which the sums of
+    a network make of it) are left out: they would turn noise into distance. So it is for float64 features too: most
+    were float32 once, and a decomposition has few digits of so small a variance.
     """
     values, vectors = torch.linalg.eigh(covariance)
-    noise = max(torch.finfo(values.dtype).eps, (100.0 * resolution) ** 2)
-    kept = values > values.max().clamp(min=0.0) * len(values) * noise
+    kept = values > values.max().clamp(min=0.0) * len(values) * NOISE
     root: Tensor = vectors[:, kept] / values[kept].sqrt()
     return root
 
