@@ -146,9 +146,9 @@ def test_bad_input():
         calibration.threshold(scores, 1.0)
     with pytest.raises(InputError, match="id_scores: NaN"):
         calibration.threshold(np.full(30, np.nan))
-    with pytest.raises(InputError, match="id_scores: empty"):
+    with pytest.raises(InputError, match=r"^id_scores: empty; give calibration scores$"):
         calibration.p_values([], [1.0])
-    with pytest.raises(InputError, match="p: p-values lie"):
+    with pytest.raises(InputError, match=r"^p: p-values .*lie in"):
         calibration.benjamini_hochberg([1.5])
 
 
@@ -156,4 +156,93 @@ def test_promises_in_words():
     assert calibration.Calibration(torch.arange(100.0)).promise.startswith("at least 95% of in-distribution")
     tolerant = calibration.Calibration(torch.arange(100.0), 0.9, "tolerance", 0.99)
     assert tolerant.promise.startswith("with 99% confidence, at least 90%")
-    assert tolerant.threshold == calibration.threshold(np.arange(100.0), 0.9, "tolerance", 0.99)
+    assert tolerant.threshold == calibration.threshold(np.arange(100.0), 0.9, "tolerance", 0.99) + tolerant.margin
+
+
+def test_defaults_are_those_of_the_documentation():
+    """A marginal promise of 95%; where a confidence is asked for, 95% too."""
+    scores = np.random.default_rng(0).normal(size=200)
+    marginal, tolerant = (0.95, "marginal", 0.95), (0.95, "tolerance", 0.95)
+    assert calibration.threshold(scores) == calibration.threshold(scores, *marginal)
+    assert calibration.threshold(scores, guarantee="tolerance") == calibration.threshold(scores, *tolerant)
+    assert calibration.rank(200) == calibration.rank(200, *marginal)
+    assert calibration.rank(200, guarantee="tolerance") == calibration.rank(200, *tolerant)
+    assert calibration.needed_samples() == calibration.needed_samples(*marginal) == 19
+    assert calibration.needed_samples(guarantee="tolerance") == calibration.needed_samples(*tolerant) == 59
+    assert calibration.promise(200) == calibration.promise(200, *marginal)
+    assert calibration.promise(200, guarantee="tolerance") == calibration.promise(200, *tolerant)
+    made = calibration.Calibration(torch.from_numpy(scores))
+    assert (made.tpr, made.guarantee, made.confidence, made.left_out) == (*marginal, 0)
+
+
+def test_promises_in_full():
+    assert calibration.promise(50, 0.9) == (
+        "at least 90% of in-distribution inputs are kept, on average over calibration sets of 50"
+    )
+    assert calibration.promise(50, 0.9, "tolerance", 0.995) == (
+        "with 99.5% confidence, at least 90% of in-distribution inputs are kept"
+    )
+
+
+@pytest.mark.parametrize("guarantee", ["marginal", "tolerance"])
+def test_the_threshold_is_the_score_of_that_rank(guarantee):
+    for seed in range(20):
+        scores = np.random.default_rng(seed).normal(size=300)
+        rank = calibration.rank(300, 0.9, guarantee, 0.8)
+        assert calibration.threshold(scores, 0.9, guarantee, 0.8) == sorted(scores)[rank - 1]
+        made = calibration.Calibration(torch.from_numpy(scores), 0.9, guarantee, 0.8)
+        assert made.scores.tolist() == sorted(scores)
+        assert made.threshold == pytest.approx(sorted(scores)[rank - 1], rel=1e-8)
+    assert calibration.threshold(range(1, 20)) == 19.0
+
+
+@pytest.mark.parametrize("tpr", [0.05, 0.3, 0.5, 0.9, 0.95])
+@pytest.mark.parametrize("confidence", [0.01, 0.04, 0.5, 0.7, 0.95, 0.999])
+def test_needed_samples_are_the_fewest_with_one_above_the_quantile(tpr, confidence):
+    """The greatest of n scores keeps a share of tpr with probability 1 − tprⁿ."""
+    needed = calibration.needed_samples(tpr, "tolerance", confidence)
+    assert 1 - tpr**needed >= confidence - 1e-12
+    assert needed == 1 or 1 - tpr ** (needed - 1) < confidence
+
+
+def test_what_cannot_be_promised_is_said_in_full():
+    scores = torch.arange(18.0)
+    with pytest.raises(InputError, match=r"^id_scores: 18 calibration samples cannot promise tpr=0\.95; at least 19 "):
+        calibration.Calibration(scores)
+    said = r"^id_scores: 18 calibration samples cannot promise tpr=0\.9 with confidence 0\.99; at least 44 are needed"
+    with pytest.raises(InputError, match=said):
+        calibration.Calibration(scores, 0.9, "tolerance", 0.99)
+    with pytest.raises(InputError, match=said):
+        calibration.threshold(scores, 0.9, "tolerance", 0.99)
+    with pytest.raises(InputError, match=r"^id_scores: NaN at position 3"):
+        calibration.Calibration(torch.cat([torch.arange(3.0), torch.full((20,), torch.nan)]))
+
+
+def test_errors_name_the_argument_and_the_place():
+    with pytest.raises(InputError, match=r"^id_scores: NaN at position 1"):
+        calibration.p_values([0.0, np.nan], [1.0])
+    with pytest.raises(InputError, match=r"^scores: NaN at position 0"):
+        calibration.p_values([0.0], [np.nan])
+    with pytest.raises(InputError, match=r"^p: NaN at position 2"):
+        calibration.benjamini_hochberg([0.0, 1.0, np.nan])
+    with pytest.raises(InputError, match=r"^fdr: must lie strictly between 0 and 1, got 1\.5"):
+        calibration.benjamini_hochberg([0.5], 1.5)
+    for value in (1.5, -0.25):
+        with pytest.raises(InputError, match=rf"^p: p-values .*lie in \[0, 1\]; position 2 has {value}"):
+            calibration.benjamini_hochberg([0.0, 1.0, value, value])
+    with pytest.raises(InputError, match=r"^tpr: must lie strictly between 0 and 1, got 1\.5"):
+        calibration.needed_samples(1.5)
+    with pytest.raises(InputError, match=r"^confidence: must lie strictly between 0 and 1, got 0"):
+        calibration.needed_samples(0.9, "tolerance", 0)
+    for wrong in ("Marginal", "MARGINAL", "Tolerance", None):
+        with pytest.raises(InputError, match=r"^guarantee: expected 'marginal' or 'tolerance', got "):
+            calibration.needed_samples(0.95, wrong)
+
+
+def test_a_p_value_at_the_level_is_called():
+    assert calibration.benjamini_hochberg([0.05]).tolist() == [True]
+    assert calibration.benjamini_hochberg([0.2, 0.1], 0.2).tolist() == [True, True]
+    assert calibration.benjamini_hochberg([0.0, 1.0]).tolist() == [True, False]
+    assert calibration.benjamini_hochberg([0.06]).tolist() == [False]
+    assert isinstance(calibration.benjamini_hochberg([0.05]), np.ndarray)
+    assert isinstance(calibration.benjamini_hochberg(torch.tensor([0.05], dtype=torch.float64)), torch.Tensor)

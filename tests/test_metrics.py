@@ -136,3 +136,19 @@ def test_bad_input(metric):
 def test_bad_tpr(tpr):
     with pytest.raises(InputError, match="tpr: must lie strictly between 0 and 1"):
         metrics.tnr_at_tpr([1.0], [2.0], tpr)
+
+
+@pytest.mark.parametrize("metric", [metrics.tnr_at_tpr, metrics.auroc, metrics.aupr, metrics.evaluate])
+def test_errors_name_the_side(metric):
+    good, bad = [0.0, 1.0], ([], [0.0, np.nan], [[0.0, 1.0]], ["a", "b"])
+    for value in bad:
+        with pytest.raises(InputError, match=r"^id_scores: "):
+            metric(value, good)
+        with pytest.raises(InputError, match=r"^ood_scores: "):
+            metric(good, value)
+
+
+def test_95_percent_by_default():
+    inside, outside = np.arange(100.0), np.arange(50.0, 150.0)
+    assert metrics.tnr_at_tpr(inside, outside) == metrics.tnr_at_tpr(inside, outside, 0.95) == 0.55
+    assert metrics.evaluate(inside, outside).tnr_at_tpr == 0.55

@@ -22,12 +22,20 @@ def test_names_and_detectors_are_each_others(name):
 def test_an_unknown_name_gets_the_nearest():
     with pytest.raises(InputError, match=r"no 'energi'; did you mean 'energy'\?"):
         igeood.detector("energi")
-    with pytest.raises(InputError, match="methods: msp, odin"):
+    with pytest.raises(InputError, match=r"^method: no 'zzz'; methods: msp, odin, energy, kl-sum"):
         igeood.detector("zzz")
+    with pytest.raises(InputError, match=r"no 'MSP'; did you mean 'msp'\?"):
+        igeood.detector("MSP")
+    with pytest.raises(InputError, match=r"no 'igeood-logit'; did you mean 'igeood-logits' or '[^']*'\? methods: "):
+        igeood.detector("igeood-logit")
+    with pytest.raises(InputError, match=r"no 'maha'; did you mean 'mahalanobis'\? "):
+        igeood.detector("maha")
 
 
 def test_unknown_and_fixed_options():
-    with pytest.raises(InputError, match="temprature: 'energy' has no such option; it takes temperature"):
+    with pytest.raises(
+        InputError, match=r"temprature: 'energy' has no such option; it takes temperature, probabilities$"
+    ):
         igeood.detector("energy", temprature=1.0)
     with pytest.raises(InputError, match="reduce: 'kl-sum' means reduce='sum'"):
         igeood.detector("kl-sum", reduce="min")
@@ -37,5 +45,5 @@ def test_a_detector_of_ones_own_has_no_name():
     class Mine(igeood.MaxSoftmax):
         pass
 
-    with pytest.raises(InputError, match="Mine is not in the catalogue"):
+    with pytest.raises(InputError, match=r"^detector: Mine is not in the catalogue, which has msp, odin"):
         method_name(Mine())

@@ -9,7 +9,7 @@ import igeood
 from igeood.detectors import Igeood, IgeoodPlus, MahalanobisEnsemble
 from igeood.detectors import ensemble as module
 from igeood.errors import InputError
-from igeood.metrics import evaluate
+from igeood.metrics import evaluate, tnr_at_tpr
 
 KINDS = [Igeood, IgeoodPlus, MahalanobisEnsemble]
 
@@ -143,3 +143,111 @@ def test_another_temperature_keeps_the_layers(known):
     assert other.features_ is detector.features_
     fresh = igeood.IgeoodLogits(temperature=3.0).fit(train)
     torch.testing.assert_close(other.output_.score(known.test), fresh.score(known.test))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_strength_is_the_best_of_the_folds(known, kind):
+    """The search by hand: five folds, nine strengths, mean TNR; the first of the best. OOD samples are near ones."""
+    detector = kind().fit(known.train)
+    near = {layer: value * 1.15 + 0.4 for layer, value in known.test.features.items()}
+    inside, outside = known.held_out[:60], igeood.Outputs(known.test.logits * 0.8, near)[:40]
+    rates = np.zeros(9)
+    for learn, judge in module._folds(inside, outside, 3):
+        member = detector._learn_ood(learn[1])
+        table = torch.cat([columns_of(member, part) for part in learn]).numpy()
+        centre, scale = table.mean(0), table.std(0)
+        targets = np.r_[np.zeros(len(learn[0])), np.ones(len(learn[1]))]
+        for i, strength in enumerate(10.0 ** np.arange(-4, 5)):
+            model = LogisticRegression(C=strength, class_weight="balanced", max_iter=2000)
+            model.fit((table - centre) / scale, targets)
+            known_, foreign = (model.decision_function((columns_of(member, o).numpy() - centre) / scale) for o in judge)
+            rates[i] += tnr_at_tpr(known_, foreign, 0.8) / 5
+    assert 0.1 < rates.max() < 0.95  # or the comparison would say nothing
+    assert rates.std() > 0
+    found = detector.fit_weights(inside, outside, tpr=0.8, seed=3)
+    assert found.tnr == pytest.approx(rates.max(), abs=1e-12)
+    assert found.strength == pytest.approx(10.0 ** (rates.argmax() - 4))
+
+
+def test_the_search_is_at_95_percent_and_seed_0_by_default(known):
+    inside, outside = known.held_out[:60], known.ood[:60]
+    plain, said, other = (Igeood().fit(known.train) for _ in range(3))
+    assert plain.fit_weights(inside, outside) == said.fit_weights(inside, outside, tpr=0.95, seed=0)
+    assert torch.equal(plain.score(known.test), said.score(known.test))
+    assert other.fit_weights(inside, outside, tpr=0.3).tnr >= plain.fit_weights(inside, outside).tnr
+    for few in (10, 11):
+        assert 0 <= other.fit_weights(inside[:few], outside[:few]).tnr <= 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fitted_numbers_are_float64_and_columns_standard(known, kind):
+    detector = kind().fit(known.train)
+    for tensor in (detector.centre_, detector.scale_, detector.weights_):
+        assert tensor.dtype == torch.float64
+        assert tensor.shape == (len(detector.columns_),)
+    z = (columns_of(detector, known.train) - detector.centre_) / detector.scale_
+    torch.testing.assert_close(z.mean(0), torch.zeros_like(detector.centre_), rtol=0, atol=1e-6)
+    torch.testing.assert_close(z.square().mean(0), torch.ones_like(detector.centre_), rtol=1e-6, atol=0)
+    if kind is MahalanobisEnsemble:
+        assert detector.weights_.tolist() == [1.0, 1.0]
+        assert detector.columns_ == ["early", "block.late"]
+    else:
+        assert detector.weights_.tolist() == [1.0, 0.0, 1.0]
+
+
+def test_a_flat_column_has_scale_1():
+    centre, scale = module._standardise(torch.tensor([[2.0, 1.0], [2.0, 3.0]]))
+    assert centre.tolist() == [2.0, 2.0]
+    assert scale.tolist() == [1.0, 1.0]
+    assert module._standardise(torch.tensor([[0.0], [4.0]]))[1].tolist() == [2.0]
+
+
+def test_relative_mahalanobis_in_the_ensemble(known):
+    plain, relative = (MahalanobisEnsemble(relative=r).fit(known.train) for r in (False, True))
+    assert (plain.relative, relative.relative, MahalanobisEnsemble().relative) == (False, True, False)
+    expected = igeood.Mahalanobis(relative=True).fit(known.train).layer_scores(known.test)
+    torch.testing.assert_close(columns_of(relative, known.test), expected)
+
+
+def test_state_of_the_parts_and_back(known):
+    for kind in KINDS:
+        detector = kind().fit(known.train)
+        if kind is not MahalanobisEnsemble:
+            assert {"output_.centroids_", "centre_", "features_.mean_:0:early"} <= set(detector.state())
+        detector.fit_weights(known.held_out, known.ood[:50])
+        loaded = kind().load_state(detector.state(), 10)
+        assert torch.equal(loaded.score(known.test), detector.score(known.test))
+        assert loaded.columns_ == detector.columns_
+        for part in (loaded.output_, loaded.features_):
+            assert part is None or part.n_classes_ == 10
+        assert loaded.notes_ == detector.notes_
+
+
+def test_notes_of_two_classes_and_dead_channels(make_known_):
+    data = make_known_(2).train
+    early = data.features["early"].clone()
+    early[:, 1] = 3.0
+    notes = (
+        Igeood()
+        .fit(igeood.Outputs(data.logits, {"early": early, "late": data.features["block.late"]}, data.labels))
+        .notes_
+    )
+    assert len(notes) == 2
+    assert notes[0].startswith("two classes: ")
+    assert notes[1] == "layer 'early': 1 dead channels, deviation raised to a floor"
+
+
+def test_a_failed_fit_changes_nothing_in_the_parts(known):
+    detector = Igeood().fit(known.train)
+    before = {name: value.clone() for name, value in detector.state().items()}
+    with pytest.raises(InputError):
+        detector.fit(known.train[known.train.labels != 3])
+    assert all(torch.equal(value, before[name]) for name, value in detector.state().items())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_column_is_higher_for_ood_samples(known, kind):
+    detector = kind().fit(known.train)
+    detector.fit_weights(known.held_out, known.ood[:100])
+    inside, outside = columns_of(detector, known.test), columns_of(detector, known.ood[100:])
+    assert (outside.mean(dim=0) > inside.mean(dim=0)).all()

@@ -326,3 +326,122 @@ def test_batches_may_come_in_the_same_memory(known):
     for layer, mean in expected.mean_.items():
         torch.testing.assert_close(found.mean_[layer], mean, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(found.std_[layer], expected.std_[layer], rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1e-3, 1e9])
+def test_whitening_goes_with_the_scale(known, scale):
+    covariance = torch.cov(known.train.features["early"].double().T)
+    root, scaled = module.whiten(covariance), module.whiten(scale * covariance)
+    assert root.shape == scaled.shape == (6, 6)
+    torch.testing.assert_close(root @ root.T, torch.linalg.inv(covariance))
+    torch.testing.assert_close(scaled @ scaled.T * scale, root @ root.T)
+    assert module.whiten(torch.zeros(3, 3, dtype=torch.float64)).shape == (3, 0)
+
+
+def test_pooled_sums_are_those_of_one_class(known):
+    x, labels = known.train.features["early"].double() + 50.0, known.train.labels
+    for full in (False, True):
+        pooled, one = ClassSums.of(x, labels, 10, full=full).pooled(), ClassSums.of(x, labels * 0, 1, full=full)
+        torch.testing.assert_close(pooled.mean, one.mean, rtol=1e-12, atol=0)
+        torch.testing.assert_close(pooled.covariance, one.covariance, rtol=1e-9, atol=1e-9)
+        assert pooled.count.tolist() == [400.0]
+
+
+def test_the_background_too_leaves_out_rounding_noise(known):
+    early = known.train.features["early"]
+    wide = Outputs(known.train.logits, {"l": torch.cat([early, early[:, :1] + early[:, 1:2]], 1)}, known.train.labels)
+    detector = Mahalanobis(relative=True).fit(wide)
+    assert detector.background_whitening_["l"].shape == detector.whitening_["l"].shape == (7, 6)
+    assert detector.background_mean_["l"].shape == (7,)
+    assert Mahalanobis().fit(wide).background_mean_ == {}
+
+
+def test_the_floor_of_deviations():
+    """A ten-thousandth of the median of those that vary; a channel just on it is not dead."""
+    means = torch.zeros(2, 6, dtype=torch.float64)
+    wanted = torch.tensor([1.0, 1.0, 1.0, 1e-4, 0.9e-4, 0.0], dtype=torch.float64)
+    std, dead = floored_std(wanted.square(), means)
+    assert std.tolist() == [1.0, 1.0, 1.0, 1e-4, 1e-4, 1e-4]
+    assert dead.tolist() == [False] * 4 + [True] * 2
+    _, dead = floored_std(torch.tensor([4.0, 4.0, 4.0, 0.0], dtype=torch.float64), means[:, :4])
+    assert dead.tolist() == [False, False, False, True]
+    std, dead = floored_std(torch.tensor([1e-20, -1e-20], dtype=torch.float64), means[:, :2])
+    assert std.tolist() == pytest.approx([1e-10, 1e-14])
+    assert dead.tolist() == [False, True]
+    std, dead = floored_std(torch.ones(2, dtype=torch.float64), torch.tensor([[1e9, 1.0], [0.0, 0.0]]))
+    assert dead.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("kind", [IgeoodFeatures, Mahalanobis])
+def test_channel_shares_come_with_the_nearest_class_in_any_chunks(known, kind, monkeypatch):
+    detector = kind().fit(known.train)
+    whole, nearest = detector.channel_shares(known.test, "early")
+    means = detector.mean_["early"]
+    apart = known.test.features["early"].double()[:, None] - means
+    if kind is Mahalanobis:
+        squared = (apart @ detector.whitening_["early"]).square().sum(dim=-1)
+    else:
+        squared = torch.asinh(apart / (8**0.5 * detector.std_["early"])).square().sum(dim=-1)
+    assert torch.equal(nearest, squared.argmin(dim=1))
+    monkeypatch.setattr(precision, "CHUNK_ELEMENTS", 50)
+    for found, expected in zip(detector.channel_shares(known.test, "early"), (whole, nearest), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_errors_say_what_is_missing(known):
+    with pytest.raises(
+        InputError, match=r"^outputs: no features to learn from; give Outputs\(logits, features, labels\)$"
+    ):
+        sum_layers([Outputs(known.train.logits, {}, known.train.labels)])
+    with pytest.raises(InputError, match=r"^outputs: no features to learn from"):
+        sum_layers([Outputs(known.train.logits, known.train.features)])
+    with pytest.raises(InputError, match=r"^labels: no sample of class 7 \(1 of 10 classes have none\); "):
+        sum_layers([known.train[known.train.labels != 7]])
+    some = Outputs(known.test.logits, {"late": known.test.features["early"], "x": known.test.features["early"]})
+    for detector in (IgeoodFeatures().fit(known.train), igeood.Igeood().fit(known.train)):
+        kind = type(detector).__name__
+        with pytest.raises(InputError, match=rf"^outputs: {kind} needs the features of layer 'early'; .*'late', 'x'"):
+            detector.score(some)
+    with pytest.raises(InputError, match=r"^ood: 1 sample\(s\); a mean and a deviation need at least 2"):
+        IgeoodFeatures().fit(known.train).fit_ood(known.ood[:1])
+    assert len(IgeoodFeatures().fit(known.train).fit_ood(known.ood[:2]).ood_mean_) == 2
+
+
+def test_small_batches_are_joined_until_there_are_a_few_samples_a_class(known, monkeypatch):
+    """1,024 samples together, or fewer where they are wide."""
+    sizes = []
+    plain = ClassSums.of.__func__
+
+    def counted(cls, features, labels, n_classes, *, full=False):
+        sizes.append(len(features))
+        return plain(cls, features, labels, n_classes, full=full)
+
+    monkeypatch.setattr(ClassSums, "of", classmethod(counted))
+    one = Outputs(known.train.logits, {"early": known.train.features["early"]}, known.train.labels)
+    sum_layers([one[i : i + 100] for _ in range(6) for i in range(0, 400, 100)])
+    assert sizes == [1100, 1100, 200]
+    sizes.clear()
+    twice = Outputs.concat([one] * 6)
+    sum_layers([twice[:1023], twice[:1], twice[:1023], twice[:1]])
+    assert sizes == [1024, 1024]
+    sizes.clear()
+    monkeypatch.setattr(module, "HELD", 6 * 150)
+    sum_layers([one[i : i + 50] for i in range(0, 400, 50)])
+    assert sizes == [150, 150, 100]
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_sums_in_chunks_are_those_of_the_whole(known, full, monkeypatch):
+    x, labels = known.train.features["early"], known.train.labels
+    whole = ClassSums.of(x, labels, 10, full=full)
+    monkeypatch.setattr(precision, "CHUNK_ELEMENTS", 60)
+    found = ClassSums.of(x, labels, 10, full=full)
+    torch.testing.assert_close(found.mean, whole.mean, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.scatter, whole.scatter, rtol=1e-12, atol=1e-9)
+
+
+def test_directions_within_the_rounding_of_the_features_are_left_out():
+    """No more than NOISE of the greatest variance for each channel."""
+    for share, rank in ((3.0, 2), (1.5, 1), (0.0, 1)):
+        covariance = torch.diag(torch.tensor([4.0, 4.0 * share * module.NOISE], dtype=torch.float64))
+        assert module.whiten(covariance).shape == (2, rank)

@@ -143,7 +143,7 @@ def test_centroid_temperature_is_the_authors_rescaling(classifier):
     torch.testing.assert_close(fitted.centroids_, torch.log_softmax(at_one / 5.0, dim=1))
     own = igeood.IgeoodLogits(temperature=5.0).fit(classifier.train, classifier.labels)
     assert (fitted.score(classifier.test) - own.score(classifier.test)).abs().max() > 1e-3
-    with pytest.raises(InputError, match="centroid_temperature"):
+    with pytest.raises(InputError, match=r"^centroid_temperature: "):
         igeood.IgeoodLogits(centroid_temperature=0.0)
 
 
@@ -178,3 +178,31 @@ def test_large_batches_are_scored_in_chunks(classifier, monkeypatch):
 def test_reductions_that_are_none(kind):
     with pytest.raises(InputError, match="reduce: expected 'sum' or 'min', got 'mean'"):
         kind(reduce="mean")
+
+
+def test_functions_take_temperature_1_by_default(classifier):
+    test, centroids = classifier.test, categorical.centroids(classifier.train, classifier.labels, 10)
+    for function in (family.confidence, family.energy):
+        assert torch.equal(function(test), function(test, 1.0))
+        assert not torch.equal(function(test), function(test, 2.0))
+    for function in (family.fr0, family.fr_min, family.kl_sum, family.kl_min):
+        assert torch.equal(function(test, centroids), function(test, centroids, 1.0))
+        assert not torch.equal(function(test, centroids), function(test, centroids, 2.0))
+
+
+def test_energy_says_why_it_wants_logits():
+    with pytest.raises(InputError, match=r"^probabilities: energy needs logits.*use another method such as 'msp'$"):
+        igeood.Energy(probabilities=True)
+
+
+def test_default_options():
+    for kind in (igeood.IgeoodLogits, igeood.KLDivergence):
+        assert (kind().reduce, kind().temperature, kind().probabilities) == ("sum", 1.0, False)
+    assert igeood.IgeoodLogits().centroid_temperature is None
+    assert type(igeood.Energy(temperature=2).temperature) is float
+
+
+def test_the_note_on_two_classes_says_what_is_done(make):
+    data = make(2)
+    (note,) = igeood.IgeoodLogits().fit(data.train, data.labels).notes_
+    assert note == "two classes: FR₀ is constant between the centroids, so the minimum distance is used"

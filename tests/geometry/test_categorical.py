@@ -1,6 +1,7 @@
 """Fisher–Rao and Kullback–Leibler on the simplex: accuracy, extremes, gradients, laws."""
 
 import math
+import re
 
 import mpmath
 import numpy as np
@@ -13,7 +14,7 @@ from scipy.stats import entropy
 
 from igeood.errors import InputError
 from igeood.geometry import categorical
-from igeood.geometry.sphere import sphere_distances
+from igeood.geometry.sphere import chord_distance, sphere, sphere_distances
 
 
 def exact_distance(p: torch.Tensor, q: torch.Tensor) -> float:
@@ -248,7 +249,7 @@ def test_shapes_that_do_not_fit():
     with pytest.raises(InputError, match="must broadcast"):
         categorical.distance(torch.zeros(2, 3), torch.zeros(4, 3))
     for value in (math.nan, math.inf, -math.inf):
-        with pytest.raises(InputError, match="a row has NaN"):
+        with pytest.raises(InputError, match=r"^logits: a row has NaN, \+inf or nothing but −inf; "):
             categorical.distance(torch.full((2, 3), value), torch.zeros(2, 3))
     with pytest.raises(InputError, match=r"logits \(N, C\)"):
         categorical.pairwise_distance(torch.zeros(3), torch.zeros(3, 3))
@@ -269,3 +270,117 @@ def test_reducing_in_chunks_is_reducing_the_whole(pairwise, monkeypatch):
     monkeypatch.undo()
     (expected,) = torch.autograd.grad(pairwise(moved, centres, 2.0).sum(), moved)
     torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_shape_errors_name_the_function_and_both_shapes():
+    pairs = [
+        ("pairwise_distance", categorical.pairwise_distance),
+        ("distance_sum", categorical.distance_sum),
+        ("pairwise_kl_divergence", categorical.pairwise_kl_divergence),
+    ]
+    wrong = [
+        ((2, 3), (2, 4)),
+        ((2, 3), (3,)),
+        ((3,), (2, 3)),
+        ((2, 0), (2, 0)),
+        ((2, 3, 3), (3, 3)),
+        ((3, 3), (1, 3, 3)),
+    ]
+    for name, function in pairs:
+        for shapes in wrong:
+            said = f"{name}: expected logits (N, C) and centroids (K, C); got {shapes[0]} and {shapes[1]}"
+            with pytest.raises(InputError, match="^" + re.escape(said)):
+                function(*(torch.zeros(shape) for shape in shapes))
+        with pytest.raises(InputError, match=f"^{name}: expected tensors, got list; torch.as_tensor makes one"):
+            function(torch.zeros(2, 3), [[0.0, 0.0, 0.0]])
+    for name, function in (("distance", categorical.distance), ("kl_divergence", categorical.kl_divergence)):
+        for shapes in (((2, 3), (2, 4)), ((2, 3), (4, 3)), ((), (3,)), ((3,), ()), ((2, 0), (2, 0)), ((1,), (3,))):
+            said = f"{name}: logits_p and logits_q must broadcast, with the same last axis of C classes; "
+            with pytest.raises(InputError, match="^" + re.escape(f"{said}got {shapes[0]} and {shapes[1]}")):
+                function(*(torch.zeros(shape) for shape in shapes))
+        with pytest.raises(InputError, match=f"^{name}: logits_p and logits_q: expected tensors, got float"):
+            function(torch.zeros(3), 1.0)
+
+
+def test_temperature_is_1_by_default_and_applies_to_the_logits_alone():
+    f, c = torch.randn(2, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for function in (categorical.pairwise_distance, categorical.distance_sum, categorical.pairwise_kl_divergence):
+        assert torch.equal(function(f, c), function(f, c, 1.0))
+        torch.testing.assert_close(function(f, c, 2.5), function(f / 2.5, c), rtol=1e-12, atol=1e-12)
+    for function in (categorical.log_softmax, sphere):
+        assert torch.equal(function(f), function(f, 1.0))
+        torch.testing.assert_close(function(f, 2.5), function(f / 2.5), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("function", [categorical.distance, categorical.kl_divergence])
+def test_results_have_the_wider_type(function):
+    p, q = torch.randn(2, 5, generator=torch.Generator().manual_seed(0))
+    assert function(p, q).dtype == function(p.half(), q).dtype == torch.float32
+    assert function(p.double(), q).dtype == function(p, q.double()).dtype == torch.float64
+    for pairwise in (categorical.pairwise_distance, categorical.pairwise_kl_divergence):
+        assert pairwise(p[None], q[None]).dtype == torch.float32
+        assert pairwise(p[None].double(), q[None]).dtype == pairwise(p[None], q[None].double()).dtype == torch.float64
+        assert pairwise(p[None], q[None], 1.0, lambda d: d.amin(dim=1)).dtype == torch.float64
+    assert categorical.distance_sum(p[None], q[None]).dtype == torch.float64
+
+
+def test_divergences_from_classes_without_mass_by_both_functions():
+    """Each counts its p for 10,000: the logarithm of 0 in q."""
+    p = torch.tensor([[0.0, 0.0, -torch.inf], [0.0, -torch.inf, -torch.inf]], dtype=torch.float64)
+    q = torch.tensor([[0.0, -torch.inf, -torch.inf], [0.0, 0.0, 0.0]], dtype=torch.float64)
+    half, third = 0.5 * (1e4 + 0.0) - math.log(2), math.log(3)
+    expected = torch.tensor([[half, third - math.log(2)], [0.0, third]], dtype=torch.float64)
+    torch.testing.assert_close(categorical.pairwise_kl_divergence(p, q), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(categorical.kl_divergence(p[:, None], q[None]), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "said"),
+    [
+        (0, "must be a positive finite number, got 0"),
+        (-1.5, "must be a positive finite number, got -1.5"),
+        (math.inf, "must be a positive finite number, got inf"),
+        (10**400, "must be a positive finite number, got 1000"),
+        ("1", "expected a positive number, got '1'"),
+        (True, "expected a positive number, got True"),
+        (None, "expected a positive number, got None"),
+    ],
+)
+def test_bad_temperatures_are_quoted(temperature, said):
+    with pytest.raises(InputError, match=rf"^temperature: {said}"):
+        categorical.check_temperature(temperature)
+    with pytest.raises(InputError, match=rf"^heat: {said}"):
+        categorical.check_temperature(temperature, "heat")
+    with pytest.raises(InputError, match=rf"^temperature: {said}"):
+        sphere(torch.zeros(1, 2), temperature)
+    with pytest.raises(InputError, match=rf"^temperature: {said}"):
+        categorical.distance_sum(torch.zeros(1, 2), torch.zeros(1, 2), temperature)
+
+
+def test_points_lie_on_the_unit_sphere_at_any_temperature():
+    f = torch.randn(50, 6, generator=torch.Generator().manual_seed(0)) * 20
+    f[0, 1:] = -torch.inf
+    for temperature in (1e-3, 0.5, 1.0, 1e3):
+        points = sphere(f, temperature)
+        assert points.dtype == torch.float64
+        torch.testing.assert_close(points.square().sum(dim=1), torch.ones(50, dtype=torch.float64), rtol=0, atol=1e-14)
+        expected = torch.softmax(f.double() / temperature, dim=1).sqrt()
+        torch.testing.assert_close(points, expected, rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize("chunk", [1, 6, 1 << 18])
+def test_near_pairs_are_measured_by_their_chord_wherever_they_are(chunk, monkeypatch):
+    monkeypatch.setattr("igeood.geometry.precision.CHUNK_ELEMENTS", chunk)
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.randn(4, 5, dtype=torch.float64, generator=generator)
+    f = centres[torch.arange(12) % 4] + 1e-7 * torch.randn(12, 5, dtype=torch.float64, generator=generator)
+    found = sphere_distances(sphere(f), sphere(centres))
+    expected = torch.stack([chord_distance(sphere(f), c) for c in sphere(centres)], dim=1)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+
+
+def test_one_class_is_nowhere_to_go():
+    one = torch.randn(3, 1, generator=torch.Generator().manual_seed(0))
+    for function in (categorical.distance, categorical.kl_divergence):
+        assert function(one, one.flip(0)).tolist() == [0.0, 0.0, 0.0]
+    assert categorical.pairwise_distance(one, one).tolist() == [[0.0] * 3] * 3

@@ -1,5 +1,7 @@
 """Class centroids: the optimum, for any batching, on awkward classes."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from igeood.errors import IgeoodWarning, InputError
 from igeood.geometry import categorical
 from igeood.geometry.centroids import centroids, kl_centroids, sgd_centroids, stream_centroids
 from igeood.geometry.sphere import chord_distance, sphere
-from igeood.geometry.weiszfeld import sphere_sums
+from igeood.geometry.weiszfeld import Points, sphere_sums
 
 
 def objectives(logits, labels, centres, temperature=1.0):
@@ -305,3 +307,204 @@ def test_a_path_fits_classes_of_few_samples_and_extreme_temperatures():
         alone = centroids(logits, labels, 5, temperature)
         cost = [categorical.distance(logits / temperature, c[labels]).sum().item() for c in (path(temperature), alone)]
         assert cost[0] == pytest.approx(cost[1], rel=1e-6, abs=1e-12)
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """Counts the passes over the samples."""
+    count, plain = [0], Points.sums
+
+    def counted(self, centre):
+        count[0] += 1
+        return plain(self, centre)
+
+    monkeypatch.setattr(Points, "sums", counted)
+    return count
+
+
+def test_ordinary_classes_take_few_passes(make, passes):
+    """14 each on average: a plain Weiszfeld iteration takes hundreds."""
+    for n_classes, margin in [(2, 4.0), (3, 1.0), (10, 2.0), (10, 8.0), (10, 20.0)]:
+        data = make(n_classes, n=40 * n_classes, margin=margin)
+        for temperature in (0.5, 1.0, 20.0):
+            centroids(data.train, data.labels, n_classes, temperature)
+    assert passes[0] <= 15 * 15
+
+
+def test_awkward_classes_take_few_passes(passes):
+    cases = [*list(awkward())[:8], list(awkward())[-1]]
+    for _, logits, labels, temperature in cases:
+        centroids(logits, labels, logits.shape[1], temperature)
+    assert passes[0] <= 420
+
+
+def test_a_good_start_takes_fewer_passes(classifier, passes):
+    found = centroids(classifier.train, classifier.labels, 10)
+    cold, passes[0] = passes[0], 0
+    torch.testing.assert_close(centroids(classifier.train, classifier.labels, 10, start=found), found)
+    assert passes[0] <= 2 < cold
+
+
+class Shards(list):
+    """Batches that know how often they were read."""
+
+    reads = 0
+
+    def __iter__(self):
+        self.reads += 1
+        return super().__iter__()
+
+
+def test_few_samples_are_read_once_and_many_once_a_pass(classifier, passes, monkeypatch):
+    data = list(zip(classifier.train.split(100), classifier.labels.split(100), strict=True))
+    few, many = Shards(data), Shards(data)
+    whole = stream_centroids(few, 10)
+    assert few.reads <= 4  # to count the classes, to look at the first, to keep the points
+    passes[0] = 0
+    monkeypatch.setattr("igeood.geometry.weiszfeld._KEPT", 400 * 12 - 1)
+    assert torch.equal(stream_centroids(many, 10), whole)
+    assert passes[0] <= many.reads <= 2 * passes[0] + 4
+    monkeypatch.setattr("igeood.geometry.weiszfeld._KEPT", 400 * 12)  # the points and two columns more
+    kept = Shards(data)
+    stream_centroids(kept, 10)
+    assert kept.reads == few.reads
+
+
+def test_the_last_pass_counts(classifier, passes):
+    for allowed in (1, 2, 5):
+        passes[0] = 0
+        figure = r"class \d is within \d\.\de-\d\d \(relative\) of its optimum"
+        said = rf"^centroids: {figure} after {allowed} passes, not 1e-12; raise max_passes or tolerance$"
+        with pytest.warns(IgeoodWarning, match=said):
+            centroids(classifier.train, classifier.labels, 10, max_passes=allowed, tolerance=1e-12)
+        assert passes[0] == allowed + 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        centroids(classifier.train, classifier.labels, 10)  # 500 passes are enough by default, for 1e-7
+
+
+def test_the_tolerance_bounds_the_gap(classifier):
+    for tolerance in (1e-2, 1e-4, 1e-7):
+        found = centroids(classifier.train, classifier.labels, 10, tolerance=tolerance)
+        sums = sphere_sums([(classifier.train, classifier.labels)], torch.exp(0.5 * found))
+        assert (sums.gap(torch.exp(0.5 * found)) <= tolerance * (1 + 1e-3)).all()
+    assert torch.equal(found, centroids(classifier.train, classifier.labels, 10))
+
+
+def test_a_path_interpolates_and_keeps_what_it_has_fitted(classifier, monkeypatch):
+    """From 1 to a million 54 fits are all: 8 a decade, and what is needed on either side."""
+    fits = []
+    plain = centroids
+
+    def counted(*arguments, **options):
+        fits.append(arguments[3])
+        return plain(*arguments, **options)
+
+    monkeypatch.setattr("igeood.geometry.centroids.centroids", counted)
+    path = categorical.CentroidPath(classifier.train, classifier.labels, 10)
+    path(2.0)
+    assert len(fits) == 6
+    assert min(fits) < 1.2
+    assert max(fits) < 6.0
+    path(2.01)
+    assert len(fits) == 6
+    for temperature in np.geomspace(1.0, 1e6, 60):
+        found = path(float(temperature))
+        if 2 < temperature < 100:
+            expected = plain(classifier.train, classifier.labels, 10, float(temperature))
+            torch.testing.assert_close(found.exp(), expected.exp(), rtol=0, atol=2e-5)
+    assert len(fits) == len(set(fits)) == 54
+    done = len(fits)
+    for outside in (0.5, 0.9, 1.1e6):
+        expected = plain(classifier.train, classifier.labels, 10, outside)
+        torch.testing.assert_close(path(outside).exp(), expected.exp(), rtol=0, atol=1e-6)
+    assert fits[done:] == [0.5, 0.9, 1.1e6]
+
+
+@pytest.mark.parametrize(("n_classes", "each", "interpolated"), [(4, 8, True), (4, 7, False)])
+def test_a_path_through_few_samples_is_fitted_everywhere(make, n_classes, each, interpolated, passes):
+    data = make(n_classes, n=n_classes * each, margin=3.0)
+    path = categorical.CentroidPath(data.train, data.labels, n_classes)
+    path(3.0)
+    passes[0] = 0
+    path(3.01)
+    assert (passes[0] == 0) == interpolated
+
+
+def test_fits_of_a_path_start_from_where_their_neighbours_lead(classifier, passes):
+    """Five passes each: alone, they take twice as many."""
+    path = categorical.CentroidPath(classifier.train, classifier.labels, 10)
+    for temperature in np.geomspace(1.0, 1e6, 60):
+        path(float(temperature))
+    assert passes[0] <= 54 * 5.5
+
+
+def test_a_path_starts_from_where_the_last_fit_was(classifier, passes):
+    path = categorical.CentroidPath(classifier.train, classifier.labels, 10)
+    path(0.5)
+    cold, passes[0] = passes[0], 0
+    path(0.495)
+    assert passes[0] < 0.75 * cold
+    with pytest.raises(InputError, match=r"^temperature: "):
+        path(0.0)
+
+
+def test_sgd_at_a_temperature_in_chunks_and_of_any_length(make, monkeypatch):
+    data = make(4, n=80, margin=2.0)
+    whole = sgd_centroids(data.train, data.labels, 4, 3.0)
+    torch.testing.assert_close(sgd_centroids(data.train / 3.0, data.labels, 4), whole, rtol=1e-6, atol=1e-6)
+    assert torch.equal(centroids(data.train, data.labels, 4, 3.0, "sgd"), whole)
+    assert torch.equal(whole, sgd_centroids(data.train, data.labels, 4, 3.0, learning_rate=0.1, epochs=100))
+    start = categorical.log_softmax(torch.eye(4))
+    torch.testing.assert_close(sgd_centroids(data.train, data.labels, 4, epochs=0), start)
+    monkeypatch.setattr("igeood.geometry.precision.CHUNK_ELEMENTS", 30)
+    torch.testing.assert_close(sgd_centroids(data.train, data.labels, 4, 3.0), whole, rtol=1e-9, atol=1e-9)
+    assert not whole.requires_grad
+
+
+def test_the_papers_solver_by_its_name():
+    logits, labels = torch.tensor([[2.0, 0.0], [3.0, 0.0], [0.0, 3.0]]), torch.tensor([0, 0, 1])
+    expected = sgd_centroids(logits, labels, 2, 2.0)
+    assert torch.equal(centroids(logits, labels, 2, 2.0, "sgd"), expected)
+    assert not torch.allclose(centroids(logits, labels, 2, 2.0), expected)
+
+
+def test_no_gradient_flows_into_centroids(classifier):
+    moved = classifier.train.clone().requires_grad_()
+    for solve in (centroids, kl_centroids, sgd_centroids):
+        assert not solve(moved, classifier.labels, 10).requires_grad
+
+
+def test_errors_say_what_came():
+    logits, labels = torch.zeros(3, 3), torch.arange(3)
+    for solve in (centroids, kl_centroids, sgd_centroids):
+        with pytest.raises(InputError, match=r"^logits: expected shape \(N, 3\), got \(3,\)"):
+            solve(logits[0], labels, 3)
+        with pytest.raises(InputError, match=r"^labels: expected 3 integers, got torch\.int64 of shape \(2,\)"):
+            solve(logits, labels[:2], 3)
+        with pytest.raises(InputError, match=r"^labels: expected 3 integers, got torch\.float32 of shape \(3,\)"):
+            solve(logits, labels.float(), 3)
+        with pytest.raises(InputError, match=r"^labels: must lie in 0…2, got -1…1"):
+            solve(logits, labels - 1, 3)
+        with pytest.raises(InputError, match=r"^labels: no sample of class 1 \(2 of 3 classes have none\); .*centroid"):
+            solve(logits, labels * 0, 3)
+    with pytest.raises(InputError, match=r"^batches: is read many times; give a list or .*, not a generator$"):
+        stream_centroids(iter([(logits, labels)]), 3)
+    with pytest.raises(InputError, match=r"^batches: empty; centroids need at least one sample of each class$"):
+        stream_centroids([], 3)
+    with pytest.raises(InputError, match=r"^batches: empty; centroids need at least one sample of each class$"):
+        sphere_sums([], torch.eye(3))
+    with pytest.raises(InputError, match=r"^solver: expected 'weiszfeld' or 'sgd', got 'SGD'"):
+        centroids(logits, labels, 3, solver="SGD")
+
+
+def test_default_temperature_is_1(classifier):
+    for solve in (centroids, kl_centroids, sgd_centroids):
+        found = solve(classifier.train, classifier.labels, 10)
+        assert torch.equal(found, solve(classifier.train, classifier.labels, 10, 1.0))
+        assert found.dtype == torch.float64
+    shards = [(classifier.train, classifier.labels)]
+    assert torch.equal(stream_centroids(shards, 10), stream_centroids(shards, 10, 1.0))
+    assert torch.equal(
+        sphere_sums(shards, torch.eye(10).double()).angle, sphere_sums(shards, torch.eye(10).double(), 1.0).angle
+    )

@@ -77,6 +77,9 @@ def test_it_steps_aside(monkeypatch):
     (gradient,) = torch.autograd.grad(categorical.distance_sum(moved, centroids).sum(), moved)
     assert bool(gradient.isfinite().all())
     assert float(gradient.abs().max()) > 0
+    trained = centroids.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(categorical.distance_sum(logits, trained).sum(), trained)
+    assert float(gradient.abs().max()) > 0
     for value in (torch.nan, torch.inf):
         bad = logits.clone()
         bad[7, 1] = value

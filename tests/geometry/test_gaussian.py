@@ -1,6 +1,7 @@
 """Fisher–Rao between diagonal Gaussians: accuracy over 24 orders of magnitude, gradients, laws."""
 
 import math
+import re
 
 import mpmath
 import numpy as np
@@ -150,3 +151,70 @@ def test_standard_deviations_must_be_positive():
         gaussian.nearest_distance(one[None], torch.ones(0, 3), one)
     with pytest.raises(InputError, match=r"std \(k,\)"):
         gaussian.nearest_distance(one[None], one[None], torch.ones(2))
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_errors_name_the_argument_and_the_place(place):
+    names = ("mean_p", "std_p", "mean_q", "std_q")
+
+    def of(value):
+        arguments = [torch.ones(2, 3) for _ in names]
+        arguments[place] = value
+        return arguments
+
+    spoilt = torch.ones(2, 3)
+    spoilt[1, 2] = math.inf
+    with pytest.raises(InputError, match=rf"^{names[place]}: ") as caught:
+        gaussian.univariate_distance(*of(spoilt))
+    expected = "must be positive and finite, got inf at (1, 2); mend it first" if place % 2 else "has NaN or infinity"
+    assert expected in str(caught.value)
+    shapes = ", ".join(["(2, 3)"] * place + ["(2,)"] + ["(2, 3)"] * (3 - place))
+    with pytest.raises(InputError, match=f"^mean_p, std_p, mean_q, std_q: must broadcast; got {re.escape(shapes)}$"):
+        gaussian.univariate_distance(*of(torch.ones(2)))
+    assert gaussian.univariate_distance(*of(torch.ones(3))).shape == (2, 3)
+    assert gaussian.univariate_distance(*of(torch.ones(2, 3, dtype=torch.float64))).dtype == torch.float64
+    assert gaussian.distance(*of(torch.ones(2, 3, dtype=torch.float64))).dtype == torch.float64
+    assert gaussian.distance(*of(torch.ones(3))).dtype == torch.float32
+
+
+def test_nearest_distance_says_what_it_wants():
+    good = [torch.ones(4, 3), torch.ones(2, 3), torch.ones(3)]
+    for place, shape in [
+        (0, (3,)),
+        (0, (4, 2)),
+        (0, (4, 3, 1)),
+        (1, (3,)),
+        (1, (0, 3)),
+        (1, (2, 2)),
+        (2, (2,)),
+        (2, (1, 3)),
+    ]:
+        given = list(good)
+        given[place] = torch.ones(shape)
+        got = f"got {tuple(given[0].shape)}, {tuple(given[1].shape)} and {tuple(given[2].shape)}"
+        said = f"nearest_distance: expected x (N, k), means (C, k) and std (k,); {got}"
+        with pytest.raises(InputError, match="^" + re.escape(said)):
+            gaussian.nearest_distance(*given)
+    for place, name in enumerate(("x", "means", "std")):
+        given = [t.clone() for t in good]
+        given[place].view(-1)[1] = math.nan
+        with pytest.raises(InputError, match=f"^{name}: "):
+            gaussian.nearest_distance(*given)
+        given[place] = torch.ones(good[place].shape, dtype=torch.float64)
+        assert gaussian.nearest_distance(*given)[0].dtype == torch.float64
+    assert gaussian.nearest_distance(*good)[0].dtype == torch.float32
+
+
+def test_the_differentiable_path_gives_the_same_distances():
+    generator = torch.Generator().manual_seed(5)
+    x, means = torch.randn(40, 12, generator=generator) * 3, torch.randn(6, 12, generator=generator)
+    std = torch.rand(12, generator=generator, dtype=torch.float64) + 0.05
+    plain = gaussian.nearest_distance(x, means, std)
+    for place in range(3):
+        arguments = [t.clone().requires_grad_(i == place) for i, t in enumerate((x, means, std))]
+        found = gaussian.nearest_distance(*arguments)
+        assert found[0].requires_grad
+        torch.testing.assert_close(found[0].detach(), plain[0], rtol=1e-12, atol=0)
+        assert torch.equal(found[1], plain[1])
+        with torch.no_grad():
+            assert not gaussian.nearest_distance(*arguments)[0].requires_grad

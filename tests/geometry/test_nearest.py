@@ -243,3 +243,101 @@ def test_no_channel_and_no_row():
     distance, label = gaussian.nearest_distance(torch.empty(3, 0), torch.empty(2, 0), torch.empty(0))
     assert distance.tolist() == label.tolist() == [0, 0, 0]
     assert gaussian.nearest_distance(torch.empty(0, 7), torch.ones(2, 7), torch.ones(7))[1].shape == (0,)
+
+
+def spread_out(n_classes: int) -> Tensor:
+    """Offsets (k, C), even over ±h in each channel, with h from a millionth to a hundred."""
+    reach = torch.logspace(-6, 2, 600, dtype=torch.float64)
+    return reach[:, None] * torch.linspace(-1, 1, n_classes, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("n_classes", [2, 100, 1000, 20_000])
+def test_the_plan_has_every_channel_once_in_blocks_that_fit_the_memory(n_classes):
+    order, blocks = nearest._plan(spread_out(n_classes), 1000)
+    assert sorted(order.tolist()) == list(range(600))
+    assert [b.first for b in blocks] == [0, *(b.last for b in blocks[:-1])]
+    assert blocks[-1].last == 600
+    for b, after in zip(blocks, [*blocks[1:], None], strict=True):
+        most, size = (512, (b.n * b.m + 1) * n_classes / (1 << 20)) if b.n else (32, n_classes / (1 << 14))
+        width = b.last - b.first
+        assert 1 <= width <= most
+        assert width == 1 or width * size <= 1
+        if after is not None and (after.n, after.m) == (b.n, b.m):  # more of the kind: this one is as wide as can be
+            assert width == most or (width + 1) * size > 1
+
+
+def remainder(kind: tuple[int, int], offsets: Tensor) -> Tensor:
+    """Mean over the classes of the interpolation's error bound in each channel, (k,), from the nodes themselves."""
+    n, m = kind
+    reach = offsets.abs().amax(dim=1, keepdim=True)
+    product = torch.stack([(offsets - node * reach).abs() for node in nearest._nodes(n)]).prod(dim=0) ** m
+    return nearest._steepest(n * m) * product.mean(dim=1)
+
+
+@pytest.mark.parametrize("n_classes", [100, 1000])
+def test_the_plan_is_good_enough_and_no_better(n_classes):
+    """Errors within the tolerance; a kind with fewer nodes and columns would not do (the estimate is within 2.5)."""
+    offsets = spread_out(n_classes)
+    order, blocks = nearest._plan(offsets, 10**6)
+    limit = nearest._TOLERANCE / math.sqrt(len(offsets))
+    seen = set()
+    for b in blocks:
+        here = offsets[order[b.first : b.last]]
+        seen.add((b.n, b.m))
+        if b.n:
+            assert (remainder((b.n, b.m), here) <= limit * (1 + 1e-3)).all()
+        smaller = [k for k in nearest._KINDS if not b.n or (k[0] * k[1] < b.n * b.m and k[0] <= b.n)]
+        for kind in smaller:
+            assert (2.5 * remainder(kind, here) > limit).all()
+    assert {(0, 0), (1, 3)} < seen
+    assert len(seen) >= 6
+
+
+def test_the_plan_prefers_the_cheaper_way():
+    """Two classes are quicker computed than interpolated at many nodes; a wider reach takes more columns."""
+    _, blocks = nearest._plan(spread_out(2), 1000)
+    assert {b.n for b in blocks} == {0, 1}
+    order, blocks = nearest._plan(spread_out(1000), 10**6)
+    columns = torch.empty(600)
+    for b in blocks:
+        columns[order[b.first : b.last]] = b.n * b.m if b.n else math.inf
+    assert (columns.diff().nan_to_num(0.0) >= 0).all()
+
+
+@pytest.mark.parametrize(("spread", "most"), [(0.1, 0.32), (0.6, 0.38), (2.0, 0.07)])
+def test_few_classes_are_computed_again(spread, most, monkeypatch):
+    """The bound is tight enough: of sixty classes one is left over for most of the rows."""
+    pairs = []
+    plain = nearest.squared_sums
+
+    def counted(x, means, scale, rows, labels):
+        pairs.append(len(rows))
+        return plain(x, means, scale, rows, labels)
+
+    monkeypatch.setattr(nearest, "squared_sums", counted)
+    x, means, std = sample(600, 60, 60, spread)
+    nearest.nearest_class(x, means, 1 / (math.sqrt(8.0) * std))
+    assert sum(pairs) <= most * 600
+    assert max(pairs, default=0) <= 256 * 60
+
+
+@pytest.mark.parametrize("k", [1, 2, 40])
+def test_same_with_several_threads(k):
+    x, means, std = sample(300, 60, k, 0.6)
+    threads = torch.get_num_threads()
+    alone = gaussian.nearest_distance(x, means, std)
+    torch.set_num_threads(2 if threads == 1 else 1)
+    try:
+        assert_the_same(x, means, std)
+        torch.testing.assert_close(gaussian.nearest_distance(x, means, std)[0], alone[0], rtol=1e-13, atol=0)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_squared_sums_whose_squares_overflow():
+    x = torch.tensor([[1e200, 2.0], [-3e307, 1.0], [0.5, 2.0]], dtype=torch.float64)
+    means, scale = torch.tensor([[1.0, 1.0], [-1e200, 0.0]], dtype=torch.float64), torch.tensor([2.0, 0.5]).double()
+    rows, labels = torch.tensor([0, 1, 2, 2]), torch.tensor([0, 0, 1, 0])
+    found = nearest.squared_sums(x, means, scale, rows, labels)
+    expected = torch.asinh((x[rows] - means[labels]) * scale).square().sum(dim=1)
+    torch.testing.assert_close(found, expected, rtol=1e-14, atol=0)
