@@ -12,8 +12,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import igeood
+from igeood.batches import as_batch, batches
 from igeood.errors import InputError
-from igeood.extraction import as_batch, batches, extract, reading, stream
+from igeood.extraction import extract, reading, stream
 
 
 class Net(nn.Module):
@@ -108,8 +109,9 @@ def test_the_model_is_left_as_found_when_something_fails(net, images):
         with pytest.raises(InputError):
             guard.fit([(images[0], images[1] + 1)])
         assert_as_found(net, before)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(InputError, match=r"x: batch 0: the model fails on .* \(30, 2, 8, 8\)") as raised:
         igeood.grey_box(net).fit((images[0][:, :2], images[1]))
+    assert isinstance(raised.value.__cause__, RuntimeError)
     assert_as_found(net, before)
 
 
@@ -191,7 +193,7 @@ def test_kinds_of_batches(net, images):
 
 @pytest.mark.parametrize("source", [3, None, [3], ["text"], [{"labels": [1]}], [()]])
 def test_what_is_no_batch(net, source):
-    with pytest.raises(InputError, match=r"^(x|batch): "):
+    with pytest.raises(InputError, match=r"^loader: (batch 0: )?(expected|the mapping)"):
         extract(net, source, ())
 
 

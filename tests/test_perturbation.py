@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 import igeood
+from igeood.batches import as_batch
 from igeood.errors import InputError
-from igeood.extraction import as_batch, reading
+from igeood.extraction import reading
 from igeood.inputs import ModelInputs
 from igeood.perturbation import fgsm, input_gradients, signed_step
 

@@ -14,8 +14,9 @@ from igeood.detectors import detector as make_detector
 from igeood.detectors.ensemble import WeightSearch
 from igeood.errors import GuardFileError, IgeoodError, InputError
 from igeood.extraction import Layers
+from igeood.fingerprints import fingerprint
 from igeood.guard import CALIBRATION_FIELDS, Access, Guard
-from igeood.inputs import ArrayInputs, ModelInputs, fingerprint
+from igeood.inputs import ArrayInputs, ModelInputs
 from igeood.layers import check_layers
 from igeood.outputs import Keys, Outputs
 from igeood.perturbation import Attack, Channels, check_channels, check_epsilon
@@ -179,7 +180,8 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None, *, strict
     try:
         return _restore(record, tensors, model)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, IgeoodError) as error:
-        raise GuardFileError(f"path: {path} does not describe a guard ({error})") from None
+        reason = " ".join(str(error).split())  # it may quote the file
+        raise GuardFileError(f"path: {path} does not describe a guard ({reason})") from None
 
 
 def _restore(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Module | None) -> Guard:
@@ -187,7 +189,12 @@ def _restore(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Modul
     options = {k: v for k, v in record["params"].items() if k not in METHODS[method].fixed}
     prefix = "detector."
     state = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-    detector = make_detector(method, **options).load_state(state, record["n_classes"])
+    classes = record["n_classes"]
+    if isinstance(classes, bool) or not isinstance(classes, int) or not 2 <= classes <= 1 << 22:
+        raise InputError(f"n_classes: {classes!r}")
+    if any(value.ndim > 2 for value in state.values()):
+        raise InputError("a tensor of more than two axes")
+    detector = make_detector(method, **options).load_state(state, classes)
     inputs: ArrayInputs | ModelInputs = ArrayInputs([str(layer) for layer in record["layers"]])
     if model is not None:
         options = {name: record[name] for name in ("epsilon", "mean", "std")}
@@ -196,10 +203,11 @@ def _restore(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Modul
     guard._tuned_on = guard._first_tuned_on = _keys(tensors["tuned_on"])
     guard.fitted_on = _keys(tensors.get("fitted_on", torch.empty(0, dtype=torch.int64)))  # earlier files have none
     guard.preparation = _preparation(record.get("preparation"))
+    inputs.settle()
     guard.tuning = None if record["tuning"] is None else _restore_tuning(record["tuning"])
     if record["calibration"] is not None:
-        kept = {name: record["calibration"][name] for name in CALIBRATION_FIELDS}
-        guard.calibration = Calibration(tensors["calibration.scores"], **kept)
+        kept = {"trained_on": 0, **record["calibration"]}  # earlier files do not tell
+        guard.calibration = Calibration(tensors["calibration.scores"], **{n: kept[n] for n in CALIBRATION_FIELDS})
     _try_out(detector)
     return guard
 

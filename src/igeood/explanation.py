@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,50 +10,50 @@ from torch import Tensor
 from igeood.detectors import Detector, Ensemble, IgeoodLogits
 from igeood.detectors.ensemble import OOD_SUFFIX
 from igeood.geometry import categorical
-from igeood.outputs import Outputs
+from igeood.outputs import Array, Outputs, as_kind
 
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """Reasons for the scores of N samples.
+    """Reasons for the scores of N samples, in the kind of array that came in.
 
     Attributes
     ----------
-    score : Tensor
+    score : array
         (N,) what is explained.
     columns : list of str
         What the score is made of: the output, and the layers.
-    contributions : Tensor
+    contributions : array
         (N, P) what each column added: weight × standardised score. They sum to the score.
-    nearest : dict of Tensor
+    nearest : dict of array
         For each layer (N,) the nearest class there.
-    channels : dict of Tensor
+    channels : dict of array
         For each layer (N, top) the channels that add most to the distance from that class, in order.
-    channel_shares : dict of Tensor
+    channel_shares : dict of array
         For each layer (N, top) the share of the squared distance that they add.
-    centroid_distance : Tensor or None
+    centroid_distance : array or None
         (N, C) Fisher–Rao distance of the output to each class's centroid, where the method has centroids.
     """
 
-    score: Tensor
+    score: Array
     columns: list[str]
-    contributions: Tensor
-    nearest: dict[str, Tensor] = field(default_factory=dict)
-    channels: dict[str, Tensor] = field(default_factory=dict)
-    channel_shares: dict[str, Tensor] = field(default_factory=dict)
-    centroid_distance: Tensor | None = None
+    contributions: Array
+    nearest: dict[str, Array] = field(default_factory=dict)
+    channels: dict[str, Array] = field(default_factory=dict)
+    channel_shares: dict[str, Array] = field(default_factory=dict)
+    centroid_distance: Array | None = None
 
     def __str__(self) -> str:
         return "\n".join(self._line(row) for row in range(len(self.score)))
 
     def _line(self, row: int) -> str:
         """One sample in a line: the score, and the columns by the size of what they added."""
-        order = self.contributions[row].abs().argsort(descending=True).tolist()
+        values = self.contributions[row].tolist()
         parts = []
-        for i in order:
+        for i in sorted(range(len(values)), key=lambda i: -abs(values[i])):
             name = self.columns[i]
             near = f" (nearest class {int(self.nearest[name][row])})" if name in self.nearest else ""
-            parts.append(f"{name} {float(self.contributions[row, i]):+.3g}{near}")
+            parts.append(f"{name} {values[i]:+.3g}{near}")
         return f"sample {row}: score {float(self.score[row]):.4g} = " + ", ".join(parts)
 
 
@@ -76,15 +77,30 @@ def raised(columns: Sequence[str], contributions: Sequence[float], usual: Sequen
     return dict(sorted(parts.items(), key=lambda pair: -pair[1]))
 
 
-def explain(detector: Detector, outputs: Outputs, top: int = 5) -> Explanation:
-    """Explain the scores of outputs, as the detector sees them."""
+def explain(detector: Detector, outputs: Outputs, top: int = 5, *, is_numpy: bool = False) -> Explanation:
+    """Explain the scores of outputs, as the detector sees them; in NumPy arrays if `is_numpy`."""
+    found = _explain(detector, outputs, top)
+    if not is_numpy:
+        return found
+
+    def converted(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: converted(part) for name, part in value.items()}
+        return as_kind(value, True) if isinstance(value, Tensor) else value
+
+    return Explanation(**{name: converted(value) for name, value in vars(found).items()})
+
+
+def _explain(detector: Detector, outputs: Outputs, top: int) -> Explanation:
     batch = detector._scorable(Outputs.checked(outputs.logits, outputs.features, outputs.labels, False))
     distance = _centroid_distance(detector, batch)
     if not isinstance(detector, Ensemble):
         score = detector._score(batch)
         return Explanation(score, ["output"], score[:, None], centroid_distance=distance)
     contributions = detector._contributions(batch)
-    nearest, channels, shares = {}, {}, {}
+    nearest: dict[str, Array] = {}
+    channels: dict[str, Array] = {}
+    shares: dict[str, Array] = {}
     for layer in detector.features_.layers_:
         parts, nearest[layer] = detector.features_.channel_shares(batch, layer)
         largest = parts.topk(min(top, parts.shape[1]), dim=1)

@@ -5,110 +5,29 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from igeood.batches import Batch, at_batch, batches
 from igeood.errors import InputError
 from igeood.layers import Layout, check_layers, find_layers, first_tensor, layout_of, pooled
-from igeood.outputs import Keys, Outputs, row_keys
+from igeood.outputs import Outputs
 
 Layers = Literal["auto"] | Iterable[str]
-CHUNK = 256  # samples of a bare tensor that go through the model at a time
-_LABEL_KEYS = ("labels", "label")
-_VALUE_KEYS = ("pixel_values", "inputs_embeds", "input_values", "input_features", "x", "input_ids")
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One batch of a loader: the model's inputs, by position or by keyword, and the labels where there are any."""
-
-    inputs: tuple[Any, ...]
-    keywords: Mapping[str, Any] = field(default_factory=dict)
-    labels: Any = None  # as they came; checked where they are wanted
-
-    @property
-    def x(self) -> Tensor:
-        """The input itself: the only one by position; by keyword, the one that holds values, or the first tensor."""
-        x: Tensor = self.inputs[0] if self.inputs else self.keywords[self._name]
-        return x
-
-    @property
-    def _name(self) -> str:
-        tensors = {name: value for name, value in self.keywords.items() if isinstance(value, Tensor)}
-        known = [name for name in _VALUE_KEYS if name in tensors]
-        floating = [name for name, value in tensors.items() if value.is_floating_point() and "mask" not in name]
-        return [*known, *floating, *tensors][0]
-
-    @property
-    def keys(self) -> Keys:
-        """A key for each sample's content, over all tensors: (N,)."""
-        n = len(self)
-        parts = [v for v in (*self.inputs, *self.keywords.values()) if isinstance(v, Tensor) and v.ndim and len(v) == n]
-        return row_keys(torch.cat([part.detach().reshape(n, -1).float() for part in parts], dim=1) if n else self.x)
-
-    def with_x(self, x: Tensor) -> "Batch":
-        """The same batch with another input."""
-        if self.inputs:
-            return Batch((x,), {}, self.labels)
-        return Batch((), {**self.keywords, self._name: x}, self.labels)
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, rows: Tensor | slice) -> "Batch":
-        n = len(self)
-
-        def pick(value: Any) -> Any:
-            return value[rows] if isinstance(value, Tensor) and value.ndim and len(value) == n else value
-
-        keywords = {name: pick(value) for name, value in self.keywords.items()}
-        return Batch(tuple(map(pick, self.inputs)), keywords, pick(self.labels))
-
-
-def batches(source: Any) -> Iterator[Batch]:
-    """Batches of a loader, or of one tensor, array, `(x, y)` pair or mapping, cut into pieces of 256 samples."""
-    if isinstance(source, (Tensor, np.ndarray, Mapping)) or _is_pair(source):
-        whole = as_batch(source)
-        for start in range(0, max(1, len(whole)), CHUNK):
-            yield whole[slice(start, start + CHUNK)]
-        return
-    if not isinstance(source, Iterable):
-        raise InputError(f"x: expected a tensor, a batch or a loader of batches, got {type(source).__name__}")
-    for item in source:
-        yield as_batch(item)
-
-
-def _is_pair(source: Any) -> bool:
-    """Whether this is one batch `(x, y)`: a tuple of arrays, or a list as loaders give it, not a list of batches."""
-    if not isinstance(source, (tuple, list)) or not source or not isinstance(source[0], (Tensor, np.ndarray)):
-        return False
-    if isinstance(source, tuple):
-        return True
-    second = source[1] if len(source) == 2 else None
-    return isinstance(second, Tensor) and second.ndim == 1 < source[0].ndim and len(second) == len(source[0])
-
-
-def as_batch(item: Any) -> Batch:
-    """One batch: a tensor or array, a tuple `(x, y)` or `(x, y, ...)`, or a mapping whose entries are keywords."""
-    if isinstance(item, Mapping):
-        keywords = {name: _tensor(value) for name, value in item.items() if name not in _LABEL_KEYS}
-        labels = next((item[name] for name in _LABEL_KEYS if name in item), None)
-        if not any(isinstance(value, Tensor) for value in keywords.values()):
-            raise InputError(f"batch: the mapping has no tensor among {sorted(item)}")
-        return Batch((), keywords, _tensor(labels))
-    parts = item if isinstance(item, (tuple, list)) else (item,)
-    x = _tensor(parts[0]) if parts else None
-    if not isinstance(x, Tensor) or x.ndim == 0:
-        raise InputError(f"batch: expected a tensor, a tuple (x, y) or a mapping, got {type(item).__name__}")
-    return Batch((x,), {}, _tensor(parts[1]) if len(parts) > 1 else None)
-
-
-def _tensor(value: Any) -> Any:
-    return torch.from_numpy(np.ascontiguousarray(value)) if isinstance(value, np.ndarray) else value
+# what a model raises of an input that does not fit; classes derived from them have a meaning of their own
+_MISFITS = (
+    RuntimeError,
+    NotImplementedError,
+    ValueError,
+    TypeError,
+    IndexError,
+    KeyError,
+    AssertionError,
+    torch.jit.Error,
+)
 
 
 class Reader:
@@ -139,13 +58,13 @@ class Reader:
         """Outputs of one batch, with its labels if they are wanted; differentiable where gradients are on."""
         self._seen.clear()
         self._layout, self._samples = None, len(batch)
-        ready = self.place(batch)
-        logits = logits_of(self.model(*ready.inputs, **ready.keywords))
+        logits = run(self.model, self.place(batch))
         missing = [layer for layer in self.layers if layer not in self._seen]
         if missing:
             raise InputError(f"layers: {missing[0]!r} is not called in the model's forward pass; name another")
         features = {layer: self._seen[layer] for layer in self.layers}
-        return Outputs(logits, features, batch.labels if labels else None)
+        known = batch.labels if labels else None
+        return Outputs(logits, features, known.clone() if isinstance(known, Tensor) else known)  # loaders reuse buffers
 
     def place(self, batch: Batch) -> Batch:
         """The batch where the model is, in its precision."""
@@ -157,7 +76,7 @@ class Reader:
                 moved = value if self._device is None else value.to(self._device)
             except (RuntimeError, NotImplementedError) as error:
                 raise InputError(
-                    f"x: is on {value.device} and cannot go to the model's {self._device}: {error}"
+                    f"x: is on {value.device} and cannot go to the model's {self._device}: {error}; move it there"
                 ) from None
             fits = not moved.is_floating_point() or not self._dtypes or moved.dtype in self._dtypes
             return moved if fits else moved.to(self._dtypes[0])
@@ -190,15 +109,43 @@ class Reader:
         return keep
 
 
+def run(model: nn.Module, batch: Batch) -> Tensor:
+    """Logits of a batch. The model gets copies, since it may work in place; what it raises is told with the input."""
+
+    def copied(value: Any) -> Any:
+        return value.clone() if isinstance(value, Tensor) else value
+
+    keywords = {name: copied(value) for name, value in batch.keywords.items()}
+    try:
+        output = model(*map(copied, batch.inputs), **keywords)
+    except _MISFITS as error:
+        if type(error) not in _MISFITS or "DefaultCPUAllocator" in str(error):  # memory that runs out is no misfit
+            raise
+        what = " ".join(str(error).split())
+        raise InputError(
+            f"the model fails on an input of shape {tuple(batch.x.shape)}, {batch.x.dtype}: {type(error).__name__}: "
+            f"{what[:160]}{'…' * (len(what) > 160)}; give it inputs like those of its training, or mend it"
+        ) from error
+    logits = logits_of(output)
+    if logits.ndim == 2 and len(logits) != len(batch):
+        raise InputError(f"model: returned {len(logits)} rows for {len(batch)} samples; make it give a row for each")
+    return logits
+
+
 def logits_of(output: Any) -> Tensor:
     """Logits in what a model returned: a tensor, a tuple's first, a mapping's or an object's `logits`."""
     if isinstance(output, Mapping):
-        output = output.get("logits", next(iter(output.values()), None))
+        tensors = {name: value for name, value in output.items() if isinstance(value, Tensor)}
+        if "logits" not in output and len(tensors) > 1:
+            raise InputError(f"model: returned a mapping of {', '.join(map(repr, tensors))}; name the logits 'logits'")
+        output = output.get("logits", next(iter(tensors.values()), None))
     elif hasattr(output, "logits"):
         output = output.logits
     tensor = first_tensor(output)
     if tensor is None:
-        raise InputError(f"model: returned {type(output).__name__}; expected logits (N, C), or an object that has them")
+        raise InputError(
+            f"model: returned {type(output).__name__}; make it return logits (N, C), or an object that has them"
+        )
     return tensor
 
 
@@ -242,16 +189,20 @@ def extract(model: nn.Module, loader: Any, layers: Layers = "auto") -> Outputs:
         On the model's device. For more data than memory holds, use `stream`.
     """
     with random_state_kept():
-        names = resolve_layers(model, loader, layers)
-        return Outputs.concat(stream(model, loader, names))
+        parts = list(stream(model, loader, layers))
+    with at_batch("loader", len(parts) - 1):
+        return Outputs.concat(parts)
 
 
-def stream(model: nn.Module, loader: Any, layers: Iterable[str] = ()) -> Iterator[Outputs]:
+def stream(model: nn.Module, loader: Any, layers: Layers = ()) -> Iterator[Outputs]:
     """Outputs of each batch of a loader, without gradients; between batches the model is as it was."""
-    names = list(layers)
-    for batch in batches(loader):
-        with reading(model, names) as reader, torch.no_grad():
-            outputs = reader(batch, labels=True)
+    names = [] if layers == "auto" else resolve_layers(model, loader, layers)
+    for number, batch in enumerate(batches(loader, "loader")):
+        with at_batch("loader", number):
+            if layers == "auto" and number == 0:
+                names = auto_layers(model, batch)
+            with reading(model, names) as reader, torch.no_grad():
+                outputs = reader(batch, labels=True)
         yield outputs
 
 
@@ -264,12 +215,17 @@ def resolve_layers(model: nn.Module, loader: Any, layers: Layers) -> list[str]:
     if isinstance(loader, Iterator):
         raise InputError("loader: 'auto' layers read its first batch, so it must be re-iterable; a generator is not")
     with random_state_kept():
-        first = next(iter(batches(loader)), None)
-    if first is None or len(first) == 0:
-        raise InputError("loader: empty; 'auto' layers need a sample to run through the model")
+        first = next(batches(loader, "loader"))
+    return auto_layers(model, first)
+
+
+def auto_layers(model: nn.Module, batch: Batch) -> list[str]:
+    """The ends of the model's blocks, found with a batch's first samples."""
+    if len(batch) == 0:
+        raise InputError("empty; 'auto' layers need a sample to run through the model; name the layers")
     with reading(model) as reader, torch.no_grad():
-        sample = reader.place(first[slice(0, 3)])
-        return find_layers(model, lambda: logits_of(model(*sample.inputs, **sample.keywords)), len(sample))
+        sample = reader.place(batch[slice(0, 3)])
+        return find_layers(model, lambda: run(model, sample), len(sample))
 
 
 class _Modes:

@@ -1,6 +1,6 @@
 """How a guard sees its inputs: through a model, or as logits that come as arrays."""
 
-import hashlib
+import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from igeood.batches import Batch, at_batch, batches
 from igeood.detectors import Detector
-from igeood.errors import InputError
-from igeood.extraction import Batch, Layers, Reader, batches, reading, resolve_layers
+from igeood.errors import IgeoodWarning, InputError
+from igeood.extraction import Layers, Reader, auto_layers, reading, resolve_layers
+from igeood.fingerprints import WeightWatch, fingerprint
 from igeood.folding import Folded, parts, stand_in, unchanged
 from igeood.outputs import Keys, Outputs, recut, row_keys
 from igeood.perturbation import (
@@ -48,26 +50,31 @@ class ArrayInputs:
     """
 
     model: nn.Module | None = None
+    fingerprint: str | None = None
     epsilon = 0.0
 
     def __init__(self, layers: Layers = ()) -> None:
-        self._wanted = layers
+        self._wanted, self._searching = layers, False
         self.layers = [] if layers == "auto" else [layers] if isinstance(layers, str) else list(layers)
 
-    def prepare(self, source: Any) -> None:
-        """Nothing to find out before the first block."""
+    def prepare(self) -> None:
+        """Take the layers of the first block that is seen, if that was left to us."""
+        self._searching = self._wanted == "auto"
+
+    def settle(self) -> None:
+        """Nothing to watch after a fit."""
 
     def see(
         self, source: Any, detector: Detector, *, name: str = "logits", select: Select | None = None,
-        labels: Any = None, fitting: bool = False, epsilons: Sequence[float] = (0.0,), keyed: bool = True,
+        labels: Any = None, fitting: bool = False, epsilons: Sequence[float] = (0.0,), keyed: bool = True,  # noqa: ARG002
     ) -> Generator[Seen, None, None]:  # fmt: skip
         """An array, or an iterable of blocks, in blocks of a fixed number of rows."""
         if any(epsilons):
             raise InputError("epsilons: an input step needs the model; make the guard with grey_box(model)")
         first = 0
         for outputs in recut(_blocks(source, labels, name)):
-            if fitting and first == 0 and self._wanted == "auto":
-                self.layers = list(outputs.features)
+            if self._searching:
+                self.layers, self._searching = list(outputs.features), False
             self._check(outputs, detector, name, first)
             first += len(outputs)
             keys = row_keys(outputs.logits) if keyed else _NO_KEYS
@@ -81,17 +88,17 @@ class ArrayInputs:
     def _check(self, outputs: Outputs, detector: Detector, name: str, first: int) -> None:
         if outputs.n_classes != getattr(detector, "n_classes_", outputs.n_classes):
             raise InputError(
-                f"{name}: {outputs.n_classes} columns, but the guard was fitted on {detector.n_classes_} classes"
+                f"{name}: {outputs.n_classes} columns, but the guard was fitted on {detector.n_classes_} classes; "
+                f"give logits of the same model"
             )
         for layer in self.layers:
             if layer not in outputs.features:
                 have = ", ".join(map(repr, outputs.features)) or "none"
-                raise InputError(f"{name}: no features of layer {layer!r}, which the guard reads; these have {have}")
+                raise InputError(
+                    f"{name}: no features of layer {layer!r}, which the guard reads; these have {have}; give all of its"
+                )
         if detector.probabilities and first:  # of the first block, the detector's own message is right
-            try:
-                detector.read(outputs)
-            except InputError as error:
-                raise InputError(f"{name}: counted from row {first}: {error}") from None
+            detector.read(outputs, first)
 
     def attack(self, *_: Any, **__: Any) -> tuple[list[Outputs], Attack]:
         """Arrays cannot be attacked."""
@@ -161,16 +168,36 @@ class ModelInputs:
             hint = f"; did you mean method={model!r}?" if isinstance(model, str) else ""
             raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}{hint}")
         self.model, self.epsilon, self.fold = model, epsilon, fold
+        self._weights: WeightWatch | None = None  # those that the guard was fitted with
+        self._warned = self._searching = False
         self._folded: tuple[list[Any], Folded | None] | None = None  # the model's parts, and its stand-in if it has one
         self.mean = None if mean is None else check_channels(mean, "mean")
         self.std = check_channels(std, "std", positive=True)
         self._wanted = layers
         self.layers = [] if layers == "auto" else resolve_layers(model, None, layers)
 
-    def prepare(self, source: Any) -> None:
-        """Find the layers, if that was left to us."""
-        if self._wanted == "auto":
-            self.layers = resolve_layers(self.model, source, "auto")
+    def prepare(self) -> None:
+        """Find the layers in the first batch that is seen, if that was left to us."""
+        self._searching = self._wanted == "auto"
+
+    def settle(self) -> None:
+        """The guard is fitted, with the weights of this moment."""
+        self._weights, self._warned = WeightWatch(self.model), False
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the weights that the guard was fitted with."""
+        return fingerprint(self.model) if self._weights is None else self._weights.fingerprint
+
+    def _check_weights(self) -> None:
+        if self._weights is not None and not self._warned and self._weights.changed(self.model):
+            self._warned = True
+            warnings.warn(
+                "model: its weights have changed since the guard was fitted, whose classes and threshold are of the "
+                "old ones; fit and calibrate again",
+                IgeoodWarning,
+                stacklevel=5,
+            )
 
     def see(
         self, source: Any, detector: Detector, *, name: str = "x", select: Select | None = None,
@@ -181,18 +208,26 @@ class ModelInputs:
             source = (source, labels)
         elif isinstance(source, Outputs):
             raise InputError(f"{name}: this guard has a model and takes its inputs, not outputs; use guard.detector")
-        for number, batch in enumerate(batches(source)):
-            check_input(batch.x, f"{name}: batch {number}")
-            keys = batch.keys if keyed else _NO_KEYS
-            rows = slice(None) if select is None else select(keys)
-            chosen = batch[rows]
-            if len(chosen) == 0 < len(batch):
-                continue
-            try:
+        if not fitting:
+            self._check_weights()
+        searching, self._searching = self._searching, False
+        width: int | None = getattr(detector, "n_classes_", None)
+        for number, batch in enumerate(batches(source, name)):
+            with at_batch(name, number):
+                check_input(batch.x)
+                keys = batch.keys if keyed else _NO_KEYS
+                rows = slice(None) if select is None else select(keys)
+                chosen = batch[rows]
+                if len(chosen) == 0 < len(batch):
+                    continue
+                if searching and len(chosen):
+                    self.layers, searching = auto_layers(self.model, chosen), False
                 with reading(self._runner(chosen), self.layers) as reader, torch.no_grad():
                     clean, stepped = self._run(reader, reader.place(chosen), detector, epsilons, labels=fitting)
-            except InputError as error:
-                raise InputError(f"{name}: batch {number}: {error}") from None
+                if clean.n_classes != (width := width or clean.n_classes):
+                    raise InputError(
+                        f"model: gives {clean.n_classes} classes here, {width} before; they must be as many"
+                    )
             yield Seen(keys[rows if isinstance(rows, slice) else rows.numpy()], clean, stepped)
 
     def _run(
@@ -213,7 +248,7 @@ class ModelInputs:
 
         def objectives(x: Tensor) -> list[Tensor]:
             made[:] = [reader(batch.with_x(x))]
-            steps = detector.step_scores(detector.read(made[0]))
+            steps = detector.step_scores(detector._scorable(made[0]))
             targets[:] = [layers for _, layers in steps]
             return [score for score, _ in steps]
 
@@ -251,12 +286,13 @@ class ModelInputs:
         """Outputs of FGSM samples made from the source, for each size of the input step; and what the attack did."""
         found: list[list[Outputs]] = []
         right = moved = 0.0
-        for given in batches(source):
+        for number, given in enumerate(batches(source, "id_data")):
             check_floating(given.x)
             chosen = given if select is None else given[select(given.keys)]
             if len(chosen) == 0:
                 continue
-            with reading(self._runner(chosen), self.layers) as reader, torch.no_grad():
+            place = at_batch("id_data", number)
+            with place, reading(self._runner(chosen), self.layers) as reader, torch.no_grad():
                 batch = reader.place(chosen)
                 clean = reader(batch, labels=True)
                 labels = clean.logits.argmax(dim=1) if clean.labels is None else clean.labels
@@ -266,7 +302,7 @@ class ModelInputs:
                 moved += float((x - batch.x).abs().flatten(1).amax(dim=1).sum())
                 found.append(stepped)
         if not found:
-            raise InputError("id: no sample to attack")
+            raise InputError("id_data: no sample to attack; give more, or a larger share")
         joined = [Outputs.concat(parts) for parts in zip(*found, strict=True)]
         n = len(joined[0])
         return joined, Attack(n, moved / n, right / n)
@@ -283,16 +319,18 @@ class ModelInputs:
         return fgsm(lambda z: reader(batch.with_x(z)).logits, x, labels, size, std=self.std, low=low, high=high)
 
 
-def check_input(x: Tensor, name: str) -> None:
+def check_input(x: Tensor) -> None:
     """Raise where an input is not what a model takes: NaN or infinity, or images of bytes."""
     if x.device.type == "meta":
-        raise InputError(f"{name}: is on the meta device, which holds no values; give real tensors")
+        raise InputError("is on the meta device, which holds no values; give real tensors")
     if x.dtype == torch.uint8:
-        raise InputError(f"{name}: images of bytes (uint8); scale and normalise them to floats as in training")
+        raise InputError("images of bytes (uint8); give floats, scaled and normalised as in training")
     if x.is_floating_point():
         bad = (~x.isfinite().flatten(1).all(dim=1)).nonzero()[:, 0] if x.ndim > 1 else torch.empty(0)
         if len(bad):
-            raise InputError(f"{name}: sample {int(bad[0])} has NaN or infinity ({len(bad)} of {len(x)} samples do)")
+            raise InputError(
+                f"sample {int(bad[0])} has NaN or infinity ({len(bad)} of {len(x)} samples do); remove those samples"
+            )
 
 
 def _merge(clean: Outputs, parts: list[Outputs], targets: list[tuple[str, ...] | None]) -> Outputs:
@@ -336,14 +374,17 @@ class ValidationSamples:
             if isinstance(source, Iterator):
                 raise InputError(f"{name}: is read more than once; give a loader or a list, not a generator")
         if isinstance(ood, str) and ood != "fgsm":
-            raise InputError(f"ood: expected OOD samples or 'fgsm', got {ood!r}")
+            raise InputError(f"ood: expected OOD samples, got {ood!r}; give an array or a loader, or 'fgsm'")
         self.inputs, self.id_data, self.ood, self.select, self.attack = inputs, id_data, ood, select, attack
         self.used: Keys = np.empty(0, dtype=np.uint64)  # of the in-distribution samples that `see` has shown
 
     def see(self, detector: Detector, epsilons: Sequence[float]) -> tuple[list[Outputs], list[Outputs], Attack | None]:
         """Outputs of both kinds for each size of the input step, and what the attack did, if there was one."""
         known = self.inputs.see(self.id_data, detector, name="id_data", select=self.select, epsilons=epsilons)
-        self.used, inside = collect(known)
+        keys, inside = collect(known)
+        if len(self.used) and not np.array_equal(np.sort(keys), np.sort(self.used)):
+            raise InputError("id_data: gives other samples each time it is read; leave random augmentation out of it")
+        self.used = keys
         if isinstance(self.ood, str):
             outside, report = self.inputs.attack(
                 self.id_data, detector, self.attack, select=self.select, epsilons=epsilons
@@ -352,15 +393,7 @@ class ValidationSamples:
         keys, outside = collect(self.inputs.see(self.ood, detector, name="ood", epsilons=epsilons))
         shared = int(np.isin(keys, self.used).sum())
         if shared:
-            raise InputError(f"ood: {shared} of {len(keys)} samples are among the in-distribution ones too")
+            raise InputError(
+                f"ood: {shared} of {len(keys)} samples are among the in-distribution ones too; remove them"
+            )
         return inside, outside, None
-
-
-def fingerprint(model: nn.Module) -> str:
-    """SHA-256 over the names, types, shapes and values of a model's parameters and buffers, 16 hex digits."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        plain = tensor.detach().cpu().contiguous()
-        digest.update(f"{name} {plain.dtype} {tuple(plain.shape)}\n".encode())
-        digest.update(plain.flatten().view(torch.uint8).numpy().tobytes() if plain.numel() else b"")
-    return digest.hexdigest()[:16]

@@ -44,13 +44,18 @@ class Call:
 
 def check_layers(model: nn.Module, layers: list[str]) -> None:
     """Raise unless every layer is a key of `model.named_modules()`."""
-    known = [name for name, _ in model.named_modules() if name]
+    modules = dict(model.named_modules())
+    known = [name for name in modules if name]
     for layer in layers:
         if not isinstance(layer, str):
             raise InputError(f"layers: expected names, keys of model.named_modules(); got {layer!r}")
         if layer not in known:
             close = difflib.get_close_matches(layer, known, n=3, cutoff=0.3) or known[:3]
             raise InputError(f"layers: the model has no {layer!r}; near names: {', '.join(map(repr, close))}")
+        if isinstance(modules[layer], torch.jit.ScriptModule):
+            raise InputError(
+                f"layers: {layer!r} is scripted or traced and cannot be read; name others, or use black_box"
+            )
     if len(set(layers)) != len(layers):
         raise InputError(f"layers: {layers} names a layer twice")
 
@@ -102,7 +107,8 @@ def _watch(model: nn.Module, run: Callable[[], Tensor], samples: int) -> tuple[d
 
         return hook
 
-    handles = [module.register_forward_hook(hook_for(name)) for name, module in model.named_modules() if name]
+    parts = {n: m for n, m in model.named_modules() if n and not isinstance(m, torch.jit.ScriptModule)}
+    handles = [module.register_forward_hook(hook_for(name)) for name, module in parts.items()]
     try:
         with torch.no_grad():
             logits = run()

@@ -33,9 +33,15 @@ def input_gradients(objectives: Callable[[Tensor], Sequence[Tensor]], x: Tensor)
         leaf = x.detach().clone().requires_grad_()
         values = objectives(leaf)
         if not all(value.requires_grad for value in values):
-            raise InputError("model: its output has no gradient in the input; the input step needs one")
+            raise InputError("model: its output has no gradient in the input; use black_box, or epsilon=0")
         last = len(values) - 1
-        return [torch.autograd.grad(v.sum(), leaf, retain_graph=i < last)[0] for i, v in enumerate(values)]
+        try:
+            return [torch.autograd.grad(v.sum(), leaf, retain_graph=i < last)[0] for i, v in enumerate(values)]
+        except (RuntimeError, NotImplementedError) as error:
+            if type(error) not in (RuntimeError, NotImplementedError) or "DefaultCPUAllocator" in str(error):
+                raise
+            what = " ".join(str(error).split())[:200]
+            raise InputError(f"model: has no gradient in its input: {what}; use black_box, or epsilon=0") from error
 
 
 def signed_step(x: Tensor, gradient: Tensor, epsilon: float, std: Channels = 1.0) -> Tensor:
@@ -114,7 +120,7 @@ def check_channels(values: Any, name: str, *, positive: bool = False) -> Channel
         array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
         array = np.asarray(np.nan)
-    if array.ndim > 1 or array.size == 0 or values is None or not np.isfinite(array).all():
+    if array.ndim > 1 or array.size == 0 or values is None or not (np.abs(array) < 1e38).all():
         raise InputError(f"{name}: expected a finite number, or one for each channel; got {values!r}")
     if positive and (array <= 0).any():
         raise InputError(f"{name}: must be positive, got {values!r}")

@@ -1,5 +1,6 @@
 """A trained network to benchmark: its weights, what it was trained on, and how its inputs are normalised."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from igeood.datasets import DATASETS, ImageSet
 from igeood.errors import InputError
-from igeood.inputs import fingerprint
+from igeood.fingerprints import fingerprint
 from igeood.networks import NETWORKS, build, load_weights, read_weights
 from igeood.networks.training import normalised
 
@@ -65,7 +66,7 @@ def load_network(spec: str, *, in_distribution: str | None = None) -> Network:
     name, _, rest = spec.partition(":")
     if name not in NETWORKS and Path(rest).is_file() and not Path(spec).is_file():
         build(name)  # tells which names there are
-    path = Path(rest if name in NETWORKS and rest else spec).expanduser()
+    path = Path(os.path.expanduser(rest if name in NETWORKS and rest else spec))  # noqa: PTH111 (any user's name)
     tensors, about = read_weights(path)
     if not (name in NETWORKS and rest):
         name = about.get("network") or about.get("architecture", "").split(" ")[0].lower()
