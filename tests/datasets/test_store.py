@@ -37,7 +37,7 @@ def names(root):
 def test_get_fetches_unpacks_and_notes_every_file(served, root, web):
     assert status(served, root).state == "missing"
     assert get(served, root)
-    assert names(root) == [f"{OWN}/cifar-10.json", f"{OWN}/cifar-10.lock", *SMALL]
+    assert names(root) == [f"{OWN}/cifar-10.json", *SMALL]
     manifest = json.loads((root / OWN / "cifar-10.json").read_text())
     assert set(manifest["files"]) == set(SMALL)
     assert status(served, root, deep=True, decode=True) == store.Status("cifar-10", "ok", 5, 5)
@@ -107,7 +107,7 @@ def test_a_bad_archive_leaves_no_set(served, root, web, tmp_path, tar):
     dataset = dataclasses.replace(served, downloads=(Download(web.add("bad.tar.gz", content)),))
     with pytest.raises(InputError, match=r"bad\.tar\.gz: entry '\.\./out'"):
         get(dataset, root)
-    assert names(root) == [f"{OWN}/cifar-10.lock", "bad.tar.gz"]
+    assert names(root) == ["bad.tar.gz"]
     assert not list((root / OWN).glob("unpack-*"))
 
 
@@ -125,7 +125,7 @@ def test_a_full_disk_while_unpacking_keeps_the_download(served, root, web, monke
     monkeypatch.setattr("igeood.datasets.unpack._write", full)
     with pytest.raises(InputError, match="the disk is full; what is done is kept"):
         get(served, root)
-    assert names(root) == [f"{OWN}/cifar-10.lock", "small.tar.gz"]
+    assert names(root) == ["small.tar.gz"]
     monkeypatch.undo()
     assert get(served, root)
     assert len(web.asked) == 1
@@ -170,4 +170,4 @@ def test_an_archive_touches_nothing_but_its_own_set(served, root, web, tmp_path,
     (root / OWN / "unpack-cifar-10").mkdir(parents=True)  # what a killed run left
     (root / OWN / "unpack-cifar-10" / "half").write_text("half")
     assert get(odd, root)
-    assert names(root) == [f"{OWN}/cifar-10.json", f"{OWN}/cifar-10.lock", *SMALL]
+    assert names(root) == [f"{OWN}/cifar-10.json", *SMALL]

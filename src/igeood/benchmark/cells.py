@@ -129,6 +129,11 @@ def _fit(method: str, temperature: float | None, train: Outputs) -> Detector:
     return detector(method, **options).fit(train)
 
 
+def _noted(search: str, trials: list[Trial]) -> Record:
+    """A search of the temperature as its tuning's record has it: whoever shares it need not do it again."""
+    return {"search": search if trials else None, "trials": [list(asdict(trial).values()) for trial in trials]}
+
+
 class _Bench:
     """One network's cells."""
 
@@ -271,13 +276,13 @@ class _Bench:
             trials: list[Trial] = []
             if named and cell.method not in UNTUNED:
                 outside = self._outputs(cell.validation, "validation")
-                trials = self._tried(cell.method, self._fitted(cell.method, None), cell, outside)
+                trials = self._tried(asked, cell.method, self._fitted(cell.method, None), cell, outside)
             default = getattr(detector(cell.method), "temperature", None)
             best = max(trials, key=Trial.rank).temperature if trials else default
             steps = self._steps(cell, best) if grey and named else []
             epsilon = max(steps, key=lambda s: (s[1], -s[0]))[0] if steps else GREY_EPSILON if grey else 0.0
-            found = {"temperature": best, "epsilon": epsilon, "trials": [list(asdict(t).values()) for t in trials]}
-            record = self._remember(asked, {**found, "steps": steps})
+            found = {"temperature": best, "epsilon": epsilon, **_noted(cell.method, trials), "steps": steps}
+            record = self._remember(asked, found)
         return self._fitted(cell.method, record["temperature"]), record
 
     def _fitted(self, method: str, temperature: float | None) -> Detector:
@@ -288,13 +293,19 @@ class _Bench:
         """The in-distribution images to tune on."""
         return self._outputs(self.own, "test")[torch.from_numpy(self._halves(self.own, cell.seed)[0])]
 
-    def _tried(self, name: str, start: Detector, cell: Cell, outside: Outputs) -> list[Trial]:
+    def _tried(self, asked: Record, name: str, start: Detector, cell: Cell, outside: Outputs) -> list[Trial]:
         """Temperatures tried on validation samples; black and grey box share them, and so do IGEOOD and IGEOOD+."""
-        key = (name, cell.validation, cell.ood if cell.validation == "own" else "", cell.seed)
+        key = (name, cell.validation, asked["ood"], cell.seed)
         if key not in self._temperatures:
-            found = tune_temperature(start, self._train, self._inside(cell), outside, tpr=self.plan.tpr, seed=cell.seed)
-            self._temperatures[key] = list(found.trials)
+            common = {k: v for k, v in asked.items() if k not in ("setting", "method", "limit", "attack_size")}
+            before = self.results.tunings.find({**common, "search": name})  # by a run that was stopped
+            found = [Trial(*values) for values in before["trials"]] if before else self._search(start, cell, outside)
+            self._temperatures[key] = found
         return self._temperatures[key]
+
+    def _search(self, start: Detector, cell: Cell, outside: Outputs) -> list[Trial]:
+        inside = self._inside(cell)
+        return list(tune_temperature(start, self._train, inside, outside, tpr=self.plan.tpr, seed=cell.seed).trials)
 
     def _steps(self, cell: Cell, temperature: float | None) -> list[list[float]]:
         """Sizes of the input step tried on the validation set, with the TNR that they reached."""
@@ -311,8 +322,10 @@ class _Bench:
         if not isinstance(made, Ensemble):
             raise InputError(f"method: {cell.method!r} is not one for a white box")
         outside, attack = self._foreign(cell)
+        trials: list[Trial] = []
         if outside is not None and attack is None and made.output_ is not None:
-            best = max(self._tried("white", made.output_, cell, outside), key=Trial.rank)
+            trials = self._tried(asked, "white", made.output_, cell, outside)
+            best = max(trials, key=Trial.rank)
             made = made.at_temperature(best.temperature, self._train)
         weights = None
         if outside is not None:
@@ -321,6 +334,7 @@ class _Bench:
             "temperature": getattr(made, "temperature", None), "epsilon": 0.0,
             "strength": weights and weights.strength, "tnr_in_folds": weights and weights.tnr,
             "columns": made.columns_, "column_weights": made.weights_.tolist(), "attack": attack and asdict(attack),
+            **_noted("white", trials),
         }  # fmt: skip
         return made, self._remember(asked, found)
 

@@ -121,12 +121,12 @@ def recall(folder: Path, *, weights: str, images: str) -> Outputs | None:
         try:
             with safe_open(first, framework="pt") as file:
                 about = json.loads((file.metadata() or {}).get("igeood", "{}"))
-        except (SafetensorError, ValueError):
-            continue
-        if (about.get("kind"), about.get("weights")) == ("clean", weights) and about["images"].startswith(images):
-            shards = [_read(path) or {} for path in sorted(first.parent.glob("*.safetensors"))]
-            if all(shards) and sum(len(shard["logits"]) for shard in shards) == about["count"]:
-                return _outputs(_joined(shards))
+            if (about.get("kind"), about.get("weights")) == ("clean", weights) and about["images"].startswith(images):
+                shards = [_read(path) or {} for path in sorted(first.parent.glob("*.safetensors"))]
+                if all(shards) and sum(len(shard["logits"]) for shard in shards) == about["count"]:
+                    return _outputs(_joined(shards))
+        except (SafetensorError, ValueError, KeyError, IndexError, TypeError, AttributeError, RuntimeError):
+            continue  # damaged, or none of ours: as if it were not there
     return None
 
 

@@ -33,7 +33,7 @@ class Lines:
         for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), start=1):
             try:
                 record = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 record = None
             if not isinstance(record, dict):
                 raise InputError(f"{self.path}: line {number} is no JSON object; mend or delete the line")
@@ -90,5 +90,5 @@ class Results:
     def existing(cls, folder: str | os.PathLike[str]) -> "Results":
         """A folder that a benchmark has filled."""
         if not (Path(folder) / "results.jsonl").is_file():
-            raise InputError(f"results: no results.jsonl in {folder}; `igeood bench --out {folder}` makes it")
+            raise InputError(f"results: no results.jsonl in {folder}; make it with `igeood bench --out {folder}`")
         return cls(folder)

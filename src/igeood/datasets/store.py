@@ -5,19 +5,21 @@ is being unpacked.
 """
 
 import json
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from igeood.datasets.catalog import Dataset, Download
-from igeood.datasets.download import Progress, checksum_differs, fetch, file_digest, writing
+from igeood.datasets.download import Progress, beside, checksum_differs, fetch, file_digest, writing
 from igeood.datasets.loading import load_dataset, present
 from igeood.datasets.unpack import ARCHIVES, Entry, unpack
 from igeood.errors import InputError
 from igeood.files import only_one, write_whole
 
 OWN = ".igeood"
+FETCHED = "fetched"  # folder of marks, one for each archive that this run has fetched itself
 State = Literal["ok", "partial", "missing", "damaged"]
 
 
@@ -95,11 +97,11 @@ def _compare(dataset: Dataset, root: Path) -> str:
         return "no manifest: counted only"
     try:
         files: dict[str, Entry] = json.loads(manifest.read_text(encoding="utf-8"))["files"]
-        entries = [(root / name, entry["size"], entry["sha256"]) for name, entry in files.items()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        entries = [(root / name, int(entry["size"]), entry["sha256"]) for name, entry in files.items()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         raise InputError(f"{manifest}: damaged; run `igeood data get --force {dataset.name}`") from None
     for path, size, digest in entries:
-        if not path.is_file():
+        if not os.path.isfile(path):  # noqa: PTH113 (which raises where a name is too long)
             wrong = "is gone"
         elif path.stat().st_size != size:
             wrong = f"has {path.stat().st_size:,} bytes, expected {size:,}"
@@ -116,18 +118,25 @@ def get(dataset: Dataset, root: Path, *, force: bool = False, progress: Progress
     Nothing half-written gets a set's name: archives are unpacked aside, and moved into place when they are whole. Files
     that do not belong to the set are left alone.
     """
-    if dataset.kind == "noise" or (not force and status(dataset, root).state == "ok"):  # the root may be read-only
+    aside = root / OWN / f"unpack-{dataset.name}"  # ours alone, as we hold the set's lock; there until all is done
+
+    def done() -> bool:
+        return not (force or aside.exists()) and status(dataset, root).state == "ok"
+
+    if dataset.kind == "noise" or done():  # the root may be read-only
         return False
     if not dataset.downloads:
         raise InputError(f"{dataset.name}: must be fetched by hand: see {dataset.home}, and unpack it in {root}")
     with writing(root), only_one(root / OWN / f"{dataset.name}.lock", dataset.name):
-        if not force and status(dataset, root).state == "ok":  # by another process, meanwhile
+        if done():  # by another process, meanwhile
             return False
-        files: dict[str, Entry] = {}
-        for download in dataset.downloads:
-            files |= _get(dataset, download, root, force=force, progress=progress)
-        manifest = json.dumps({"name": dataset.name, "files": files}, indent=1)
-        write_whole(root / OWN / f"{dataset.name}.json", manifest.encode())
+        try:
+            _get_all(dataset, root, aside, force=force, progress=progress)
+            for download in dataset.downloads:
+                if (aside / FETCHED / download.file).exists():  # an archive that the user put there stays
+                    (root / download.file).unlink(missing_ok=True)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
         now = status(dataset, root)
     if now.state != "ok":
         what = now.detail or f"{now.found:,} of {now.expected:,} images"
@@ -135,27 +144,38 @@ def get(dataset: Dataset, root: Path, *, force: bool = False, progress: Progress
     return True
 
 
+def _get_all(dataset: Dataset, root: Path, aside: Path, *, force: bool, progress: Progress | None) -> None:
+    """Fetch a set's files, unpack them, and note in the manifest what is there."""
+    found = status(dataset, root, deep=aside.exists())
+    if not force and (found.state, found.detail) == ("ok", ""):  # a run was killed that had but to tidy up
+        return
+    aside.mkdir(exist_ok=True)
+    files: dict[str, Entry] = {}
+    for download in dataset.downloads:
+        files |= _get(dataset, download, root, aside, force=force, progress=progress)
+    manifest = json.dumps({"name": dataset.name, "files": files}, indent=1)
+    write_whole(root / OWN / f"{dataset.name}.json", manifest.encode())
+
+
 def _get(
-    dataset: Dataset, download: Download, root: Path, *, force: bool, progress: Progress | None
+    dataset: Dataset, download: Download, root: Path, aside: Path, *, force: bool, progress: Progress | None
 ) -> dict[str, Entry]:
-    """Fetch one file and unpack it; the files that are there now."""
-    path = root / download.file
-    fetched = force or not _whole(path, download)
-    if fetched:
+    """Fetch one file and unpack it; the files that are there now. An archive stays, with a mark aside if it is ours."""
+    path, archive = root / download.file, download.file.endswith(ARCHIVES)
+    if force or not _whole(path, download):
+        if archive:
+            (aside / FETCHED / download.file).mkdir(parents=True, exist_ok=True)
         fetch(download.url, path, size=download.size, checksum=download.checksum, progress=progress)
-    if not path.name.endswith(ARCHIVES):
+    for left in beside(path):  # by a run that was killed
+        left.unlink(missing_ok=True)
+    if not archive:
         return {download.file: {"size": path.stat().st_size, "sha256": file_digest(path)}}
-    aside = root / OWN / f"unpack-{dataset.name}"  # ours alone, as we hold the set's lock
-    shutil.rmtree(aside, ignore_errors=True)  # what a killed run left
+    unpacked = aside / "files"
+    shutil.rmtree(unpacked, ignore_errors=True)
+    unpacked.mkdir()
     own = {place.split("/")[0] for layouts in dataset.layouts.values() for layout in layouts for place in layout}
-    try:
-        aside.mkdir()
-        files = unpack(path, aside, folders=own)
-        _move(aside, root)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    if fetched:  # an archive that the user put there stays
-        path.unlink()
+    files = unpack(path, unpacked, folders=own)
+    _move(unpacked, root)
     return files
 
 

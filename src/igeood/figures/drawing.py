@@ -1,5 +1,6 @@
 """What every figure shares: sizes, colours, labels, and how it becomes a file."""
 
+import errno
 import io
 import math
 from collections.abc import Iterable, Mapping
@@ -119,7 +120,9 @@ def save(figure: "Figure", path: str | Path) -> None:
     try:
         write_whole(target, content)
     except OSError as error:
-        raise InputError(f"path: cannot write {target} ({error.strerror}); name a file you may write") from error
+        full = error.errno == errno.ENOSPC
+        cure = "make room and give the same command again" if full else "name a file you may write"
+        raise InputError(f"path: cannot write {target} ({error.strerror}); {cure}") from error
 
 
 def style_of(method: str) -> Style:

@@ -246,13 +246,20 @@ class Run:
                     f"out: the checkpoint {path} was made with another {key}: {_difference(record.get(key), value)}; "
                     f"give the same settings to go on, or delete it to start anew"
                 )
+        try:
+            self._restore(record, tensors)
+        except (KeyError, TypeError, ValueError, RuntimeError):
+            raise InputError(f"out: the checkpoint {path} is of another network; delete it to start anew") from None
+
+    def _restore(self, record: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         self.model.load_state_dict({k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
         for name, parameter in self.model.named_parameters():
             if f"momentum.{name}" in tensors:
                 momentum = torch.empty_like(parameter).copy_(tensors[f"momentum.{name}"])
                 self.optimiser.state[parameter]["momentum_buffer"] = momentum
-        self.epoch, self.step = record["epoch"], record["step"]
-        self.loss, self.right = record["loss"], record["right"]
+        self.epoch = range(self.recipe.epochs).index(record["epoch"])
+        self.step = range(self.steps + 1).index(record["step"])
+        self.loss, self.right = float(record["loss"]), float(record["right"])
 
 
 def _difference(there: Any, here: Any) -> str:
@@ -296,15 +303,18 @@ def train(
     """
     target = Path(path)
     if target.suffix != ".safetensors":
-        raise InputError(f"out: weights go to a .safetensors file, got {target}")
-    if target.exists():
-        raise InputError(f"out: {target} is there already; delete it to train again, or name another file")
-    target.parent.mkdir(parents=True, exist_ok=True)
+        raise InputError(f"out: weights go to a .safetensors file, got {target}; name one")
     checkpoint = target.with_suffix(".training")
+    there = InputError(f"out: {target} is there already; delete it to train again, or name another file")
+    if target.exists() and not checkpoint.exists():
+        raise there
+    target.parent.mkdir(parents=True, exist_ok=True)
     with only_one(target.with_name(f".{target.stem}.lock"), "out"):
         run = Run(network, task, recipe or Recipe())
         if checkpoint.exists():
             run.load(checkpoint)
+        if target.exists() and not run.finished:  # else this run was killed when it had but its checkpoint to remove
+            raise there
         saved = time.monotonic()
         while not run.finished:
             now = run.advance()
