@@ -8,10 +8,12 @@ PIP_ARGS ?=
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 RUNS := $(VENV)/.runs
-PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
+# The build's own tools are pinned too: pip before 25.3 takes the first name for that, later ones the second.
+PINNED = PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
+PIP = $(PINNED) $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow lint format bench docs picture reproduction clean
+.PHONY: help install demo test test-slow lint format bench adversary mutants docs sbom picture reproduction clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +57,20 @@ bench: install  ## speed and memory, side by side, and docs/performance.md: a qu
 	for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py --json build/bench/$$name.json || exit 1; done
 	$(BIN)/python benchmarks/page.py
 
+adversary: install  ## how many inputs a PGD attack on the score turns, with $$IGEOOD_DATA set: a quarter of an hour
+	$(BIN)/python benchmarks/robustness/adversary.py
+
+mutants: install  ## mutation testing of geometry, detectors, calibration and metrics: hours; then `mutmut results`
+	OMP_NUM_THREADS=1 $(BIN)/mutmut run --max-children 2
+
+SBOM ?= build/sbom.json
+SBOM_ARGS ?=
+
+sbom: install  ## build/sbom.json: what the virtual environment is made of, as CycloneDX
+	@mkdir -p $(dir $(SBOM))
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --mc-type library --short-PURLs --output-reproducible \
+	  $(SBOM_ARGS) --output-file $(SBOM) $(BIN)/python
+
 docs: install  ## the documentation as a site, in build/site; a warning is an error
 	$(BIN)/mkdocs build --strict
 
@@ -82,6 +98,6 @@ reproduction: install  ## docs/reproduction.md from $$IGEOOD_DATA: half an hour,
 	mv $(RESULTS)/all.md docs/reproduction.md
 
 clean:  ## remove everything that make made
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build mutants dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	find . -name '*.egg-info' -type d -prune -exec rm -rf {} +

@@ -16,7 +16,14 @@ import igeood
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "reproduction")
-WRITTEN = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "examples" / "README.md"]
+WRITTEN = [
+    *PAGES,
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "SECURITY.md",
+    ROOT / "examples" / "README.md",
+]
 NOT_RUN = 0  # blocks marked `title="not run"` in all pages together: keep them few
 
 BLOCK = re.compile(r"^```python(?P<marks>[^\n]*)\n(?P<code>.*?)^```\n(?:\n```text\n(?P<printed>.*?)^```)?", re.S | re.M)
