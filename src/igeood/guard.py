@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from igeood import storage, validation
-from igeood.calibration import Calibration, Guarantee, needed_samples, p_values
+from igeood.calibration import Calibration, Guarantee, needed_samples
 from igeood.detectors import Detector, Ensemble, method_name
 from igeood.diagnostics import LayerDiagnostics, diagnose
 from igeood.errors import IgeoodWarning, InputError, NotReadyError
 from igeood.explanation import Explanation, explain
 from igeood.extraction import random_state_kept
-from igeood.inputs import ArrayInputs, ModelInputs, Seen, ValidationSamples, collect, fingerprint
+from igeood.inputs import ArrayInputs, ModelInputs, Seen, ValidationSamples, collect
 from igeood.outputs import Array, Keys, Outputs, RowBuffer, as_kind
 from igeood.perturbation import check_epsilon
 from igeood.tuning import BAYES_TRIALS, Progress, Search, Tuning, tune_guard
@@ -28,7 +28,7 @@ log = logging.getLogger("igeood")
 
 Access = Literal["black box", "grey box", "white box"]
 
-CALIBRATION_FIELDS = ("tpr", "guarantee", "confidence", "left_out")
+CALIBRATION_FIELDS = ("tpr", "guarantee", "confidence", "left_out", "trained_on")
 EPSILONS = tuple(round(0.0002 * i, 4) for i in range(21))  # the paper's 21 sizes of the input step
 
 
@@ -55,6 +55,9 @@ class Verdict:
 
     def __len__(self) -> int:
         return len(self.is_ood)
+
+    def __repr__(self) -> str:
+        return f"Verdict({len(self)} judged, {int(self.is_ood.sum())} out-of-distribution)"
 
 
 class Guard:
@@ -87,9 +90,7 @@ class Guard:
         self.tuning: Tuning | None = None
         self.preparation: dict[str, Any] | None = None  # how images become inputs, where the command line made them
         self._first = (detector.params(), self.inputs.epsilon)  # what `fit` starts from, whatever `tune` has chosen
-        self._first_tuned_on: Keys = np.empty(
-            0, dtype=np.uint64
-        )  # samples that have chosen even that: in a loaded guard
+        self._first_tuned_on: Keys = np.empty(0, dtype=np.uint64)  # what a loaded guard was tuned on before
         self._train: Outputs | None = None
         self.fitted_on: Keys = np.empty(0, dtype=np.uint64)  # keys of the training samples, sorted, each once
         self._tuned_on: Keys = np.empty(0, dtype=np.uint64)
@@ -139,13 +140,14 @@ class Guard:
         layers = self.inputs.layers
         with random_state_kept(), torch.inference_mode(False), torch.no_grad():
             try:
-                self.inputs.prepare(data)
+                self.inputs.prepare()
                 fresh.fit_batches(clean(self.inputs.see(data, fresh, labels=labels, fitting=True)))
             except BaseException:
                 self.inputs.layers = layers
                 raise
         for note in fresh.notes_:
             log.warning(note)
+        self.inputs.settle()
         self.detector, self.inputs.epsilon = fresh, epsilon
         self._train = Outputs.checked(logits.rows, {}, classes.rows if len(classes) else None, False)
         self.tuning = self.calibration = None
@@ -253,8 +255,8 @@ class Guard:
                 f"id_data: {kept} samples{used} cannot promise tpr={tpr:g}; at least {needed} are needed that neither "
                 f"training nor tune has used"
             )
-        calibration = Calibration(scores.cpu()[fresh], tpr, guarantee, confidence, left_out)
         seen_before = int(np.isin(keys[fresh.numpy()], self.fitted_on).sum())
+        calibration = Calibration(scores.cpu()[fresh], tpr, guarantee, confidence, left_out, seen_before)
         if seen_before:
             warnings.warn(
                 f"id_data: {seen_before} of {kept} samples are training samples; classifiers are surer of them than of "
@@ -264,7 +266,7 @@ class Guard:
             )
         self.calibration = calibration
         if left_out:
-            log.warning("calibrate: left out %d of %d samples, which tune had used", left_out, len(keys))
+            log.info("calibrate: left out %d of %d samples, which tune had used", left_out, len(keys))
         return self
 
     def score(self, data: Any) -> Array:
@@ -278,7 +280,7 @@ class Guard:
         self._check_fitted("predict")
         calibration = self._calibrated("predict")
         _, score, label, is_numpy = self._judge(data)
-        p_value = torch.as_tensor(p_values(calibration.scores, score))
+        p_value = torch.as_tensor(calibration.p_values(score))
         results = (score > calibration.threshold, score, p_value, label)
         return Verdict(*(as_kind(result, is_numpy) for result in results))
 
@@ -300,7 +302,7 @@ class Guard:
         if not stepped:
             raise InputError("data: no sample to explain")
         with torch.no_grad():
-            return explain(self.detector, stepped[0], top)
+            return explain(self.detector, stepped[0], top, is_numpy=stepped[0].numpy or _is_numpy(data))
 
     def diagnose(self, data: Any, labels: Any = None) -> dict[str, LayerDiagnostics]:
         """Say how Gaussian the features of in-distribution samples are, for each layer: see `igeood.diagnose`.
@@ -350,7 +352,7 @@ class Guard:
             "mean": getattr(self.inputs, "mean", None),
             "std": getattr(self.inputs, "std", 1.0),
             "fold": getattr(self.inputs, "fold", False),
-            "model": None if self.inputs.model is None else fingerprint(self.inputs.model),
+            "model": self.inputs.fingerprint,
             "preparation": self.preparation,
             "tuning": None if self.tuning is None else asdict(self.tuning),
             "calibration": None,

@@ -15,6 +15,7 @@ ArrayLike = Array | Sequence[Any]
 Keys = np.ndarray[Any, np.dtype[np.uint64]]
 
 BLOCK_VALUES = 1 << 20
+LARGEST = 1e100  # of a feature: sums of squares of larger ones could overflow
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +60,7 @@ class Outputs:
         first: int | None = None,
     ) -> None:
         tensor, is_numpy = as_tensor(logits, name)
+        _check_shape(tensor, name)
         # features first: where a hidden layer is the culprit, its name should be in the message
         checked = {layer: _features(value, layer, tensor, first) for layer, value in (features or {}).items()}
         check_logits(tensor, name, first)
@@ -97,10 +99,11 @@ class Outputs:
             raise InputError("parts: nothing to join; give at least one Outputs")
         if len(items) == 1:
             return items[0]
-        shapes = {(p.n_classes, tuple(p.features), p.labels is None) for p in items}
-        if len(shapes) > 1:
-            raise InputError(f"parts: must agree in width, layers and having labels; got {sorted(map(str, shapes))}")
         labels = [p.labels for p in items if p.labels is not None]
+        for part in items[1:]:
+            check_alike(items[0], part)
+        if 0 < len(labels) < len(items):
+            raise InputError(f"labels: {len(items) - len(labels)} of {len(items)} batches have none; give all or none")
         return cls.checked(
             torch.cat([p.logits for p in items]),
             {layer: torch.cat([p.features[layer] for p in items]) for layer in items[0].features},
@@ -110,6 +113,10 @@ class Outputs:
 
     def __len__(self) -> int:
         return len(self.logits)
+
+    def __repr__(self) -> str:
+        layers = f", layers {', '.join(self.features)}" if self.features else ""
+        return f"Outputs({len(self)} samples, {self.n_classes} classes{layers}{', labels' * (self.labels is not None)})"
 
     def __getitem__(self, rows: slice | Tensor) -> "Outputs":
         labels = None if self.labels is None else self.labels[rows]
@@ -131,6 +138,20 @@ class Outputs:
         return as_kind(result, self.numpy)
 
 
+def check_alike(first: Outputs, batch: Outputs) -> None:
+    """Raise unless a batch has the columns, the layers and their widths of an earlier one."""
+    cure = "give batches of one model"
+    if batch.n_classes != first.n_classes:
+        raise InputError(f"logits: a batch has {batch.n_classes} columns, an earlier one {first.n_classes}; {cure}")
+    if list(batch.features) != list(first.features):
+        found, before = [", ".join(map(repr, part.features)) or "none" for part in (batch, first)]
+        raise InputError(f"features: a batch has layers {found}; an earlier one {before}; {cure}, in one order")
+    for layer, value in batch.features.items():
+        width = first.features[layer].shape[1]
+        if value.shape[1] != width:
+            raise InputError(f"features[{layer!r}]: a batch has {value.shape[1]} channels, not {width}; {cure}")
+
+
 def as_kind(result: Tensor, is_numpy: bool) -> Array:
     """A tensor as NumPy array if `is_numpy`, else as it is."""
     if not is_numpy:
@@ -145,10 +166,10 @@ def as_tensor(value: ArrayLike, name: str) -> tuple[Tensor, bool]:
     float16 and bfloat16 become float32; integers become float64. Memory is shared where it can be.
     """
     tensor, is_numpy = (value, False) if isinstance(value, Tensor) else (_from_numpy(value, name), True)
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
-        raise InputError(f"{name}: expected a dense tensor, got one of layout {tensor.layout}; call .to_dense() first")
+    _check_dense(tensor, name)
     if tensor.is_complex() or tensor.dtype == torch.bool:
-        raise InputError(f"{name}: expected real numbers, got {tensor.dtype}")
+        raise InputError(f"{name}: expected real numbers, got {tensor.dtype}; convert them to float32 or float64")
+    tensor = tensor.resolve_neg()  # NumPy knows no negated views
     if not tensor.is_floating_point():
         return tensor.to(torch.float64), is_numpy
     return (tensor.to(torch.float32) if tensor.dtype.itemsize < 4 else tensor), is_numpy
@@ -158,41 +179,66 @@ def as_vector(value: ArrayLike, name: str) -> tuple[Tensor, bool]:
     """A 1-D float64 tensor without NaN from an array of numbers, and whether it came as NumPy."""
     tensor, is_numpy = as_tensor(value, name)
     if tensor.ndim != 1:
-        raise InputError(f"{name}: expected one score a sample, shape (N,); got {tuple(tensor.shape)}")
+        raise InputError(
+            f"{name}: expected one score a sample, shape (N,); got {tuple(tensor.shape)}; flatten them with .ravel()"
+        )
     bad = tensor.isnan().nonzero()
     if len(bad):
         raise InputError(f"{name}: NaN at position {int(bad[0])} ({len(bad)} of {len(tensor)}); remove those samples")
     return tensor.detach().to("cpu", torch.float64), is_numpy
 
 
-def _from_numpy(value: Any, name: str) -> Tensor:
+def _check_dense(tensor: Tensor, name: str) -> None:
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
+        raise InputError(f"{name}: expected a dense tensor, got one of layout {tensor.layout}; call .to_dense() first")
+    if tensor.is_meta:
+        raise InputError(f"{name}: is on the meta device, which holds no values; give a tensor that does")
+
+
+def _array(value: Any, name: str) -> np.ndarray[Any, Any]:
     try:
-        array = np.asarray(value)
-    except (ValueError, TypeError) as error:
-        raise InputError(f"{name}: cannot be read as an array of numbers: {error}") from None
+        with torch.no_grad():  # a list may hold tensors with gradients
+            array = np.asarray(value)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise InputError(f"{name}: cannot be read as an array: {error}; give one, with rows of one length") from None
+    if np.ma.is_masked(value):  # the array has what was masked, as if it were not
+        place = np.argwhere(np.ma.getmaskarray(value))[0].tolist()
+        raise InputError(f"{name}: has masked values, the first at {place}; remove those samples, or fill them")
+    return array
+
+
+def _from_numpy(value: Any, name: str) -> Tensor:
+    array = _array(value, name)
     if array.dtype.kind not in "fiu":
-        raise InputError(f"{name}: expected an array of real numbers, got {type(value).__name__} of {array.dtype}")
+        raise InputError(
+            f"{name}: expected an array of real numbers, got {type(value).__name__} of {array.dtype}; "
+            f"convert them to float32 or float64"
+        )
     if array.dtype.kind == "f":
         plain = np.dtype(np.float64 if array.dtype.itemsize >= 8 else np.float32)
     else:
         plain = np.dtype(np.int64)
         if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
             plain = np.dtype(np.float64)
-    array = np.require(array, dtype=plain, requirements=["C", "W"])  # torch has no negative strides, no big-endian
+    with np.errstate(over="ignore"):  # what is too large for float64 becomes infinity, which is refused with its place
+        array = np.require(array, dtype=plain, requirements=["C", "W"])  # torch has no negative strides, no big-endian
     return torch.from_numpy(array)
+
+
+def _check_shape(logits: Tensor, name: str) -> None:
+    if logits.ndim == 2 and logits.shape[1] >= 2:
+        return
+    cure = "give a matrix, or join leading axes with .reshape(-1, C)"
+    if logits.ndim == 1:
+        cure = "a single sample is logits[None, :], the margins of a two-class model are np.stack([-m, m], axis=1)"
+    elif logits.ndim == 2:
+        cure = "C must be at least 2"
+    raise InputError(f"{name}: expected shape (N, C), one row a sample; got {tuple(logits.shape)}; {cure}")
 
 
 def check_logits(logits: Tensor, name: str = "logits", first: int | None = None) -> None:
     """Raise unless `logits` are (N, C), C ≥ 2, and every row has a finite maximum; `first` as in `Outputs`."""
-    if logits.ndim != 2 or logits.shape[1] < 2:
-        cure = ""
-        if logits.ndim == 1:
-            cure = (
-                "; a single sample is logits[None, :], the margins of a two-class model are np.stack([-m, m], axis=1)"
-            )
-        elif logits.ndim == 2:
-            cure = "; C must be at least 2"
-        raise InputError(f"{name}: expected shape (N, C), one row a sample; got {tuple(logits.shape)}{cure}")
+    _check_shape(logits, name)
     peak = logits.detach().amax(dim=1)  # NaN and +inf show in a row's maximum, and so does a row of nothing but −inf
     bad = (~peak.isfinite()).nonzero()[:, 0]
     if len(bad):
@@ -212,16 +258,18 @@ def _of(bad: Tensor, whole: Tensor, what: str, first: int | None) -> str:
 def _features(value: ArrayLike, layer: str, logits: Tensor, first: int | None) -> Tensor:
     name = f"features[{layer!r}]"
     tensor, _ = as_tensor(value, name)
-    samples = len(logits) if logits.ndim else 0
-    if tensor.ndim != 2 or len(tensor) != samples:
-        raise InputError(f"{name}: expected shape ({samples}, k), got {tuple(tensor.shape)}")
+    if tensor.ndim != 2 or len(tensor) != len(logits) or not tensor.shape[1]:
+        raise InputError(
+            f"{name}: expected shape ({len(logits)}, k), got {tuple(tensor.shape)}; give one for each row of logits"
+        )
     if tensor.device != logits.device:
         raise InputError(f"{name}: is on {tensor.device}, the logits on {logits.device}; move one of them")
-    bad = (~tensor.detach().isfinite().all(dim=1)).nonzero()[:, 0]
+    bad = (~(tensor.detach().abs() <= min(LARGEST, torch.finfo(tensor.dtype).max)).all(dim=1)).nonzero()[:, 0]
     if len(bad):
         share = _of(bad, tensor, "samples", first)
+        what = "NaN or infinity" if not bool(tensor[bad[0]].isfinite().all()) else f"a value beyond {LARGEST:g}"
         raise InputError(
-            f"{name}: sample {int(bad[0]) + (first or 0)} has NaN or infinity ({share} do); "
+            f"{name}: sample {int(bad[0]) + (first or 0)} has {what} ({share} do); "
             f"remove those samples, or look for an overflow in that layer"
         )
     return tensor
@@ -229,36 +277,35 @@ def _features(value: ArrayLike, layer: str, logits: Tensor, first: int | None) -
 
 def _labels(value: ArrayLike, logits: Tensor, first: int | None) -> Tensor:
     n, classes = logits.shape
-    tensor = value if isinstance(value, Tensor) else _label_array(value)
+    given = value if isinstance(value, Tensor) else _label_array(value)
+    tensor = given if isinstance(given, Tensor) else torch.from_numpy(given.astype(np.int64))
+    _check_dense(tensor, "labels")
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         raise InputError(f"labels: expected integers, got {tensor.dtype}; convert them to int64")
     if tuple(tensor.shape) != (n,):
-        hint = "; flatten them with .ravel()" if tensor.numel() == n else ""
+        cure = "flatten them with .ravel()" if tensor.numel() == n else "give one class for each sample"
         raise InputError(
-            f"labels: expected {n} of them, one for each row of logits; got shape {tuple(tensor.shape)}{hint}"
+            f"labels: expected {n} of them, one for each row of logits; got shape {tuple(tensor.shape)}; {cure}"
         )
     tensor = tensor.to(logits.device, torch.int64)
     bad = ((tensor < 0) | (tensor >= classes)).nonzero()[:, 0]
     if len(bad):
         raise InputError(
-            f"labels: {int(tensor[bad[0]])} at position {int(bad[0]) + (first or 0)} is outside 0…{classes - 1} "
-            f"({_of(bad, tensor, 'labels', first)} are); logits of {classes} columns have classes 0…{classes - 1}"
+            f"labels: {int(given[int(bad[0])])} at position {int(bad[0]) + (first or 0)} is outside 0…{classes - 1} "
+            f"({_of(bad, tensor, 'labels', first)} are); number the classes as the {classes} columns of the logits"
         )
     return tensor
 
 
-def _label_array(value: Any) -> Tensor:
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise InputError(f"labels: cannot be read as an array of integers: {error}") from None
+def _label_array(value: Any) -> np.ndarray[Any, Any]:
+    array = _array(value, "labels")
     if array.dtype.kind == "f" and array.size == 0:
-        return torch.empty(0, dtype=torch.int64)
+        return array
     if array.dtype.kind not in "iu":
         raise InputError(
             f"labels: expected integers, one class for each sample, got {array.dtype}; {_label_cure(array)}"
         )
-    return _from_numpy(array, "labels").to(torch.int64)
+    return array
 
 
 def _label_cure(array: np.ndarray[Any, Any]) -> str:
@@ -309,7 +356,8 @@ class RowBuffer:
             self._block = rows.new_empty((max(4096, len(rows)), *rows.shape[1:]))
         if rows.shape[1:] != self._block.shape[1:]:
             raise InputError(
-                f"logits: a batch has {tuple(rows.shape[1:])} columns, an earlier one {self._block.shape[1:]}"
+                f"logits: a batch has {tuple(rows.shape[1:])} columns, an earlier one {tuple(self._block.shape[1:])}; "
+                f"give batches of one model"
             )
         end = self._n + len(rows)
         if end > len(self._block):

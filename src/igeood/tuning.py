@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -47,7 +47,7 @@ class TemperatureSearch:
     """Outcome of a search: the best trial, and all of them by temperature."""
 
     best: Trial
-    trials: tuple[Trial, ...]
+    trials: tuple[Trial, ...] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,14 @@ class Tuning:
     n_ood: int
     before: float
     after: float
+
+    def __repr__(self) -> str:
+        found = f"temperature {self.temperature.best.temperature:g}, " if self.temperature else ""
+        learnt = "weights learnt, " if self.weights else ""
+        return (
+            f"Tuning({found}{learnt}epsilon {self.epsilon:g}: {100 * self.after:.1f}% of {self.n_ood} OOD samples "
+            f"refused, {100 * self.before:.1f}% before; {self.n_id} in-distribution samples)"
+        )
 
 
 See = Callable[[Detector, Sequence[float]], tuple[list[Outputs], list[Outputs], Attack | None]]
@@ -255,7 +263,7 @@ def tune_temperature(
     """
     for name, outputs in (("id_validation", id_validation), ("ood_validation", ood_validation)):
         if len(outputs) == 0:
-            raise InputError(f"{name}: empty; tuning needs validation samples of both kinds")
+            raise InputError(f"{name}: empty; give validation samples of both kinds")
     detector.check_fitted()
     made = detector.over_temperatures(train)
 

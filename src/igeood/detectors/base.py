@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from igeood.errors import IgeoodWarning, InputError, NotReadyError
-from igeood.outputs import Array, ArrayLike, Outputs
+from igeood.outputs import Array, ArrayLike, Outputs, check_alike
 
 D = TypeVar("D", bound="Detector")
 
@@ -66,21 +66,23 @@ class Detector(ABC):
 
     def _readable(self, batches: Iterable[Outputs]) -> Iterator[Outputs]:
         """The batches that are not empty, as logits, with labels where they are needed, all of one width."""
-        width = None
+        earlier: Outputs | None = None
+        first = 0
         for batch in batches:
             if len(batch) == 0:
                 continue
             if self.needs_labels and batch.labels is None:
                 raise InputError(
-                    f"labels: {type(self).__name__} needs the true class of each sample: fit(logits, labels), or "
-                    f"batches (x, y)"
+                    f"labels: {type(self).__name__} needs the true class of each sample; call fit(logits, labels), or "
+                    f"give batches (x, y)"
                 )
-            if width is None and not self.probabilities:
+            if earlier is not None:
+                check_alike(earlier, batch)
+            elif not self.probabilities:
                 warn_of_probabilities(batch.logits)
-            width = width or batch.n_classes
-            if batch.n_classes != width:
-                raise InputError(f"logits: a batch has {batch.n_classes} columns, an earlier one {width}")
-            yield self.read(batch)
+            earlier = batch[torch.empty(0, dtype=torch.int64)]  # its shapes, none of its memory
+            yield self.read(batch, first)
+            first += len(batch)
 
     def score(self, outputs: Outputs | ArrayLike) -> Array:
         """Score samples: (N,) float64 where the device has it, higher is more out-of-distribution.
@@ -102,15 +104,19 @@ class Detector(ABC):
         batch = self.read(given)
         if batch.n_classes != self.n_classes_:
             raise InputError(
-                f"logits: {batch.n_classes} columns, but {type(self).__name__} was fitted on {self.n_classes_} classes"
+                f"logits: {batch.n_classes} columns, but {type(self).__name__} was fitted on {self.n_classes_} "
+                f"classes; give logits of the same model"
             )
         return batch
 
-    def read(self, batch: Outputs) -> Outputs:
-        """Outputs whose logits are logits: where probabilities were declared, their logarithm."""
+    def read(self, batch: Outputs, first: int = 0) -> Outputs:
+        """Outputs whose logits are logits: where probabilities were declared, their logarithm.
+
+        `first` is the number of the first sample, for errors.
+        """
         if not self.probabilities:
             return batch
-        logits = log_probabilities(batch.logits)
+        logits = log_probabilities(batch.logits, first)
         return Outputs.checked(logits, batch.features, batch.labels, batch.numpy)
 
     def check_fitted(self) -> None:
@@ -212,7 +218,7 @@ def warn_of_probabilities(logits: Tensor) -> None:
     )
 
 
-def log_probabilities(probabilities: Tensor) -> Tensor:
+def log_probabilities(probabilities: Tensor, first: int = 0) -> Tensor:
     """Logarithm of declared probabilities (N, C), once every row is known to be ≥ 0 and to sum to 1.
 
     The sum may be off by what rounding to half precision leaves, 1 part in 1,000 for up to about 1,000 classes.
@@ -223,7 +229,7 @@ def log_probabilities(probabilities: Tensor) -> Tensor:
         row = int(off.nonzero()[0])
         what = "has a negative entry" if bool(low[row]) else f"sums to {float(probabilities[row].sum()):.6g}"
         raise InputError(
-            f"probabilities: row {row} {what}, not a distribution ({int(off.sum())} of {len(off)} rows are not); "
-            f"renormalise rounded probabilities; if these are logits, leave probabilities=False"
+            f"probabilities: row {row + first} {what}, not a distribution ({int(off.sum())} of {len(off)} rows are "
+            f"not); renormalise rounded probabilities; if these are logits, leave probabilities=False"
         )
     return torch.log(probabilities.double().clamp(min=1e-300))  # a 0 has a gradient then: none

@@ -283,7 +283,7 @@ def _class_counts(batches: Batches, n_classes: int) -> Tensor:
     if missing:
         raise InputError(
             f"labels: no sample of class {missing[0]} ({len(missing)} of {n_classes} classes have none); "
-            f"every class needs at least one to have a centroid"
+            f"give every class at least one, to have a centroid"
         )
     return wide(total)
 
