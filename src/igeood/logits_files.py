@@ -1,5 +1,7 @@
 """Logits in files, from any framework: Parquet or npz, read a block at a time."""
 
+import errno
+import math
 import os
 import zipfile
 import zlib
@@ -21,6 +23,7 @@ from igeood.outputs import ArrayLike, Outputs, block_rows
 
 FEATURE = "feature."
 BUFFER = 1 << 20  # bytes of a column that are read at a time
+WIDEST = 1 << 22  # values in a row: more are no classes or features, but a small file that would fill the memory
 _PRIMITIVE = pa.types.is_primitive  # numbers, booleans and dates
 _NAMES_ROWS = (_PRIMITIVE, pa.types.is_string, pa.types.is_large_string, pa.types.is_decimal, pa.types.is_null)
 Columns = dict[str, Any]  # name → rows of that column: an array, for ids pyarrow's
@@ -62,6 +65,9 @@ class LogitsFile(ABC):
         for layer in self.layers:
             self._column(FEATURE + layer, f"the features of layer {layer!r}", None)
         self.widths = {name: self._width(name) for name in self._matrices}
+        for name, width in self.widths.items():
+            if width > WIDEST:
+                raise InputError(f"{path}: {name}: {width:,} values in a row, at most {WIDEST:,} fit; cut them")
 
     @property
     def n_classes(self) -> int:
@@ -80,7 +86,7 @@ class LogitsFile(ABC):
 
     def _column(self, name: str, what: str, option: str | None) -> str:
         if name not in self.names:
-            cure = f"; name another with --{option}-column" if option else ""
+            cure = f"; name another with --{option}-column" if option else "; name a layer that it has"
             have = ", ".join(self.names) or "none"
             raise InputError(f"{self.path}: no column {name!r} with {what}; it has {have}{cure}")
         return name
@@ -107,6 +113,8 @@ class LogitsFile(ABC):
                 raise InputError(f"{self.path}: {error}") from None
             yield outputs, self._ids(columns) if ids and self.identity else np.arange(first, first + n)
             first += n
+        if first != self.rows:
+            raise InputError(f"{self.path}: has {first:,} rows, but says {self.rows:,}; write it again")
 
     def _ids(self, columns: Columns) -> pa.Array:
         """Names of rows, of a type that every output format has."""
@@ -150,11 +158,11 @@ class _Parquet(LogitsFile):
         value = getattr(kind, "value_type", None)
         if value is None or not (pa.types.is_floating(value) or pa.types.is_integer(value)):
             told = f"expected a list of numbers in each row, got {kind}"
-            raise InputError(f"{self.path}: {name}: {told}; igeood.write_logits writes such a file")
+            raise InputError(f"{self.path}: {name}: {told}; write it with igeood.write_logits")
         if pa.types.is_fixed_size_list(kind):
             return int(kind.list_size)
         with self._opened() as file:
-            rows = next(file.iter_batches(batch_size=1, columns=[name]), None)
+            rows = next(file.iter_batches(batch_size=1, columns=[name], use_threads=False), None)
         return len(rows.column(name)[0] or ()) if rows is not None and rows.num_rows else 0
 
     def _stream(self, names: list[str], size: int) -> Iterator[Columns]:
@@ -207,7 +215,7 @@ class _Parquet(LogitsFile):
         try:
             with self.path.open("rb") as raw, pq.ParquetFile(raw, buffer_size=BUFFER) as file:
                 yield file
-        except (pa.ArrowException, EOFError, OSError) as error:
+        except (pa.ArrowException, EOFError, OSError, UnicodeDecodeError) as error:
             if getattr(error, "errno", None) is not None or isinstance(error, MemoryError):
                 raise
             raise _damaged(self.path, "Parquet", error) from None
@@ -225,18 +233,19 @@ class _Npz(LogitsFile):
     def _width(self, name: str) -> int:
         with self._opened() as archive, archive.open(f"{name}.npy") as member:
             shape, kind = self._head(name, member)
-        if len(shape) != 2 or kind.kind not in "fiu":
-            raise InputError(f"{self.path}: {name}: expected numbers of shape (N, C), got {kind} of shape {shape}")
+        if len(shape) != 2 or min(shape) < 0 or kind.kind not in "fiu":
+            raise InputError(
+                f"{self.path}: {name}: expected numbers of shape (N, C), got {kind} of shape {shape}; save those"
+            )
         self.rows = shape[0] if name == self.logits else self.rows
         return shape[1]
 
     def _head(self, name: str, member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """Shape and type, as the array's own header says; its values come next."""
         try:
-            version = npy.read_magic(member)
-            read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
+            read = {(1, 0): npy.read_array_header_1_0}[npy.read_magic(member)]  # others may claim headers of gigabytes
             shape, fortran, kind = read(member)
-        except (ValueError, KeyError) as error:
+        except Exception as error:  # noqa: BLE001 (a header is read as Python's literals, which fail in many ways)
             raise _damaged(self.path, "npz", error) from None
         if kind.hasobject:
             raise InputError(f"{self.path}: {name}: holds Python objects, which are never read; save a plain array")
@@ -250,8 +259,8 @@ class _Npz(LogitsFile):
             heads = {name: self._head(name, member) for name, member in members.items()}
             for name, (shape, kind) in heads.items():
                 if shape[:1] != (self.rows,) or len(shape) != 1 + (name in self.widths):
-                    given = f"shape {shape} for {self.rows} rows of logits"
-                    raise InputError(f"{self.path}: {name}: {given}; save one for each row")
+                    given = f"{name}: shape {shape} for {self.rows} rows of logits"
+                    raise InputError(f"{self.path}: {given}; save one for each row")
                 if name == self.label and kind.kind not in "iu":
                     raise InputError(f"{self.path}: {name}: expected integers, got {kind}; convert them to int64")
             for start in range(0, max(1, self.rows), size):
@@ -260,8 +269,7 @@ class _Npz(LogitsFile):
 
     def _take(self, member: IO[bytes], name: str, rows: int, kind: np.dtype[Any]) -> NDArray[Any]:
         shape = (rows, self.widths[name]) if name in self.widths else (rows,)
-        size = kind.itemsize * int(np.prod(shape))
-        content = member.read(size)
+        content = member.read(size := kind.itemsize * math.prod(shape))
         if len(content) != size:
             raise InputError(f"{self.path}: {name}: ends before all of its rows; save it again")
         return np.frombuffer(content, kind).reshape(shape)
@@ -271,7 +279,9 @@ class _Npz(LogitsFile):
         try:
             with zipfile.ZipFile(self.path) as archive:
                 yield archive
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError) as error:
+            if getattr(error, "errno", errno.EINVAL) != errno.EINVAL:  # that is a wrong offset, not the disk
+                raise
             raise _damaged(self.path, "npz", error) from None
 
 
@@ -307,7 +317,7 @@ def read_logits(
     if source.is_dir():
         raise InputError(f"{source}: is a folder; give a Parquet or npz file")
     if not source.is_file():
-        raise InputError(f"{source}: there is no such file")
+        raise InputError(f"{source}: there is no such file; check the path")
     try:
         with source.open("rb") as file:
             magic = file.read(6)
@@ -316,7 +326,7 @@ def read_logits(
     kinds: dict[bytes, type[_Parquet | _Npz]] = {b"PAR1": _Parquet, b"PK\x03\x04": _Npz, b"PK\x05\x06": _Npz}
     if magic[:4] not in kinds:
         what = "is empty" if not magic else "is neither Parquet nor npz"
-        cure = "save it with np.savez(path, logits=...)" if magic == b"\x93NUMPY" else "igeood.write_logits writes one"
+        cure = "save it with np.savez(path, logits=...)" if magic == b"\x93NUMPY" else "use igeood.write_logits"
         raise InputError(f"{source}: {what}; {cure}")
     return kinds[magic[:4]](source, logits, label, identity, layers, labelled)
 

@@ -36,18 +36,26 @@ def read(path: str | os.PathLike[str], what: str = "guard") -> tuple[dict[str, A
     """Read what `write` wrote, `what` in words. A damaged, foreign or newer file is an error."""
     source = Path(path)
     if not source.is_file():
-        raise GuardFileError(f"path: there is no {what} file {source}")
+        raise GuardFileError(f"path: there is no {what} file {source}; check the path")
     try:
         with safe_open(source, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        record = _record(source, metadata.get("igeood"), what)
+        same = json.dumps(record, sort_keys=True) == metadata["igeood"]  # a changed digit may stand for the same number
+        whole = record.pop("sha256", None) == _digest(record, tensors) and same
+        if any(tensor.is_complex() for tensor in tensors.values()):
+            raise ValueError("complex numbers")  # noqa: TRY301
+    except GuardFileError:
+        raise
+    except FileNotFoundError:  # so safetensors calls a file that may not be read
+        raise GuardFileError(f"path: {source} cannot be read; mend its permissions") from None
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RuntimeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise GuardFileError(
-            f"path: {source} is damaged, or no {what} file ({error}); save the {what} again, or fetch a whole copy"
+            f"path: {source} is damaged, or no {what} file ({reason}); save the {what} again, or fetch a whole copy"
         ) from None
-    record = _record(source, metadata.get("igeood"), what)
-    same = json.dumps(record, sort_keys=True) == metadata["igeood"]  # a changed digit may stand for the same number
-    if record.pop("sha256", None) != _digest(record, tensors) or not same:
+    if not whole:
         raise GuardFileError(f"path: {source} is damaged: its SHA-256 does not match; fetch a whole copy")
     return record, tensors
 

@@ -175,7 +175,7 @@ def _resumable(url: str, part: Path, state: Path) -> tuple[int, str | None]:
         known = json.loads(state.read_text(encoding="utf-8"))
         if known["url"] == url and isinstance(known["validator"], str):
             return part.stat().st_size, known["validator"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
     return 0, None
 

@@ -1,6 +1,7 @@
 """An image set: where its images are, and which of them; they are read and prepared only when asked for."""
 
 import hashlib
+import io
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,8 @@ SIDE = 32
 PREPARATION = 1  # part of every digest: raise it when `prepare` gives other pixels
 BLOCK = 1000  # images that are read, or in noise made, together
 MAX_PIXELS = 2**26  # of an image, and of what its resizing makes: far above any photograph used here
+FREE_PIXELS, PIXELS_PER_BYTE = 2**22, 64  # what a file may unpack to: a photograph's has fewer pixels than bytes
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # Pillow has others, of which one starts Ghostscript
 
 Images = NDArray[np.uint8]
 Rows = NDArray[np.int64]
@@ -75,13 +78,13 @@ class ImageSet:
 
     def __getitem__(self, key: slice | Sequence[int] | NDArray[Any]) -> "ImageSet":
         """A subset, by slice, indices or mask. Nothing is read."""
-        at = np.atleast_1d(np.arange(len(self))[key if isinstance(key, slice) else _indices(key)])
+        at = np.atleast_1d(np.arange(len(self))[key if isinstance(key, slice) else _indices(key, len(self))])
         return replace(self, rows=self.rows[at], labels=None if self.labels is None else self.labels[at])
 
     def limited(self, limit: int | None) -> "ImageSet":
         """At most `limit` images, evenly spaced from first to last, so that every class folder has its share."""
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | np.integer) or limit < 1):
-            raise InputError(f"limit: expected a positive integer or None, got {limit!r}")
+            raise InputError(f"limit: must be a positive integer or None, got {limit!r}")
         if limit is None or limit >= len(self):
             return self
         return self[np.linspace(0, len(self) - 1, limit).round().astype(np.int64)]
@@ -95,8 +98,8 @@ class ImageSet:
 
     def batches(self, size: int = 100) -> Iterator[Images]:
         """The images in order, `size` at a time, uint8 (n, 3, side, side)."""
-        if size < 1:
-            raise InputError(f"size: expected a positive integer, got {size!r}")
+        if not isinstance(size, int) or size < 1:
+            raise InputError(f"size: must be a positive integer, got {size!r}")
         return (self._read(self.rows[start : start + size]) for start in range(0, len(self), size))
 
     def _read(self, rows: Rows) -> Images:
@@ -125,12 +128,16 @@ class ImageSet:
         return self._digest[0]
 
 
-def _indices(key: Sequence[int] | NDArray[Any]) -> NDArray[Any]:
+def _indices(key: Sequence[int] | NDArray[Any], n: int) -> NDArray[Any]:
     at = np.asarray(key)
     if at.size == 0:
         return np.empty(0, np.int64)
-    if at.dtype.kind not in "iub":
-        raise InputError(f"index: expected a slice, integers or a mask, got {at.dtype}")
+    if at.dtype.kind not in "iub" or at.ndim > 1:
+        raise InputError(f"index: must be a slice, integers or a mask (N,), got {at.dtype} of shape {at.shape}")
+    outside = len(at) != n if at.dtype == bool else (at < -n) | (at >= n)
+    if at.ndim and np.any(outside):
+        told = f"a mask of {len(at)}" if at.dtype == bool else int(at[outside][0])
+        raise InputError(f"index: {told} does not fit a set of {n} images; give 0 to {n - 1}, or a mask of {n}")
     return at
 
 
@@ -241,8 +248,12 @@ def decoding() -> Iterator[None]:
 def prepare_file(path: Path, side: int = SIDE) -> Images:
     """Decode and prepare one image file, (3, side, side). Call it within `decoding`."""
     image = pillow()
+    content = _bytes(path)  # all of it: of a file, Pillow would ask for as much as the file says there is
     try:
-        with image.open(path) as opened:
+        with image.open(io.BytesIO(content), formats=FORMATS) as opened:
+            if opened.width * opened.height > FREE_PIXELS + PIXELS_PER_BYTE * len(content):
+                told = f"{opened.width} x {opened.height} pixels from {len(content):,} bytes"
+                raise InputError(f"{path}: {told} is no photograph, and may be a bomb; remove it")  # noqa: TRY301
             return prepare(opened, where=str(path), side=side)
     except InputError:
         raise

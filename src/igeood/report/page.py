@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 
 from igeood.benchmark.results import Record, Results
 from igeood.benchmark.summary import NAMED, Key, Summary, title
-from igeood.errors import InputError
+from igeood.errors import IgeoodError, InputError
 from igeood.report import recipe
 from igeood.report.drawing import Artist
 from igeood.report.evidence import Evidence
@@ -83,6 +83,12 @@ def make(results: Results, *, made_on: date, guard: Path | None = None, validati
     except KeyError as error:
         where = f"a line of {results.cells.path}, or of a file beside it,"
         raise InputError(f"results: {where} has no {error}; run the benchmark") from None
+    except IgeoodError:
+        raise
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError) as error:
+        where = f"{results.cells.path}, or a file beside it,"
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(f"results: {where} is damaged ({reason}); run the benchmark in another folder") from None
 
 
 def _make(results: Results, made_on: date, guard: Path | None, validation: str | None) -> Report:
@@ -91,13 +97,13 @@ def _make(results: Results, made_on: date, guard: Path | None, validation: str |
     found = [(key, line, standing) for key, line in pairs if (standing := standings(ours, key)) is not None]
     if not found:
         raise InputError(f"results: nothing was measured in {results.folder}; `igeood bench --out {results.folder}`")
+    beside = results.folder / GUARD
+    told = promises(guard or (beside if beside.is_file() else None), [key for key, _, _ in found], found[0][2].tpr)
     artist = Artist()
     sections = [
         _section(ours, key, line, Evidence(ours, key, standing, artist, max(1, DRAWN // len(found))), len(found))
         for key, line, standing in found
     ]
-    beside = results.folder / GUARD
-    told = promises(guard or (beside if beside.is_file() else None), [key for key, _, _ in found], found[0][2].tpr)
     again = ["igeood", "report", str(results.folder), *([] if validation is None else ["--validation", validation])]
     html = _render(sections, told, made_on, [*recipe.commands(results), recipe.line(*again)])
     return Report(html, {section["name"]: section["verdict"] for section in sections})

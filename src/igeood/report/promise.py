@@ -37,11 +37,14 @@ def promises(guard: Path | None, keys: list[Key], tpr: float) -> list[str]:
         if kept is None:
             return [f"{who} is not calibrated.", own, GET_ONE]
         scores = tensors["calibration.scores"]
+        kept = {"trained_on": 0, **kept}  # earlier files do not tell
         calibration = Calibration(scores, **{name: kept[name] for name in CALIBRATION_FIELDS})
-    except (KeyError, TypeError) as error:
-        raise GuardFileError(f"guard: {guard} does not describe a guard ({error}); save it again") from None
-    above = f"{calibration.threshold:.4g}".replace("-", "−")
-    start = f"{who} refuses scores above {above}; it is tuned by itself, so its scores have a scale of their own."
-    left = f" ({calibration.left_out:,} more were left out, which tuning had seen)" if calibration.left_out else ""
-    told = f"{start} Its promise, from {len(scores):,} calibration images{left}: {calibration.promise}."
+        above = f"{calibration.threshold:.4g}".replace("-", "−")
+        start = f"{who} refuses scores above {above}; it is tuned by itself, so its scores have a scale of their own."
+        left = f" ({calibration.left_out:,} more were left out, which tuning had seen)" if calibration.left_out else ""
+        told = f"{start} Its promise, from {len(scores):,} calibration images{left}: {calibration.promise}."
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise GuardFileError(
+            f"guard: {guard} does not describe a guard ({' '.join(str(error).split())}); save it again"
+        ) from None
     return [told, LIMITS, own]
