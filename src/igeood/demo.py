@@ -18,6 +18,7 @@ from igeood.benchmark.cells import Rows
 from igeood.datasets import ImageSet
 from igeood.errors import InputError
 from igeood.explanation import raised
+from igeood.files import only_one
 from igeood.guard import Guard, Verdict
 from igeood.networks import Recipe, Task, read_weights, train
 
@@ -82,7 +83,7 @@ def run(folder: str | Path, *, seed: int = 0, progress: Progress | None = None) 
     progress : callable, optional
         Called with what is being done, how much of it is done, and of how much.
     """
-    with _one_thread():
+    with _one_thread(), only_one(Path(folder) / ".demo.lock", "out"):
         return _run(Path(folder), seed, progress or (lambda *_: None))
 
 
@@ -111,7 +112,7 @@ def _run(target: Path, seed: int, say: Progress) -> Demo:
         verdict = guard.predict(list(network.batches(images, BATCH)))
         refused[images.title] = (float(np.mean(np.asarray(verdict.is_ood))), len(images))
         if name == KNOWN:
-            usual = guard.explain(list(network.batches(images, BATCH))).contributions.mean(dim=0).tolist()
+            usual = guard.explain(list(network.batches(images, BATCH))).contributions.mean(0).tolist()
         else:
             flagged += _flagged(guard, network, images, verdict, usual)
         say("guarding", i + 1, len(measured))
@@ -126,7 +127,10 @@ def _trained(path: Path, seed: int, say: Progress) -> Network:
     task = Task(KNOWN, CLASSES, learn.images(), learn.labels, judge.images(), judge.labels)
     recipe = Recipe(epochs=EPOCHS, batch=BATCH, rate=RATE, augment=False, seed=seed)
     if path.exists():
-        found = json.loads(read_weights(path)[1].get("training", "{}"))
+        try:
+            found = json.loads(read_weights(path)[1].get("training", "{}"))
+        except (json.JSONDecodeError, RecursionError):
+            found = None
         if found != {"network": NETWORK, "recipe": asdict(recipe), "data": task.digest()}:
             raise InputError(f"out: {path} is of another demonstration, or seed; name another folder")
     else:

@@ -56,7 +56,7 @@ def _one_line(ctx: click.Context | None = None) -> Iterator[None]:
             raise
     else:
         return
-    click.echo(f"igeood: {text}", err=True)
+    click.echo(f"igeood: {text}".replace("\n", "\\n"), err=True)  # a file's name may have any character
     sys.exit(code)
 
 
@@ -73,8 +73,12 @@ def _told(error: MemoryError | OSError | RuntimeError, *, kept: bool) -> str:
         return ""
     cures = {
         errno.ENOSPC: f"; make room and give the same command again{': what was finished is kept' if kept else ''}",
-        errno.EACCES: "; name a place that you may write to",
+        errno.EACCES: "; mend its permissions, or name a place that you may write to",
         errno.EROFS: "; name a place that you may write to",
+        errno.ENAMETOOLONG: "; give a shorter one",
+        errno.EEXIST: "; name another place",
+        errno.ENOENT: "; check the path",
+        errno.ENOTDIR: "; name another place",
     }
     place = f"{error.filename}: " if error.filename else ""
     return f"{place}{error.strerror or error}{cures.get(error.errno or 0, '')}"
@@ -90,16 +94,19 @@ def _messages() -> Iterator[None]:
             said.add(text)
             click.echo(f"igeood: {text}", err=True)
 
-    handler = logging.Handler(logging.WARNING)
+    handler = logging.Handler(logging.INFO)
     handler.emit = lambda record: say(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("igeood")
+    level = logger.level
     logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always", IgeoodWarning)
             warnings.showwarning = lambda message, *_, **__: say(" ".join(str(message).split()))
             yield
     finally:
+        logger.setLevel(level)
         logger.removeHandler(handler)
 
 

@@ -1,6 +1,7 @@
 """What the commands on guards share: where samples and models come from, and what may be written over."""
 
 import functools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -10,7 +11,8 @@ import click
 
 from igeood.cli._shared import root_option
 from igeood.cli.progress import Progress
-from igeood.errors import InputError
+from igeood.errors import GuardFileError, InputError
+from igeood.files import only_one
 
 if TYPE_CHECKING:
     from torch import nn
@@ -45,7 +47,7 @@ class Sources:
         """The model that was named, with its weights."""
         if self.model is None:
             if self.weights is not None:
-                raise InputError("weights: whose? Name the model too: --model module:factory")
+                raise InputError("weights: whose? Name the model too; give --model module:factory")
             return None
         from igeood.cli._models import find_model
         from igeood.networks import load_weights
@@ -79,7 +81,8 @@ class Sources:
         if guard.inputs.model is None:
             file, classes = self.file(name, guard.layers, training=training), guard.detector.n_classes_
             if file.rows and file.n_classes != classes:  # told before anything is read
-                raise InputError(f"{name}: {file.n_classes} columns, but the guard was fitted on {classes} classes")
+                told = f"{file.n_classes} columns, but the guard was fitted on {classes} classes"
+                raise InputError(f"{name}: {told}; give logits of the same classifier")
             return file
         if guard.preparation is None:
             raise InputError(
@@ -169,21 +172,39 @@ class Watched:
             self.report(self.what, done, self.source.rows)
 
 
-def load_guard(path: str, sources: Sources) -> "Guard":
-    """The guard in a file, with its model if it has one."""
+def load_guard(path: str, sources: Sources, data: str = "") -> "Guard":
+    """The guard in a file, with its model if it has one; `data`, the other argument, may have been meant."""
+    from igeood import storage
     from igeood.access import load
 
-    return load(path, sources.network())
+    try:
+        return load(path, sources.network())
+    except GuardFileError as error:
+        try:
+            storage.read(data)
+        except GuardFileError:
+            raise error from None
+        raise InputError(f"guard: {path} is none, but {data} is: give the guard first, then the samples") from None
 
 
-def check_new(out: str | None, force: bool, *inputs: str) -> None:
-    """Raise where a result would take the place of a file that is there, or of what it is made from."""
-    if out is None:
-        return
-    target = Path(out)
-    if any(Path(name).exists() and target.exists() and target.samefile(name) for name in inputs):
-        raise InputError(f"out: {out} is what this is made from; name another file")
-    if target.exists() and not force:
-        raise InputError(f"out: {out} is there already; name another file, or give --force")
-    if not target.parent.is_dir():
-        raise InputError(f"out: {target.parent} is no folder; make it first")
+def check_new(out: str | None, force: bool, *inputs: str, replaced: str | None = None) -> None:
+    """Raise where a result would take the place of a file that is there, or of what it is made from.
+
+    Until the command ends no other writes `out`, or `replaced` where there is none: one result would be lost.
+    """
+    if out is not None:
+        target = Path(out)
+        if any(Path(name).exists() and target.exists() and target.samefile(name) for name in inputs):
+            raise InputError(f"out: {out} is what this is made from; name another file")
+        if target.exists() and not force:
+            raise InputError(f"out: {out} is there already; name another file, or give --force")
+        if not target.parent.is_dir():
+            raise InputError(f"out: {target.parent} is no folder; make it first")
+    written = Path(os.path.realpath(out or replaced or ""))
+    if written.parent.is_dir() and not written.is_dir():
+        lock = only_one(written.with_name(f".{written.name}.lock"), "out" if out else "guard")
+        try:
+            click.get_current_context().with_resource(lock)
+        except OSError as error:
+            error.filename = out or replaced  # not the lock's
+            raise

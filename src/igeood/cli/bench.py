@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from igeood.benchmark import Network, Plan
 
 
-_COUNT, _SPLITS = click.IntRange(min=40), click.IntRange(min=1)
+_COUNT, _SPLITS = click.IntRange(min=40), click.IntRange(1, 1000)
 
 
 @click.command()

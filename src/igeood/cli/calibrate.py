@@ -27,12 +27,16 @@ def calibrate(
 
     Samples that `igeood tune` has used are left out.
     """
-    check_new(out, force, id_data)
-    loaded = load_guard(guard, sources)
+    check_new(out, force, id_data, replaced=guard)
+    target = guard if out is None else out
+    loaded = load_guard(guard, sources, id_data)
     with progress_bars() as report:
         samples = Watched(sources.open(id_data, loaded), "calibrate", report)
         loaded.calibrate(samples, tpr, guarantee=guarantee, confidence=confidence)  # type: ignore[arg-type]
-    loaded.save(out or guard)
-    n = 0 if loaded.calibration is None else len(loaded.calibration.scores)
-    record = {"threshold": loaded.threshold, "promise": loaded.promise, "n": n, "out": out or guard}
-    tell(as_json, record, f"{out or guard}: threshold {loaded.threshold:.6g} from {n:,} samples: {loaded.promise}")
+    loaded.save(target)
+    found = loaded.calibration
+    assert found is not None  # noqa: S101 (calibrate has just set it)
+    n, holds = len(found.scores), not found.trained_on
+    told = {"promise": found.promise} if holds else {"promise": None, "warning": found.promise}
+    record = {"threshold": loaded.threshold, **told, "n": n, "out": target}
+    tell(as_json, record, f"{target}: threshold {loaded.threshold:.6g} from {n:,} samples: {loaded.promise}")

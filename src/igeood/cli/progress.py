@@ -1,6 +1,7 @@
 """Progress of long work, on stderr: bars on a terminal, plain lines elsewhere."""
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO
@@ -9,16 +10,17 @@ import click
 
 Progress = Callable[[str, int, int | None], None]  # what, done, of how many if that is known
 BARS = 6  # finished ones that stay on the screen
+PATIENCE = 10  # seconds without a line, where there are no bars
 
 
-def on_terminal(stream: IO[str]) -> bool:
-    """Whether somebody looks on."""
-    return stream.isatty()
+def on_terminal(stream: IO[str] | None) -> bool:
+    """Whether somebody looks on; a stream that was closed before we began is None."""
+    return stream is not None and stream.isatty()
 
 
 @contextmanager
 def progress_bars() -> Iterator[Progress]:
-    """A bar for each thing that is reported on; not on a terminal, a line at each quarter of it.
+    """A bar for each thing that is reported on; not on a terminal, a line at each quarter of it, and every 10 s.
 
     What is finished at its first report is over before anybody could ask, and is not shown.
     """
@@ -58,11 +60,13 @@ def _bars() -> Iterator[Progress]:
 @contextmanager
 def _lines() -> Iterator[Progress]:
     said: dict[str, int] = {}
+    last = time.monotonic()
 
     def show(what: str, done: int, total: int | None) -> None:
+        nonlocal last
         part = 4 * done // total if total else done.bit_length()  # of an unknown number, each doubling
-        if said.get(what, 0) < part:
-            said[what] = part
+        if said.get(what, 0) < part or time.monotonic() - last > PATIENCE:
+            said[what], last = part, time.monotonic()
             click.echo(f"{what}: {done:,} of {total:,}" if total else f"{what}: {done:,}", err=True)
 
     yield show

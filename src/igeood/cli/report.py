@@ -26,7 +26,7 @@ def report(results: str, out: str | None, guard: str | None, validation: str | N
     found = Results.existing(results)
     made = make(found, made_on=date.today(), guard=None if guard is None else Path(guard), validation=validation)
     content = made.html.encode()
-    out = out or str(Path(results) / "report.html")
+    out = str(Path(results) / "report.html") if out is None else out
     write_whole(out, content)
     record = {"out": out, "bytes": len(content), "verdicts": made.verdicts}
     tell(as_json, record, "\n".join(f"{network}: {told[0]}" for network, told in made.verdicts.items()))

@@ -40,7 +40,7 @@ def score(guard: str, data: str, out: str | None, force: bool, sources: Sources,
     check_new(out, force, guard, data)
     if out is not None and Path(out).suffix not in SUFFIXES:
         raise InputError(f"out: {out} ends in none of {', '.join(SUFFIXES)}; name one of these formats")
-    loaded = load_guard(guard, sources)
+    loaded = load_guard(guard, sources, data)
     source = sources.open(data, loaded)
     if loaded.calibration is None:
         click.echo(
@@ -84,6 +84,8 @@ def _sink(out: str | None, as_json: bool) -> Iterator[Callable[[dict[str, Any]],
 
     from igeood.files import whole
 
+    if out is None and sys.stdout is None:
+        raise InputError("stdout: is closed; name a file for the verdicts: --out")
     kind = Path(out).suffix if out else ".jsonl" if as_json else ".csv"
     parquet: ParquetWriter | None = None
     head = True

@@ -19,9 +19,12 @@ if TYPE_CHECKING:
 )
 @click.option("--out", required=True, type=click.Path(dir_okay=False), help="The .safetensors file to write.")
 @root_option
-@click.option("--epochs", default=300, show_default=True, type=click.IntRange(min=1), help="Passes over the images.")
+@click.option("--epochs", default=300, show_default=True, type=click.IntRange(1, 10**5), help="Passes over the images.")
 @click.option("--batch", default=64, show_default=True, type=click.IntRange(min=2), help="Images a step.")
-@click.option("--rate", default=0.1, show_default=True, help="Learning rate, cut tenfold at 50% and 75%.")
+@click.option(
+    "--rate", default=0.1, show_default=True, type=click.FloatRange(0, 100, min_open=True),
+    help="Learning rate, cut tenfold at 50% and 75%.",
+)  # fmt: skip
 @click.option("--augment/--no-augment", default=True, show_default=True, help="Shift and mirror; off for digits.")
 @seed_option("Of everything random.")
 @click.option("--limit", type=click.IntRange(min=1), help="Use this many images of each split only.")
@@ -39,7 +42,7 @@ def train(
     from igeood.networks import Recipe, build
 
     build(network)
-    if Path(out).with_suffix(".training").exists():
+    if Path(out).suffix and Path(out).with_suffix(".training").exists():
         click.echo(f"going on from {Path(out).with_suffix('.training')}", err=True)
     recipe = Recipe(epochs=epochs, batch=batch, rate=rate, augment=augment, seed=seed)
     found = _run(network, _task(data, root, limit), out, recipe)

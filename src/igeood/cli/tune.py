@@ -32,7 +32,8 @@ def tune(
 
     A guard's file has no training samples, so it is fitted again on --train. The guard wants calibrating afterwards.
     """
-    check_new(out, force, train, id_data, ood)
+    check_new(out, force, train, id_data, ood, replaced=guard)
+    target = guard if out is None else out
     loaded = load_guard(guard, sources)
     before = loaded.fitted_on
     with progress_bars() as report:
@@ -43,19 +44,19 @@ def tune(
         _check_same(before, loaded.fitted_on)
         steps = lambda done, total: report("temperatures", done, total)  # noqa: E731
         loaded.tune(known, foreign, share=share, tpr=tpr, seed=seed, progress=steps)
-    loaded.save(out or guard)
+    loaded.save(target)
     found = loaded.tuning
     assert found is not None  # noqa: S101 (tune has just set it)
     best = None if found.temperature is None else found.temperature.best
     record = {
         "temperature": best and best.temperature, "epsilon": found.epsilon, "tnr": found.after,
-        "tnr_before": found.before, "tpr": tpr, "id": found.n_id, "ood": found.n_ood, "out": out or guard,
+        "tnr_before": found.before, "tpr": tpr, "id": found.n_id, "ood": found.n_ood, "out": target,
     }  # fmt: skip
     what = [] if best is None else [f"temperature {best.temperature:g}"]
     what += [f"input step {found.epsilon:g}"] if loaded.inputs.model is not None else []
     what += [f"{100 * found.after:.1f}% of {found.n_ood:,} OOD samples refused at {100 * tpr:g}% kept"]
     what += [f"before {100 * found.before:.1f}%"]
-    tell(as_json, record, f"{out or guard}: {', '.join(what)}; calibrate it next")
+    tell(as_json, record, f"{target}: {', '.join(what)}; calibrate it next")
 
 
 def _check_same(before: "Keys", now: "Keys") -> None:

@@ -8,6 +8,8 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 from urllib.parse import urlsplit
 
+from igeood.errors import InputError
+
 Layout = tuple[str, ...]  # files or folders below the root that make up one split
 Triple = tuple[float, float, float]
 
@@ -98,12 +100,14 @@ _TABLE = (
         counts={"train": 100_000, "val": 10_000, "test": 10_000},
         layouts={"train": (("tiny-imagenet-200/train",),), "val": (("tiny-imagenet-200/val/images",),),
                  "test": (("tiny-imagenet-200/test/images",),)},
-        downloads=(Download("http://cs231n.stanford.edu/tiny-imagenet-200.zip", 248_100_043),),
+        downloads=(Download("http://cs231n.stanford.edu/tiny-imagenet-200.zip", 248_100_043,
+                            "md5:90528d7ca1a48142e341f4ef8d21d0de", "avalanche"),),
     ),
     Dataset(
         "lsun", "LSUN (resized)", "not stated", "https://github.com/facebookresearch/odin", "images",
         counts={"test": 10_000}, layouts={"test": (("LSUN_resize",),)},
-        downloads=(Download("https://www.dropbox.com/s/moqh2wh8696c3yl/LSUN_resize.tar.gz?dl=1"),),
+        downloads=(Download("https://www.dropbox.com/s/moqh2wh8696c3yl/LSUN_resize.tar.gz?dl=1", None,
+                            "md5:278b7b31c8cb7e804a1465a8ce03a2dc", "pytorch-ood"),),
     ),
     Dataset(
         "isun", "iSUN", "not stated", "https://github.com/facebookresearch/odin", "images",
@@ -137,6 +141,13 @@ DATASETS: dict[str, Dataset] = {dataset.name: dataset for dataset in _TABLE}
 
 def data_root(root: str | os.PathLike[str] | None = None) -> Path:
     """The folder of the data sets: the argument, else $IGEOOD_DATA, else `igeood` in the user's cache folder."""
+    try:
+        return _data_root(root)
+    except RuntimeError:
+        raise InputError("root: has a home folder that is not known; give a whole path, or set IGEOOD_DATA") from None
+
+
+def _data_root(root: str | os.PathLike[str] | None) -> Path:
     if root is not None:
         return Path(root).expanduser()
     if given := os.environ.get("IGEOOD_DATA"):

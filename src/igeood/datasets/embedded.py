@@ -48,7 +48,8 @@ def load_embedded(name: str, split: str) -> ImageSet:
     if name not in EMBEDDED:
         raise InputError(f"name: no data set {name!r}; embedded are {', '.join(EMBEDDED)}")
     if split != "test" and (split, name) != ("train", "demo:digits"):
-        raise InputError(f"split: {name} has {'train and test' if name == 'demo:digits' else 'test'}, got {split!r}")
+        have = "train and test" if name == "demo:digits" else "test"
+        raise InputError(f"split: {name} has {have}, got {split!r}; name one of these")
     found = EMBEDDED[name]
     images, labels = found.make(split)
     classes = None if labels is None else KNOWN

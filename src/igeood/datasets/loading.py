@@ -53,6 +53,9 @@ def load(
     >>> noise.images().shape
     (3, 3, 32, 32)
     """
+    for what, given in (("name", name), ("split", split)):
+        if not isinstance(given, str):
+            raise InputError(f"{what}: must be text, got {given!r}")
     name = canonical(name)
     kind, colon, path = name.partition(":")
     if colon and kind == "folder":
@@ -64,7 +67,7 @@ def load(
     else:
         found = load_dataset(find(name), root=data_root(root), split=split)
     if isinstance(side, bool) or not isinstance(side, int) or not 1 <= side <= MAX_SIDE:
-        raise InputError(f"side: expected 1 to {MAX_SIDE} pixels, got {side!r}")
+        raise InputError(f"side: must be 1 to {MAX_SIDE} pixels, got {side!r}")
     return replace(found, side=side).limited(limit)
 
 
@@ -75,7 +78,7 @@ def canonical(name: str) -> str:
     'folder:/data/blue'
     """
     kind, colon, path = name.partition(":")
-    return f"{kind}:{os.path.abspath(Path(path).expanduser())}" if colon and kind in ("folder", "idx") else name  # noqa: PTH100
+    return f"{kind}:{os.path.abspath(os.path.expanduser(path))}" if colon and kind in ("folder", "idx") else name  # noqa: PTH100, PTH111
 
 
 def find(name: str) -> Dataset:
@@ -90,7 +93,7 @@ def find(name: str) -> Dataset:
 def load_dataset(dataset: Dataset, *, root: Path, split: str) -> ImageSet:
     """A set of the table, from its official files below `root`."""
     if split not in dataset.counts:
-        raise InputError(f"split: {dataset.name} has {', '.join(dataset.counts)}, got {split!r}")
+        raise InputError(f"split: {dataset.name} has {', '.join(dataset.counts)}, got {split!r}; name one of these")
     expected = dataset.counts[split]
     source, labels = _read(dataset, root, split)
     note = dataset.note if len(source) == expected else f"{len(source):,} of {expected:,} images"
@@ -166,7 +169,7 @@ def _idx(path: Path, name: str, split: str) -> ImageSet:
     if path.is_dir():
         stem = {"train": "train", "test": "t10k"}.get(split)
         if stem is None:
-            raise InputError(f"split: an idx folder has train and test, got {split!r}")
+            raise InputError(f"split: an idx folder has train and test, got {split!r}; name one of these")
         labels_file = _either(path, f"{stem}-labels-idx1-ubyte")
         labels = read_idx(labels_file, dims=1).astype(np.int64)
         path = _either(path, f"{stem}-images-idx3-ubyte")

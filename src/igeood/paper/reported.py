@@ -18,6 +18,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from igeood.errors import InputError
+
 TABLES: dict[str, str] = {
     "tab:black_box_avg": "Logits only: mean over eight OOD sets.",
     "tab:white_box_avg": "All layers: mean over nine OOD sets, tuned on OOD or on adversarial data.",
@@ -86,6 +88,9 @@ def find(**fields: str) -> list[Reported]:
     >>> best.value, best.spread
     (51.6, 24.0)
     """
+    for field in fields:
+        if field not in Reported.__annotations__:
+            raise InputError.unknown("fields", field, Reported.__annotations__)
     return [one for one in load() if all(getattr(one, field) == value for field, value in fields.items())]
 
 
