@@ -317,3 +317,15 @@ def test_so_it_does_tuned_and_after_saving(method, parts, tmp_path):
     verdicts = [g.calibrate(Outputs.concat([validation, calibration]), TPR).predict(test) for g in (guard, loaded)]
     assert torch.equal(verdicts[0].is_ood, verdicts[1].is_ood)
     assert torch.equal(verdicts[0].p_value, verdicts[1].p_value)
+
+
+@pytest.mark.parametrize("size", [1e-9, 1.0, 28.0])
+def test_the_margin_leaves_last_digits_that_tell_samples_apart(size):
+    rng = np.random.default_rng(0)
+    scores = -size * (
+        1 - 10.0 ** rng.uniform(-13, -10, 2000)
+    )  # a classifier that is sure of all: no tie, all nearly −size
+    calibration = Calibration(torch.from_numpy(scores))
+    assert calibration.margin > 0
+    exact = threshold(scores)
+    assert np.sum((scores > exact) & (scores <= calibration.threshold)) <= 1

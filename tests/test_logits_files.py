@@ -171,7 +171,7 @@ def test_probabilities_of_a_later_block(classifier, monkeypatch):
     guard = igeood.black_box(probabilities=True).fit(classifier.train.softmax(1), classifier.labels)
     bad = classifier.test.softmax(1)
     bad[250] *= 2
-    with pytest.raises(InputError, match="^probabilities: row 250 sums to 2"):
+    with pytest.raises(InputError, match=r"^probabilities: row 250 sums to 2"):
         guard.score(bad)
 
 

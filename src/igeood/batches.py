@@ -2,14 +2,15 @@
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from operator import length_hint
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from igeood.errors import IgeoodWarning, InputError
 from igeood.outputs import Keys, row_keys
@@ -90,7 +91,9 @@ def batches(source: Any, name: str = "x") -> Iterator[Batch]:
         yield batch
     if number < 0:
         raise InputError(f"{name}: empty: no batch in the loader; give a new one if it was a generator, read already")
-    promised = length_hint(source, 0)
+    promised = 0
+    with suppress(Exception):  # a length is a courtesy; one that fails, as some do, says nothing
+        promised = len(source) if isinstance(source, DataLoader) else 0  # others may count samples
     if number + 1 < promised:  # a dataset that raises StopIteration ends its loader without a word
         warnings.warn(
             f"{name}: the loader ended after {number + 1} of its {promised} batches and the rest is missing; look for "
@@ -100,17 +103,35 @@ def batches(source: Any, name: str = "x") -> Iterator[Batch]:
         )
 
 
+_loading: ContextVar[bool | None] = ContextVar("_loading", default=None)  # whether the caller had gradients on
+
+
+@contextmanager
+def without_gradients() -> Iterator[None]:
+    """No gradients for a guard's own work; loaders that are read in it run as the caller would run them."""
+    before = _loading.set(torch.is_grad_enabled())
+    try:
+        with torch.inference_mode(False), torch.no_grad():
+            yield
+    finally:
+        _loading.reset(before)
+
+
 def _items(source: Iterable[Any]) -> Iterator[Any]:
-    """A loader's items, made with gradients as in a loop of the user's own: it may attack its images, say."""
-    end = object()
-    with torch.inference_mode(False), torch.enable_grad():
-        items = iter(source)
-    while True:
-        with torch.inference_mode(False), torch.enable_grad():
+    """A loader's items, made as in a loop of the user's own: with gradients on or off, as they were or as it sets them.
+
+    One may attack its images, another run an encoder.
+    """
+    end, outer = object(), _loading.get()
+    on = torch.is_grad_enabled() if outer is None else outer
+    item, items = None, None
+    while item is not end:
+        with torch.inference_mode(False), torch.set_grad_enabled(on):
+            items = iter(source) if items is None else items
             item = next(items, end)
-        if item is end:
-            return
-        yield item
+            on = torch.is_grad_enabled()
+        if item is not end:
+            yield item
 
 
 @contextmanager

@@ -23,8 +23,9 @@ from igeood.outputs import Array, ArrayLike, as_kind, as_vector
 
 Guarantee = Literal["marginal", "tolerance"]
 
-ROUNDING = 1e-9  # of the scores' size: what rounding may change in a score, with room to spare
+ROUNDING = 1e-9  # of the scores' size: what rounding may change in a score, with much room to spare
 _SMALLEST = 1e-12  # the same where scores are about 0, from values about 1
+_ALIKE = 1e-14  # of the scores' size: scores no further apart may be those of one input
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,10 +60,18 @@ class Calibration:
     def margin(self) -> float:
         """What rounding may change in a score: threshold and p-values are those of the scores raised by it.
 
-        1e-9 of the score at the threshold or of the median size, the greater; one huge score does not matter.
+        1e-9 of the score at the threshold or of the median size, the greater; one huge score does not matter. But no
+        more than half the way from the threshold's score to the next: where a classifier is so sure that its scores
+        differ in their last digits only, these digits count.
         """
-        size = max(abs(float(self.scores[self._place])), float(self.scores.abs().median()))
-        return ROUNDING * size + _SMALLEST if math.isfinite(size) else 0.0
+        at = self.scores[self._place]
+        size = max(abs(float(at)), float(self.scores.abs().median()))
+        if not math.isfinite(size):
+            return 0.0
+        alike = _ALIKE * size
+        above = self.scores[self.scores > at + alike]
+        gap = float(above[0] - at) if len(above) else math.inf
+        return min(ROUNDING * size + _SMALLEST, max(alike, gap / 2))
 
     @cached_property
     def threshold(self) -> float:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from igeood import storage, validation
+from igeood.batches import without_gradients
 from igeood.calibration import Calibration, Guarantee, needed_samples
 from igeood.detectors import Detector, Ensemble, method_name
 from igeood.diagnostics import LayerDiagnostics, diagnose
@@ -138,7 +139,7 @@ class Guard:
         params, epsilon = self._first
         fresh = type(self.detector)(**params)
         layers = self.inputs.layers
-        with random_state_kept(), torch.inference_mode(False), torch.no_grad():
+        with random_state_kept(), without_gradients():
             try:
                 self.inputs.prepare()
                 fresh.fit_batches(clean(self.inputs.see(data, fresh, labels=labels, fitting=True)))
@@ -203,7 +204,7 @@ class Guard:
         samples = ValidationSamples(
             self.inputs, id_data, ood, lambda keys: validation.chosen(keys, share, seed), attack
         )
-        with random_state_kept(), torch.inference_mode(False), torch.no_grad():
+        with random_state_kept(), without_gradients():
             tuned, tuning = tune_guard(
                 self.detector, train, samples.see, grid, epsilon=self.epsilon, tpr=tpr, search=search, seed=seed,
                 trials=trials, progress=progress,
@@ -266,7 +267,7 @@ class Guard:
             )
         self.calibration = calibration
         if left_out:
-            log.info("calibrate: left out %d of %d samples, which tune had used", left_out, len(keys))
+            log.warning("calibrate: left out %d of %d samples, which tune had used", left_out, len(keys))
         return self
 
     def score(self, data: Any) -> Array:
@@ -326,7 +327,7 @@ class Guard:
         labels: list[Tensor] = []
         name = "logits" if name == "x" and self.inputs.model is None else name
         is_loader = not isinstance(data, (Tensor, np.ndarray, Mapping, Outputs))
-        with random_state_kept() if is_loader else nullcontext(), torch.no_grad():
+        with random_state_kept() if is_loader else nullcontext(), without_gradients():
             for part in self.inputs.see(data, self.detector, name=name, epsilons=(self.epsilon,), keyed=keyed):
                 keys.append(part.keys)
                 scores.append(torch.as_tensor(self.detector.score(_as_tensors(part.stepped[0]))))

@@ -183,6 +183,52 @@ def test_a_loader_that_ends_early_is_a_warning(stage):
     assert f"{argument}: the loader ended after {batches} of its {len(source)} batches" in str(told[0].message)
 
 
+class _NoLength:
+    def __iter__(self):
+        return iter(split(TRAIN))
+
+    def __len__(self):
+        raise NotImplementedError
+
+
+class _CountsSamples(_NoLength):
+    def __len__(self):
+        return len(TRAIN[0])
+
+
+@pytest.mark.parametrize("kind", [_NoLength, _CountsSamples])
+def test_a_loaders_length_is_a_courtesy(kind):
+    pieces = split(TRAIN)
+    guard = igeood.black_box(net(), method="energy").fit(kind())
+    assert torch.equal(guard.score(TEST[0]), igeood.black_box(net(), method="energy").fit(pieces).score(TEST[0]))
+
+
+@pytest.mark.parametrize("stage", ["fit", "score"])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_a_loader_runs_with_gradients_as_its_user_has_them(stage, mode):
+    modes = []
+
+    def loader():
+        for item in split(TRAIN):
+            modes.append(torch.is_grad_enabled())
+            yield item
+
+    def own():
+        with torch.no_grad():
+            for item in split(TRAIN):
+                modes.append(not torch.is_grad_enabled())
+                yield item
+
+    guard = igeood.black_box(net(), method="energy").fit(split(TRAIN))
+    with mode():
+        getattr(guard, stage)(loader())
+    assert set(modes) == {mode is torch.enable_grad}
+    modes.clear()
+    getattr(guard, stage)(own())
+    assert all(modes)
+    assert torch.is_grad_enabled()
+
+
 def test_a_loader_that_changes_from_reading_to_reading_cannot_be_tuned_on():
     class Augmenting:
         def __iter__(self):

@@ -125,7 +125,7 @@ def recall(folder: Path, *, weights: str, images: str) -> Outputs | None:
                 shards = [_read(path) or {} for path in sorted(first.parent.glob("*.safetensors"))]
                 if all(shards) and sum(len(shard["logits"]) for shard in shards) == about["count"]:
                     return _outputs(_joined(shards))
-        except (SafetensorError, ValueError, KeyError, IndexError, TypeError, AttributeError, RuntimeError):
+        except (SafetensorError, ValueError, KeyError, IndexError, TypeError, AttributeError, RuntimeError):  # noqa: PERF203
             continue  # damaged, or none of ours: as if it were not there
     return None
 
