@@ -2,12 +2,15 @@
 
 import copy
 import sys
+import threading
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import igeood
 from igeood import fingerprints
@@ -16,7 +19,7 @@ from igeood.fingerprints import WeightWatch, fingerprint
 
 sys.path.insert(0, str(Path(__file__).parent / "contract"))
 
-from models import net
+from models import CASES, Net, net
 from runs import ACCESSES, HELD_OUT, KINDS, TEST, TRAIN, split, turns
 
 LAYERS = ("act", "hidden")
@@ -118,7 +121,21 @@ def test_weights_that_are_the_same_are_none(change, kind):
     guard.predict(TEST[0])
 
 
-@pytest.mark.parametrize("stage", ["score", "predict", "explain", "calibrate"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_threshold_is_set_with_other_weights(kind):
+    model = net()
+    guard = ready(kind, model)
+    threshold = guard.threshold
+    one_value(model)
+    with pytest.warns(IgeoodWarning, match="its weights have changed"):
+        guard.predict(TEST[0])
+    for step in (guard.calibrate, lambda known: guard.tune(known, split(TEST))):
+        with pytest.raises(InputError, match=r"^model: its weights have changed since .*; fit it again first$"):
+            step(split(HELD_OUT))
+    assert guard.threshold == threshold
+
+
+@pytest.mark.parametrize("stage", ["score", "predict", "explain"])
 def test_each_stage_tells(stage):
     model = net()
     guard = ready("white", model)
@@ -170,10 +187,15 @@ def test_a_copy_of_a_guard_watches_its_own_model():
         other.predict(TEST[0])
 
 
+def no_pass_over_all(monkeypatch):
+    for name in ("fingerprint", "_sums"):
+        monkeypatch.setattr(fingerprints, name, lambda _: pytest.fail("a pass over all weights"))
+
+
 def test_a_look_at_weights_that_stay_takes_no_fingerprint(monkeypatch):
     model = net()
     watch = WeightWatch(model)
-    monkeypatch.setattr(fingerprints, "fingerprint", lambda _: pytest.fail("a pass over all weights"))
+    no_pass_over_all(monkeypatch)
     assert not watch.changed(model)
 
 
@@ -193,3 +215,201 @@ def test_weights_of_several_precisions_and_kinds():
         assert watch.changed(model)
         getattr(model, name).data.sub_(1.0)
         assert not watch.changed(model)
+
+
+def test_the_fingerprint_is_that_of_guards_already_saved():
+    model = nn.Module()
+    model.a = nn.Parameter(torch.arange(12.0).reshape(3, 4).t())
+    model.b = nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
+    model.c = nn.Parameter(torch.zeros(0, 2, dtype=torch.bfloat16))
+    model.register_buffer("d", torch.tensor([True, False]))
+    model.register_buffer("e", torch.tensor(7))
+    model.register_buffer("f", torch.zeros(3), persistent=False)
+    assert fingerprint(model) == "6bfbc82443b2cb7e"
+
+
+def holding(value):
+    """A model with this in its state."""
+    model = nn.Linear(2, 2)
+    nn.init.ones_(model.weight)
+    nn.init.ones_(model.bias)
+    if isinstance(value, torch.Tensor):
+        model.register_buffer("more", value)
+    else:
+        model.__class__ = type("Extra", (nn.Linear,), {"get_extra_state": lambda _: value})
+    return model
+
+
+def quantised(*values):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # on its way out, and still met
+        return torch.quantize_per_tensor(torch.tensor(values), 0.1, 0, torch.qint8)
+
+
+STATES = {
+    "sparse": lambda a: torch.tensor([[0.0, a], [1.0, 0.0]]).to_sparse(),
+    "sparse, by rows": lambda a: torch.tensor([[0.0, a], [1.0, 0.0]]).to_sparse_csr(),
+    "quantised": lambda a: quantised(1.0, a),
+    "float8": lambda a: torch.tensor([a]).to(torch.float8_e4m3fn),
+    "complex, conjugate": lambda a: torch.tensor([1j * a]).conj(),
+    "packed": lambda a: (quantised(1.0, a), nn.Parameter(torch.ones(2))),
+    "mapping": lambda a: {"a": [None, a], "b": {"c": "d"}},
+    "array": lambda a: np.full(3, a),
+    "tensors inside": lambda a: [{"a": torch.full((2,), a)}],
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("state", STATES)
+def test_whatever_a_state_holds_counts_by_its_values(state):
+    make = STATES[state]
+    assert fingerprint(holding(make(2.0))) == fingerprint(holding(make(2.0)))
+    assert fingerprint(holding(make(2.0))) != fingerprint(holding(make(3.0)))
+    model = holding(make(2.0))
+    watch = WeightWatch(model)
+    assert not watch.changed(model)
+    one_more = holding(make(2.0))
+    assert not watch.changed(one_more)
+    nn.init.zeros_(one_more.bias)
+    assert watch.changed(one_more)
+
+
+@pytest.mark.parametrize("value", [object(), torch.empty(3, device="meta"), {"a": object(), "b": threading.Lock()}])
+def test_what_cannot_be_told_counts_by_its_kind(value):
+    assert fingerprint(holding(value)) == fingerprint(holding(value)) != fingerprint(holding({}))
+
+
+def with_buffer(forward, value, persistent=True):
+    """A network with one more buffer, and what its forward pass does first."""
+
+    class Counting(Net):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("steps", value.clone(), persistent=persistent)
+
+        def forward(self, x):
+            forward(self)
+            return super().forward(x)
+
+    return net(Counting)
+
+
+def in_place(model):
+    model.steps += 1
+
+
+def another(model):
+    model.steps = model.steps + 1
+
+
+def other_data(model):
+    model.steps.data = model.steps.data + 1
+
+
+COUNTERS = {
+    f"{forward.__name__}, {value.dtype}, {value.ndim} axes": (forward, value)
+    for forward in (in_place, another, other_data)
+    for value in (torch.zeros(()), torch.zeros((), dtype=torch.int64), torch.zeros(1, 2))
+}
+
+
+@pytest.mark.parametrize(("counter", "kind"), turns(COUNTERS, often=2))
+def test_what_the_forward_pass_counts_is_no_change(counter, kind, tmp_path):
+    model = with_buffer(*COUNTERS[counter])
+    guard = ready(kind, model)
+    guard.save(tmp_path / "guard.safetensors")
+    for used in (guard, igeood.load(tmp_path / "guard.safetensors", model, strict=False)):
+        for _ in range(3):
+            used.predict(TEST[0])
+        used.calibrate(split(HELD_OUT)).predict(TEST[0])
+    assert model.steps.sum() > 0
+    loaded(model)
+    with pytest.warns(IgeoodWarning, match="its weights have changed"):
+        guard.predict(TEST[0])
+
+
+def test_normalisation_that_never_stops_training_is_no_change():
+    class Restless(Net):
+        def forward(self, x):
+            self.norm.train()
+            return super().forward(x)
+
+    guard = ready("black", net(Restless))
+    for _ in range(2):
+        guard.predict(TEST[0])
+
+
+def test_what_is_not_in_the_state_costs_no_pass_over_all(monkeypatch):
+    guard = ready("black", with_buffer(another, torch.zeros(()), persistent=False))
+    no_pass_over_all(monkeypatch)
+    for _ in range(3):
+        guard.predict(TEST[0])
+
+
+def test_a_weight_that_is_nan_costs_no_pass_over_all(monkeypatch):
+    model = net()
+    model.unused = nn.Parameter(torch.full((3,), torch.nan))
+    watch = WeightWatch(model)
+    no_pass_over_all(monkeypatch)
+    assert not watch.changed(model)
+
+
+def test_weights_that_moved_are_not_kept_alive():
+    model = net()
+    watch = WeightWatch(model)
+    before = [StorageWeakRef(parameter.untyped_storage()) for parameter in model.parameters()]
+    model.double()
+    assert all(storage.expired() for storage in before)
+    assert watch.changed(model)
+
+
+def test_a_warning_that_is_an_error_comes_again():
+    model = net()
+    guard = ready("black", model)
+    one_value(model)
+    for _ in range(2):
+        with pytest.raises(IgeoodWarning, match="its weights have changed"):
+            guard.predict(TEST[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_with_a_sparse_buffer(kind, tmp_path):
+    model = with_buffer(lambda _: None, torch.eye(3).to_sparse())
+    guard = ready(kind, model)
+    guard.save(tmp_path / "guard.safetensors")
+    verdict = guard.predict(TEST[0])
+    assert torch.equal(igeood.load(tmp_path / "guard.safetensors", model).predict(TEST[0]).score, verdict.score)
+    one_value(model)
+    with pytest.warns(IgeoodWarning, match="its weights have changed"):
+        guard.predict(TEST[0])
+
+
+def test_a_model_whose_state_cannot_be_told_is_not_watched(tmp_path):
+    class Secret(Net):
+        def state_dict(self, *_, **__):
+            raise NotImplementedError("not here")
+
+    guard = ready("black", net(Secret))
+    guard.predict(TEST[0])
+    one_value(guard.inputs.model)
+    guard.predict(TEST[0])
+    with pytest.raises(InputError, match=r"^model: its state_dict\(\) fails.*not here.*; mend it$"):
+        guard.save(tmp_path / "guard.safetensors")
+
+
+def test_weights_of_a_lazy_model_are_watched():
+    model = nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
+    guard = ready("black", model)
+    guard.predict(TEST[0])
+    model[1].weight.data.mul_(2.0)
+    with pytest.warns(IgeoodWarning, match="its weights have changed"):
+        guard.predict(TEST[0])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_kind_of_model_has_weights_that_change_by_themselves(case):
+    model = CASES[case].make()
+    guard = igeood.black_box(model).fit(split(TRAIN)).calibrate(split(HELD_OUT))
+    for _ in range(2):
+        guard.predict(TEST[0])
+    assert guard.inputs._moving == set()

@@ -40,6 +40,24 @@ def test_round_trip_is_bit_identical(saved, tmp_path):
     assert (tmp_path / "again.safetensors").read_bytes() == path.read_bytes()
 
 
+def test_a_guard_saved_before_training_samples_were_counted_is_read(saved):
+    guard, path, data = saved
+    record, tensors = storage.read(path)
+    assert record["calibration"].pop("trained_on") == 0
+    storage.write(path, record, tensors)
+    loaded = igeood.load(path)
+    assert loaded.promise == guard.promise
+    assert torch.equal(loaded.predict(data.ood).is_ood, guard.predict(data.ood).is_ood)
+
+
+def test_a_model_that_is_none_and_swapped_arguments(saved):
+    _, path, _ = saved
+    with pytest.raises(InputError, match=r"^model: expected a torch.nn.Module, got dict; "):
+        igeood.load(path, {})
+    with pytest.raises(InputError, match=r"^path: expected the guard's file, got Linear; "):
+        igeood.load(torch.nn.Linear(2, 2), path)
+
+
 def test_a_loaded_guard_remembers_what_tune_used(saved):
     _, path, data = saved
     loaded = igeood.load(path).calibrate(data.held_out)

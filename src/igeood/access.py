@@ -157,6 +157,10 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None, *, strict
     strict : bool
         Refuse another model than that, by its fingerprint.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise InputError(f"path: expected the guard's file, got {type(path).__name__}; call load(path, model)")
+    if not (model is None or isinstance(model, nn.Module)):
+        raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}; give the model itself")
     record, tensors = storage.read(path)
     try:
         wanted = record["model"]

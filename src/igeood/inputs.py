@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from igeood.batches import Batch, at_batch, batches
 from igeood.detectors import Detector
 from igeood.errors import IgeoodWarning, InputError
 from igeood.extraction import Layers, Reader, auto_layers, reading, resolve_layers
-from igeood.fingerprints import WeightWatch, fingerprint
+from igeood.fingerprints import WeightWatch, fingerprint, own_changes
 from igeood.folding import Folded, parts, stand_in, unchanged
 from igeood.outputs import Keys, Outputs, recut, row_keys
 from igeood.perturbation import (
@@ -169,6 +170,7 @@ class ModelInputs:
             raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}{hint}")
         self.model, self.epsilon, self.fold = model, epsilon, fold
         self._weights: WeightWatch | None = None  # those that the guard was fitted with
+        self._moving: set[str] = set()  # what of the model's state its own forward pass changes
         self._warned = self._searching = False
         self._folded: tuple[list[Any], Folded | None] | None = None  # the model's parts, and its stand-in if it has one
         self.mean = None if mean is None else check_channels(mean, "mean")
@@ -182,22 +184,26 @@ class ModelInputs:
 
     def settle(self) -> None:
         """The guard is fitted, with the weights of this moment."""
-        self._weights, self._warned = WeightWatch(self.model), False
+        self._weights, self._warned = None, False
+        with suppress(Exception):  # a model whose state cannot be told is not watched; `save` says why
+            self._weights = WeightWatch(self.model, self._moving)
 
     @property
     def fingerprint(self) -> str:
         """Of the weights that the guard was fitted with."""
         return fingerprint(self.model) if self._weights is None else self._weights.fingerprint
 
-    def _check_weights(self) -> None:
-        if self._weights is not None and not self._warned and self._weights.changed(self.model):
-            self._warned = True
-            warnings.warn(
-                "model: its weights have changed since the guard was fitted, whose classes and threshold are of the "
-                "old ones; fit and calibrate again",
-                IgeoodWarning,
-                stacklevel=5,
-            )
+    def _check_weights(self, name: str) -> None:
+        """Raise where a threshold or a temperature would be set with other weights; warn, once, where one is used."""
+        strict = name in ("id_data", "ood")
+        if self._weights is None or (self._warned and not strict) or not self._weights.changed(self.model):
+            return
+        told = "model: its weights have changed since the guard was fitted"
+        if strict:
+            raise InputError(f"{told}; fit it again first")
+        told = f"{told}, whose classes and threshold are of the old ones; fit and calibrate again"
+        warnings.warn(told, IgeoodWarning, stacklevel=5)
+        self._warned = True
 
     def see(
         self, source: Any, detector: Detector, *, name: str = "x", select: Select | None = None,
@@ -208,9 +214,8 @@ class ModelInputs:
             source = (source, labels)
         elif isinstance(source, Outputs):
             raise InputError(f"{name}: this guard has a model and takes its inputs, not outputs; use guard.detector")
-        if not fitting:
-            self._check_weights()
         searching, self._searching = self._searching, False
+        unchecked = not fitting
         width: int | None = getattr(detector, "n_classes_", None)
         for number, batch in enumerate(batches(source, name)):
             with at_batch(name, number):
@@ -222,12 +227,16 @@ class ModelInputs:
                     continue
                 if searching and len(chosen):
                     self.layers, searching = auto_layers(self.model, chosen), False
-                with reading(self._runner(chosen), self.layers) as reader, torch.no_grad():
+                own = own_changes(self.model, self._moving)
+                with own, reading(self._runner(chosen), self.layers) as reader, torch.no_grad():
                     clean, stepped = self._run(reader, reader.place(chosen), detector, epsilons, labels=fitting)
                 if clean.n_classes != (width := width or clean.n_classes):
                     raise InputError(
                         f"model: gives {clean.n_classes} classes here, {width} before; they must be as many"
                     )
+            if unchecked:  # after a pass, which shows what of the state moves by itself
+                self._check_weights(name)
+                unchecked = False
             yield Seen(keys[rows if isinstance(rows, slice) else rows.numpy()], clean, stepped)
 
     def _run(

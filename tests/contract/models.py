@@ -153,6 +153,16 @@ def _old_spectral(model: nn.Module) -> None:
     old_spectral_norm(model.hidden)
 
 
+def _float8(model: nn.Module) -> None:
+    model.scale = nn.Parameter(torch.ones(2, 3).to(torch.float8_e4m3fn), requires_grad=False)
+
+
+def _quantised(model: nn.Module) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is on its way out, and still met
+        return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+
+
 def _data_parallel(model: nn.Module) -> nn.Module:
     return nn.DataParallel(model)
 
@@ -198,6 +208,16 @@ def _functional_dropout(self: Net, x: Tensor) -> Tensor:
 def _auxiliary(self: Net, x: Tensor) -> Any:
     logits = Net.forward(self, x)
     return (logits.sum(1), logits) if self.training else logits
+
+
+class Extra(Net):
+    """More than tensors in its state."""
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"version": 1, "names": ("a", None), "mean": torch.ones(2), "made by": object()}
+
+    def set_extra_state(self, state: object) -> None:
+        pass
 
 
 class Lstm(nn.Module):
@@ -318,6 +338,9 @@ def _cases() -> dict[str, Case]:
         "double precision": Case(lambda: net().double()),
         "bfloat16": Case(lambda: net().bfloat16(), **coarse),
         "half precision": Case(lambda: net().half(), **coarse),
+        "one parameter of float8": Case(changed(_float8)),
+        "quantised": Case(changed(_quantised), layers=("hidden",), no_step="no gradient in its input"),
+        "more than tensors in its state": Case(lambda: net(Extra)),
         "channels last": Case(lambda: net().to(memory_format=torch.channels_last)),
         "returns a tuple": Case(finishing(lambda f: (f, f.sum())), **first),
         "returns a list": Case(finishing(lambda f: [f]), **first),

@@ -59,5 +59,5 @@ def test_folders_that_are_no_classes(folder):
 
 @pytest.mark.parametrize("side", [0, -1, 5000, 32.0, True, "32"])
 def test_sizes_that_are_none(folder, side):
-    with pytest.raises(InputError, match="side: expected 1 to 4096 pixels"):
+    with pytest.raises(InputError, match="side: must be 1 to 4096 pixels"):
         load(f"folder:{folder}", side=side)

@@ -94,19 +94,16 @@ def _messages() -> Iterator[None]:
             said.add(text)
             click.echo(f"igeood: {text}", err=True)
 
-    handler = logging.Handler(logging.INFO)
+    handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: say(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("igeood")
-    level = logger.level
     logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always", IgeoodWarning)
             warnings.showwarning = lambda message, *_, **__: say(" ".join(str(message).split()))
             yield
     finally:
-        logger.setLevel(level)
         logger.removeHandler(handler)
 
 

@@ -10,7 +10,7 @@ import click
 
 Progress = Callable[[str, int, int | None], None]  # what, done, of how many if that is known
 BARS = 6  # finished ones that stay on the screen
-PATIENCE = 10  # seconds without a line, where there are no bars
+PATIENCE = 60  # seconds without a line, where there are no bars
 
 
 def on_terminal(stream: IO[str] | None) -> bool:
@@ -20,7 +20,7 @@ def on_terminal(stream: IO[str] | None) -> bool:
 
 @contextmanager
 def progress_bars() -> Iterator[Progress]:
-    """A bar for each thing that is reported on; not on a terminal, a line at each quarter of it, and every 10 s.
+    """A bar for each thing that is reported on; not on a terminal, a line at each quarter of it, and every minute.
 
     What is finished at its first report is over before anybody could ask, and is not shown.
     """
