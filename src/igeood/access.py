@@ -182,7 +182,8 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None, *, strict
     except KeyError as error:
         raise GuardFileError(f"path: {path} does not describe a guard ({error})") from None
     try:
-        return _restore(record, tensors, model)
+        with torch.inference_mode(False):  # what is made in it cannot serve for gradients
+            return _restore(record, tensors, model)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, IgeoodError) as error:
         reason = " ".join(str(error).split())  # it may quote the file
         raise GuardFileError(f"path: {path} does not describe a guard ({reason})") from None

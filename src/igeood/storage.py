@@ -38,7 +38,7 @@ def read(path: str | os.PathLike[str], what: str = "guard") -> tuple[dict[str, A
     if not source.is_file():
         raise GuardFileError(f"path: there is no {what} file {source}; check the path")
     try:
-        with safe_open(source, framework="pt") as file:
+        with torch.inference_mode(False), safe_open(source, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         record = _record(source, metadata.get("igeood"), what)
