@@ -103,8 +103,9 @@ def test_after_tuning_too(access, tmp_path):
 @pytest.mark.parametrize("case", [name for name, case in CASES.items() if not (case.no_step or case.no_layers)])
 def test_after_tuning_too_with_every_model(case, access, tmp_path):
     case, access = CASES[case], ACCESSES[access]
+    model, plain = case.make(), Plain(case)  # made before: what is made in inference mode has no gradient
     with case.around():
-        stages(case, access, tmp_path, tune=True, model=case.make(), plain=Plain(case))
+        stages(case, access, tmp_path, tune=True, model=model, plain=plain)
 
 
 def refused(case, access, model, problem):
