@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from igeood import datasets
-from igeood.datasets import DATASETS, load
+from igeood.bench import datasets
+from igeood.bench.datasets import DATASETS, load
 from igeood.errors import InputError
 
 DATA = Path(os.environ.get("IGEOOD_DATA", ""))

@@ -5,8 +5,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from igeood.bench.datasets import DATASETS, Download
 from igeood.cli.data import data
-from igeood.datasets import DATASETS, Download
 from igeood.errors import InputError
 
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from igeood.datasets.catalog import Dataset, Download
-from igeood.datasets.download import Progress, beside, checksum_differs, fetch, file_digest, writing
-from igeood.datasets.loading import load_dataset, present
-from igeood.datasets.unpack import ARCHIVES, Entry, unpack
+from igeood.bench.datasets.catalog import Dataset, Download
+from igeood.bench.datasets.download import Progress, beside, checksum_differs, fetch, file_digest, writing
+from igeood.bench.datasets.loading import load_dataset, present
+from igeood.bench.datasets.unpack import ARCHIVES, Entry, unpack
 from igeood.errors import InputError
 from igeood.files import only_one, write_whole
 

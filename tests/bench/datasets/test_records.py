@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.io import savemat
 
-from igeood.datasets.records import read_cifar, read_idx, read_mat
+from igeood.bench.datasets.records import read_cifar, read_idx, read_mat
 from igeood.errors import InputError
 
 sharing = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)

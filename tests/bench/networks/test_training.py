@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from igeood.bench.networks import NETWORKS, Recipe, Task, build, load_weights, read_weights, train
+from igeood.bench.networks.training import Run, accuracies, augmented, normalised
 from igeood.errors import IgeoodError, InputError
-from igeood.networks import NETWORKS, Recipe, Task, build, load_weights, read_weights, train
-from igeood.networks.training import Run, accuracies, augmented, normalised
 
 SHORT = Recipe(epochs=2, batch=16, rate=0.05)
 
@@ -84,7 +84,7 @@ KILLED = """
 import sys
 sys.path.insert(0, sys.argv[2])
 from test_training import SHORT, make_task
-from igeood.networks import train
+from igeood.bench.networks import train
 train("resnet-10-16", make_task(), sys.argv[1], SHORT, every=0.0)
 """
 

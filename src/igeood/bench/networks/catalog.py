@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 
 from torch import nn
 
+from igeood.bench.networks.densenet import densenet_bc_100
+from igeood.bench.networks.resnet import ResNet, resnet_34
 from igeood.errors import InputError
-from igeood.networks.densenet import densenet_bc_100
-from igeood.networks.resnet import ResNet, resnet_34
 
 
 def resnet_10_16(classes: int = 10) -> ResNet:

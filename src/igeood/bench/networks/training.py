@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from igeood import storage
+from igeood.bench.networks.catalog import build
 from igeood.errors import InputError
 from igeood.files import only_one, write_whole
 from igeood.geometry import categorical
-from igeood.networks.catalog import build
 
 Images = np.ndarray[Any, np.dtype[np.uint8]]
 Labels = np.ndarray[Any, np.dtype[np.int64]]
@@ -284,7 +284,7 @@ def train(
     Parameters
     ----------
     network : str
-        One of `igeood.networks.NETWORKS`.
+        One of `igeood.bench.networks.NETWORKS`.
     task : Task
         What to learn.
     path : path

@@ -7,11 +7,11 @@ from string import ascii_uppercase
 
 import numpy as np
 import pytest
+from igeood.benchmark.summary import title
 from sklearn.datasets import load_digits, load_sample_images
 
-from igeood.benchmark.summary import title
-from igeood.datasets import EMBEDDED, load
-from igeood.datasets.embedded import FONTS, LOOKALIKES, SMALL, load_embedded
+from igeood.bench.datasets import EMBEDDED, load
+from igeood.bench.datasets.embedded import FONTS, LOOKALIKES, SMALL, load_embedded
 from igeood.errors import InputError
 
 
@@ -64,7 +64,7 @@ def test_patches_cover_the_photographs():
 
 
 def test_they_are_the_same_every_time():
-    code = "from igeood.datasets import EMBEDDED, load; print(*(load(name).digest() for name in EMBEDDED))"
+    code = "from igeood.bench.datasets import EMBEDDED, load; print(*(load(name).digest() for name in EMBEDDED))"
     again = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert again.stdout.split() == [load(name).digest() for name in EMBEDDED]
 

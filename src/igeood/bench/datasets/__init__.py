@@ -4,9 +4,9 @@ The sets of the paper are known by name; `folder:PATH` and `idx:PATH` read any o
 MNIST-like files; `demo:NAME` are small sets that need no files.
 """
 
-from igeood.datasets.catalog import DATASETS, Dataset, Download, data_root
-from igeood.datasets.embedded import EMBEDDED
-from igeood.datasets.images import ImageSet
-from igeood.datasets.loading import canonical, load
+from igeood.bench.datasets.catalog import DATASETS, Dataset, Download, data_root
+from igeood.bench.datasets.embedded import EMBEDDED
+from igeood.bench.datasets.images import ImageSet
+from igeood.bench.datasets.loading import canonical, load
 
 __all__ = ["DATASETS", "EMBEDDED", "Dataset", "Download", "ImageSet", "canonical", "data_root", "load"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from igeood.datasets import DATASETS, load
+from igeood.bench.datasets import DATASETS, load
 from igeood.errors import InputError
 
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from igeood.datasets import load
-from igeood.datasets.images import Arrays, Files, ImageSet, Noise
+from igeood.bench.datasets import load
+from igeood.bench.datasets.images import Arrays, Files, ImageSet, Noise
 from igeood.errors import InputError, MissingExtraError
 
 
@@ -132,7 +132,7 @@ def test_bombs_are_errors(tmp_path, monkeypatch):
     (tmp_path / "wide.png").unlink()
     with pytest.raises(InputError, match=r"narrow\.png: .*narrow"):
         load(f"folder:{tmp_path}").images()
-    monkeypatch.setattr("igeood.datasets.images.MAX_PIXELS", 100)
+    monkeypatch.setattr("igeood.bench.datasets.images.MAX_PIXELS", 100)
     with pytest.raises(InputError, match=r"narrow\.png: 1 x 3000000"):
         load(f"folder:{tmp_path}").images()
 

@@ -12,7 +12,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from igeood.datasets.images import SIDE, Images, Rows, Source, one_line
+from igeood.bench.datasets.images import SIDE, Images, Rows, Source, one_line
 from igeood.errors import InputError
 
 PIXELS = 3 * SIDE * SIDE

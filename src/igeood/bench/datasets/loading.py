@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from igeood.datasets.catalog import DATASETS, Dataset, data_root
-from igeood.datasets.embedded import load_embedded
-from igeood.datasets.images import SIDE, Arrays, Files, ImageSet, Noise, Source
-from igeood.datasets.records import Labels, read_cifar, read_idx, read_mat
+from igeood.bench.datasets.catalog import DATASETS, Dataset, data_root
+from igeood.bench.datasets.embedded import load_embedded
+from igeood.bench.datasets.images import SIDE, Arrays, Files, ImageSet, Noise, Source
+from igeood.bench.datasets.records import Labels, read_cifar, read_idx, read_mat
 from igeood.errors import InputError
 
 MAX_SIDE = 4096
@@ -33,7 +33,7 @@ def load(
     name : str
         One of `DATASETS`; or `folder:PATH`, all images below a folder in the order of their paths, without labels or
         splits; or `idx:PATH`, an idx file of images (plain or .gz), or the folder of the four MNIST-like files; or
-        `demo:NAME`, one of the small sets of `igeood.datasets.EMBEDDED`.
+        `demo:NAME`, one of the small sets of `igeood.bench.datasets.EMBEDDED`.
         Images that are not 32 x 32 are resized (shorter side to 32, bilinear) and cropped at the centre; grey ones are
         repeated over three channels.
     root : path, optional

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from igeood.datasets import download
-from igeood.datasets.download import beside, fetch
+from igeood.bench.datasets import download
+from igeood.bench.datasets.download import beside, fetch
 from igeood.errors import InputError
 
 CONTENT = np.random.default_rng(0).bytes(300_000)

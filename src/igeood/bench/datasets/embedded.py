@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from igeood.datasets.images import SIDE, Arrays, Images, ImageSet, pillow
+from igeood.bench.datasets.images import SIDE, Arrays, Images, ImageSet, pillow
 from igeood.errors import InputError, MissingExtraError
 
 KNOWN = 8  # digits 0…7 are what a classifier learns; 8 and 9 are left out

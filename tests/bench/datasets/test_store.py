@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from igeood.datasets import DATASETS, Download, store
-from igeood.datasets.store import OWN, get, status
+from igeood.bench.datasets import DATASETS, Download, store
+from igeood.bench.datasets.store import OWN, get, status
 from igeood.errors import InputError
 
 SMALL = {"cifar-10-batches-bin/data_batch_1.bin": 3, "cifar-10-batches-bin/test_batch.bin": 2}
@@ -122,7 +122,7 @@ def test_a_full_disk_while_unpacking_keeps_the_download(served, root, web, monke
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("igeood.datasets.unpack._write", full)
+    monkeypatch.setattr("igeood.bench.datasets.unpack._write", full)
     with pytest.raises(InputError, match="the disk is full; what is done is kept"):
         get(served, root)
     assert names(root) == ["small.tar.gz"]

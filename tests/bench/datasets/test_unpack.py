@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from igeood.datasets.unpack import unpack
+from igeood.bench.datasets.unpack import unpack
 from igeood.errors import InputError
 
 FILES = {"set/a.txt": b"a" * 10, "set/deep/b.txt": b"b" * 20, "./c.txt": b""}

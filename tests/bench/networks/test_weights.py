@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from igeood.bench.networks import build, load_weights
 from igeood.errors import InputError
-from igeood.networks import build, load_weights
 
 
 @pytest.fixture

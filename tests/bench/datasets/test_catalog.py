@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from igeood.datasets import DATASETS, data_root
+from igeood.bench.datasets import DATASETS, data_root
 
 NAMES = ["cifar-10", "cifar-100", "svhn", "tiny-imagenet", "lsun", "isun"]
 NAMES += ["textures", "chars74k", "places365", "gaussian"]
