@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from igeood.errors import InputError
-from igeood.geometry import fused
 from igeood.geometry.centroids import CentroidPath, centroids, kl_centroids, retemper, sgd_centroids, stream_centroids
 from igeood.geometry.precision import broadcastable, by_rows, result_dtype
 from igeood.geometry.sphere import check_temperature, chord_distance, log_softmax, sphere, sphere_distances
@@ -106,8 +105,7 @@ def distance_sum(logits: Tensor, centroids: Tensor, temperature: float = 1.0) ->
     """
     _check_pairs(logits, centroids, "distance_sum")
     check_temperature(temperature)
-    fast = fused.distance_sums(logits, centroids, temperature)
-    return pairwise_distance(logits, centroids, temperature, lambda d: d.sum(dim=1)) if fast is None else fast
+    return pairwise_distance(logits, centroids, temperature, lambda d: d.sum(dim=1))
 
 
 def kl_divergence(logits_p: Tensor, logits_q: Tensor) -> Tensor:
