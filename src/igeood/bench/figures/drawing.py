@@ -1,6 +1,5 @@
 """What every figure shares: sizes, colours, labels, and how it becomes a file."""
 
-import errno
 import io
 import math
 from collections.abc import Iterable, Mapping
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from igeood.detectors import METHODS
 from igeood.errors import InputError, MissingExtraError
 from igeood.files import write_whole
 
@@ -19,10 +19,17 @@ if TYPE_CHECKING:
 
 WIDTH, NARROW, SMALL, TITLE, DPI = 6.3, 3.6, 8, 9, 200  # inches; inches; points; points; dots an inch
 ID_LABEL, OOD_LABEL, DELTA = "in-distribution", "out-of-distribution", "threshold δ"
+ID_COLOUR = "#0072B2"
+# fmt: off
+OOD_COLOURS: Mapping[str, str] = {  # of the paper's sets, by name in small letters and digits
+    "tinyimagenet": "#E69F00", "svhn": "#CC79A7", "textures": "#009E73", "lsun": "#56B4E9", "isun": "#D55E00",
+    "gaussian": "#000000", "places365": "#999999", "cifar10": "#882255", "cifar100": "#999933", "chars74k": "#F0E442",
+}
+# fmt: on
 Values = np.ndarray[Any, np.dtype[np.float64]]
 
 
-class Style(NamedTuple):
+class Look(NamedTuple):
     """How a method is drawn."""
 
     title: str
@@ -31,25 +38,10 @@ class Style(NamedTuple):
     marker: str
 
 
-STYLE: Mapping[str, Style] = {  # Okabe and Ito's colours: a family shares one, and differs in line and marker
-    "msp": Style("Baseline (MSP)", "#000000", ":", "X"),
-    "odin": Style("ODIN", "#56B4E9", "-", "s"),
-    "energy": Style("Energy", "#E69F00", "-", "^"),
-    "kl-sum": Style("KL (sum)", "#CC79A7", "-", "v"),
-    "kl-min": Style("KL (min)", "#CC79A7", "--", "<"),
-    "igeood-logits": Style("IGEOOD", "#D55E00", "-", "o"),
-    "igeood-logits-min": Style("IGEOOD (min)", "#D55E00", "--", "p"),
-    "mahalanobis": Style("Mahalanobis", "#009E73", "-", "D"),
-    "igeood": Style("IGEOOD", "#D55E00", "-", "h"),
-    "igeood+": Style("IGEOOD+", "#D55E00", "-.", "P"),
-}
-ID_COLOUR = "#0072B2"
-# fmt: off
-OOD_COLOURS: Mapping[str, str] = {  # of the paper's sets, by name in small letters and digits
-    "tinyimagenet": "#E69F00", "svhn": "#CC79A7", "textures": "#009E73", "lsun": "#56B4E9", "isun": "#D55E00",
-    "gaussian": "#000000", "places365": "#999999", "cifar10": "#882255", "cifar100": "#999933", "chars74k": "#F0E442",
-}
-# fmt: on
+def look_of(method: str) -> Look:
+    """The look that the registry gives a method; grey for one that is not registered."""
+    known = METHODS.get(method)
+    return Look(known.title, *known.style) if known else Look(method, "#7F7F7F", "-", ".")
 
 
 def blank(height: float, width: float = WIDTH) -> "Figure":
@@ -59,6 +51,21 @@ def blank(height: float, width: float = WIDTH) -> "Figure":
     except ImportError as error:
         raise MissingExtraError("figures need matplotlib; pip install 'igeood[report]'") from error
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def shape(count: int, most: int) -> tuple[int, int]:
+    """Rows and columns for some panels, evenly spread, at most so many side by side: they must stay readable."""
+    if count == 0:
+        raise InputError("panels: empty; a figure needs at least one")
+    rows = math.ceil(count / most)
+    return rows, math.ceil(count / rows)
+
+
+def grid_of(count: int, *, most: int, height: float, width: float = WIDTH) -> tuple["Figure", list["Axes"]]:
+    """A figure, and its panels in rows."""
+    rows, columns = shape(count, most)
+    figure = blank(0.6 + height * rows, width)
+    return figure, [figure.add_subplot(rows, columns, i + 1) for i in range(count)]
 
 
 def label(axes: "Axes", *, title: str = "", x: str = "", y: str = "") -> None:
@@ -73,13 +80,13 @@ def label(axes: "Axes", *, title: str = "", x: str = "", y: str = "") -> None:
 
 
 def legend(figure: "Figure", axes: Iterable["Axes"]) -> None:
-    """One legend above the panels, each label once, a threshold after the sets."""
-    found = [pair for one in axes for pair in zip(*one.get_legend_handles_labels(), strict=True)]
-    handles = {name: handle for handle, name in found}
+    """One legend above the panels, unique labels, a threshold after the sets."""
+    pairs = [pair for one in axes for pair in zip(*one.get_legend_handles_labels(), strict=True)]
+    handles = {name: handle for handle, name in pairs}
     names = sorted(handles, key=DELTA.__eq__)
     columns = shape(len(names) or 1, int(figure.get_figwidth() / 1.25))[1]
-    look: dict[str, Any] = {"ncols": columns, "frameon": False, "fontsize": SMALL}
-    figure.legend([handles[name] for name in names], names, loc="outside upper center", **look)
+    options: dict[str, Any] = {"ncols": columns, "frameon": False, "fontsize": SMALL}
+    figure.legend([handles[name] for name in names], names, loc="outside upper center", **options)
 
 
 def ood_colours(names: Iterable[str]) -> dict[str, str]:
@@ -88,10 +95,18 @@ def ood_colours(names: Iterable[str]) -> dict[str, str]:
     >>> ood_colours(["SVHN", "mine"])
     {'SVHN': '#CC79A7', 'mine': '#E69F00'}
     """
-    found = {name: OOD_COLOURS.get("".join(filter(str.isalnum, name.casefold()))) for name in names}
-    left = [colour for colour in OOD_COLOURS.values() if colour not in found.values()] or list(OOD_COLOURS.values())
-    others = [name for name, colour in found.items() if colour is None]
-    return {name: colour or left[others.index(name) % len(left)] for name, colour in found.items()}
+    colours = {name: OOD_COLOURS.get("".join(filter(str.isalnum, name.casefold()))) for name in names}
+    left = [colour for colour in OOD_COLOURS.values() if colour not in colours.values()] or list(OOD_COLOURS.values())
+    others = [name for name, colour in colours.items() if colour is None]
+    return {name: colour or left[others.index(name) % len(left)] for name, colour in colours.items()}
+
+
+def finite(values: ArrayLike, name: str) -> Values:
+    """Values as they can be drawn, (N,)."""
+    array = np.asarray(values, dtype=np.float64).ravel()
+    if len(array) == 0 or not np.isfinite(array).all():
+        raise InputError(f"{name}: empty, or has NaN or infinity; give finite values, at least one")
+    return array
 
 
 def render(figure: "Figure", kind: Literal["png", "svg"], *, letters: bool = False) -> bytes:
@@ -116,38 +131,4 @@ def save(figure: "Figure", path: str | Path) -> None:
     target = Path(path)
     if target.suffix not in (".png", ".svg"):
         raise InputError(f"path: {target.name!r} must end in .png or .svg")
-    content = render(figure, "png" if target.suffix == ".png" else "svg")
-    try:
-        write_whole(target, content)
-    except OSError as error:
-        full = error.errno == errno.ENOSPC
-        cure = "make room and give the same command again" if full else "name a file you may write"
-        raise InputError(f"path: cannot write {target} ({error.strerror}); {cure}") from error
-
-
-def style_of(method: str) -> Style:
-    """A method's style; grey for one of the reader's own."""
-    return STYLE.get(method, Style(method, "#7F7F7F", "-", "."))
-
-
-def finite(values: ArrayLike, name: str) -> Values:
-    """Values as they can be drawn, (N,)."""
-    array = np.asarray(values, dtype=np.float64).ravel()
-    if len(array) == 0 or not np.isfinite(array).all():
-        raise InputError(f"{name}: empty, or has NaN or infinity; give finite values, at least one")
-    return array
-
-
-def shape(count: int, most: int) -> tuple[int, int]:
-    """Rows and columns for some panels, evenly spread, at most so many side by side: they must stay readable."""
-    if count == 0:
-        raise InputError("panels: empty; a figure needs at least one")
-    rows = math.ceil(count / most)
-    return rows, math.ceil(count / rows)
-
-
-def grid_of(count: int, *, most: int, height: float, width: float = WIDTH) -> tuple["Figure", list["Axes"]]:
-    """A figure, and its panels in rows."""
-    rows, columns = shape(count, most)
-    figure = blank(0.6 + height * rows, width)
-    return figure, [figure.add_subplot(rows, columns, i + 1) for i in range(count)]
+    write_whole(target, render(figure, "png" if target.suffix == ".png" else "svg"))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from igeood.figures import drawing
-from igeood.figures.drawing import ID_LABEL, OOD_LABEL, SMALL, WIDTH, Values
+from igeood.bench.figures import drawing
+from igeood.bench.figures.drawing import ID_LABEL, OOD_LABEL, SMALL, WIDTH, Values, finite
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,43 +28,32 @@ class HistogramPanel(NamedTuple):
     threshold: float | None = None
 
 
-class GaussianPanel(NamedTuple):
-    """One layer's first channel, and Shapiro–Wilk's W, averaged over the layer's channels."""
+class LayerPanel(NamedTuple):
+    """One layer's values, and the number of its title: Shapiro–Wilk's mean W, or the TNR at TPR-95% (a fraction)."""
 
     layer: str
     id_values: ArrayLike
     ood_values: ArrayLike
-    shapiro_w: float
-
-
-class LayerPanel(NamedTuple):
-    """One layer's scores, and their TNR at TPR-95% (a fraction)."""
-
-    layer: str
-    id_scores: ArrayLike
-    ood_scores: ArrayLike
-    tnr: float
+    number: float
 
 
 class LayerRow(NamedTuple):
-    """A method's layers, and what the regression makes of them: `combined` scores, and a weight for each column."""
+    """A method's columns, the regression's own score last, and the regression's weight for each column."""
 
     method: str
-    layers: Sequence[LayerPanel]
-    combined: LayerPanel
+    panels: Sequence[LayerPanel]
     weights: Sequence[float]
 
 
 def histogram(
     axes: "Axes", id_values: ArrayLike, ood_values: Sets, colours: Mapping[str, str], limits: Limits | None = None
 ) -> bool:
-    """Draw densities of in-distribution and OOD values on common bins.
+    """Draw densities of in-distribution and OOD values on common bins; returns whether outliers lie outside the axis.
 
-    `colours` are those of the OOD sets: `ood_colours` has some. Far outliers lie outside the axis, unless `limits`
-    say what it shows; they count in the densities, and the answer is whether there are any.
+    `colours` are those of the OOD sets, by name. Outliers count in the densities; `limits` fix what the axis shows.
     """
     colours = {**colours, ID_LABEL: drawing.ID_COLOUR}
-    sets = {name: drawing.finite(values, name) for name, values in {ID_LABEL: id_values, **ood_values}.items()}
+    sets = {name: finite(values, name) for name, values in {ID_LABEL: id_values, **ood_values}.items()}
     (low, high), clipped = (limits, False) if limits else _shown_range(list(sets.values()))
     bins = int(np.clip(math.sqrt(max(map(len, sets.values()))), 10, 50)) | 1  # odd: a constant falls in the middle
     edges = np.linspace(low, high, bins + 1)
@@ -93,17 +82,17 @@ def score_histograms(panels: Sequence[HistogramPanel], width: float = WIDTH) -> 
     return figure
 
 
-def gaussianity(layers: Sequence[GaussianPanel]) -> "Figure":
+def gaussianity(layers: Sequence[LayerPanel]) -> "Figure":
     """Each layer's first channel, each set standardised by itself, against the standard normal density; and W."""
     figure, grid = drawing.grid_of(len(layers), most=4, height=1.8)
     x = np.linspace(-4.0, 4.0, 201)
     normal = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
     for axes, panel in zip(grid, layers, strict=True):
-        inside, outside = (drawing.finite(values, panel.layer) for values in (panel.id_values, panel.ood_values))
+        inside, outside = (finite(values, panel.layer) for values in (panel.id_values, panel.ood_values))
         inside, outside = ((values - values.mean()) / (values.std() or 1.0) for values in (inside, outside))
         histogram(axes, inside, {OOD_LABEL: outside}, drawing.ood_colours([OOD_LABEL]), (-4.0, 4.0))
         axes.plot(x, normal, color="black", linewidth=1.2, label="standard normal")
-        w = "$W$ undefined" if math.isnan(panel.shapiro_w) else f"$W$ = {panel.shapiro_w:.3f}"
+        w = "$W$ undefined" if math.isnan(panel.number) else f"$W$ = {panel.number:.3f}"
         drawing.label(axes, title=f"{panel.layer}\n{w}", y="density")
     figure.supxlabel("first channel, standardised", fontsize=SMALL)
     drawing.legend(figure, grid)
@@ -112,16 +101,16 @@ def gaussianity(layers: Sequence[GaussianPanel]) -> "Figure":
 
 def layer_histograms(rows: Sequence[LayerRow]) -> "Figure":
     """Scores of each layer, with their TNR at TPR-95%, then the regression's score with its weights; by method."""
-    shapes = [drawing.shape(len(row.layers) + 1, 4) for row in rows]
+    shapes = [drawing.shape(len(row.panels), 4) for row in rows]
     heights = [1.7 * n + 0.4 for n, _ in shapes]
     figure = drawing.blank(0.5 + sum(heights))
     parts = figure.subfigures(*drawing.shape(len(rows), 1), squeeze=False, height_ratios=heights)[:, 0]
     for part, row, (n, columns) in zip(parts, rows, shapes, strict=True):
-        part.suptitle(drawing.style_of(row.method).title, fontsize=drawing.TITLE + 1, fontweight="bold")
-        for i, panel in enumerate([*row.layers, row.combined]):
+        part.suptitle(drawing.look_of(row.method).title, fontsize=drawing.TITLE + 1, fontweight="bold")
+        for i, panel in enumerate(row.panels):
             axes = part.add_subplot(n, columns, i + 1)
-            cut = histogram(axes, panel.id_scores, {OOD_LABEL: panel.ood_scores}, drawing.ood_colours([OOD_LABEL]))
-            title = f"{panel.layer}\nTNR {100 * panel.tnr:.1f}%"
+            cut = histogram(axes, panel.id_values, {OOD_LABEL: panel.ood_values}, drawing.ood_colours([OOD_LABEL]))
+            title = f"{panel.layer}\nTNR {100 * panel.number:.1f}%"
             drawing.label(axes, title=title, x="score (axis cut)" if cut else "score", y="density")
         weights = ", ".join(f"{w:.2g}".replace("-", "−") for w in row.weights)
         lines = textwrap.wrap(f"α = ({weights})", 72 // columns)  # as many letters as fit below a panel
