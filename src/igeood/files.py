@@ -1,31 +1,68 @@
-"""Files that appear whole or not at all, and folders that one process writes at a time."""
+"""Files that appear whole or not at all, one writer at a time, and records: tensors and JSON in one safetensors file.
 
-import errno
+The metadata of a record's file has one entry, `igeood`: a JSON text with everything that is not a tensor, and a SHA-256
+of the rest of that text and all tensors. Nothing in a file is ever executed.
+"""
+
+import hashlib
+import json
 import os
-import re
-import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from igeood.errors import InputError
+import torch
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from igeood.errors import GuardFileError, InputError
+from igeood.version import __version__
+
+SCHEMA = 2
+PATIENCE = 60.0  # seconds that a writer waits for another one of the same file
+PathLike = str | os.PathLike[str]
 
 
-def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write `content` to `path`, replacing what was there only once everything is on disk."""
+def write_whole(path: PathLike, content: bytes) -> None:
+    """Write `content` to `path`, replacing the old file only once everything is on disk."""
     with whole(path) as file:
         file.write(content)
 
 
 @contextmanager
-def whole(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """A file to write to, that takes the place of `path` once all is on disk; after an error nothing is left of it.
+def whole(path: PathLike) -> Iterator[IO[bytes]]:
+    """Open a file that replaces `path` once everything is on disk; after an error nothing of it is left.
 
-    A file that is replaced passes on its permissions; of a link, what it leads to is replaced. What a killed process
-    left of its attempt to write `path` is removed.
+    The new file keeps the old one's permissions; a link stays, and its target is replaced. The temporary file has a
+    fixed name, so a killed writer's leftover is removed by the next one; a lock keeps two writers apart.
     """
+    target = _target(path)
+    temporary = target.with_name(f".{target.name}.part")
+    try:
+        with only_one(f"{temporary}.lock", "path", patience=PATIENCE):
+            try:
+                temporary.unlink(missing_ok=True)
+                with temporary.open("xb") as file:
+                    if target.exists():
+                        temporary.chmod(stat.S_IMODE(target.stat().st_mode))
+                    yield file
+                    file.flush()
+                    os.fsync(file.fileno())
+                temporary.replace(target)
+            finally:
+                temporary.unlink(missing_ok=True)
+    except OSError as error:
+        if error.filename in (None, str(temporary), f"{temporary}.lock"):
+            error.filename, error.filename2 = os.fspath(path), None  # the file that the user knows
+        raise
+
+
+def _target(path: PathLike) -> Path:
+    """Where the content goes: the end of a link, in a folder that is there."""
     target = Path(path)
     if not target.name:
         raise InputError(f"path: {str(target)!r} names no file; give its name")
@@ -34,111 +71,83 @@ def whole(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         raise InputError(f"path: {target.parent} is no folder; make it first")
     if target.is_dir():
         raise InputError(f"path: {target} is a folder; name a file in it")
-    mode = _mode(target)
-    _sweep(target)
-    temporary, file = _beside(target)
-    try:
-        with file:
-            if mode is not None:
-                temporary.chmod(mode)
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-            if os.name == "nt":  # where an open file keeps its name; elsewhere it is locked until it has the new one
-                file.close()
-            temporary.replace(target)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            error.filename = os.fspath(path)  # not the temporary file's, or none
-        raise
-
-
-def _beside(target: Path) -> tuple[Path, IO[bytes]]:
-    """A new temporary file, locked as long as it is open: so it is known from what a killed process left."""
-    while True:
-        temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
-        try:
-            file = temporary.open("xb")
-        except OSError as error:
-            error.filename = str(target)
-            raise
-        held = True
-        with suppress(OSError):  # on a file system without locks nothing is swept away
-            held = _held(file)
-        if held and temporary.exists():  # else it was swept away before it was locked
-            return temporary, file
-        file.close()
-
-
-def _sweep(target: Path) -> None:
-    """Remove temporary files of `target` that no process holds any more."""
-    ours = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}\.part")
-    names: list[str] = []
-    with suppress(OSError):  # a folder that may be written to, but not listed
-        names = os.listdir(target.parent) if os.name != "nt" else []  # noqa: PTH208 (quicker than paths)
-    for path in (target.parent / name for name in names if ours.fullmatch(name)):
-        with suppress(OSError), path.open("r+b") as file:
-            _lock(file.fileno())
-            path.unlink(missing_ok=True)
-
-
-def _mode(target: Path) -> int | None:
-    """Permissions of a file that is there."""
-    if not target.exists():
-        return None
-    if not target.is_file():
+    if target.exists() and not target.is_file():
         raise InputError(f"path: {target} is no ordinary file; name another")
-    return stat.S_IMODE(target.stat().st_mode)
+    return target
 
 
 @contextmanager
-def only_one(path: str | os.PathLike[str], what: str) -> Iterator[None]:
-    """Hold the lock file `path`; another process that wants it gets an error. A killed process holds nothing.
+def only_one(path: PathLike, what: str, *, patience: float = 0.0) -> Iterator[None]:
+    """Hold the lock file `path`; another process that wants it gets an error after `patience` seconds.
 
-    The file goes when it is released.
+    The lock of a killed process is free. The file is removed at the end.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    while True:
-        with target.open("ab") as file:
-            if not _held(file):
-                raise InputError(f"{what}: another process is writing there ({target}); wait for it, or stop it")
-            if not _is_at(file, target):  # who held it has removed it meanwhile
-                continue
-            try:
-                yield
-            finally:
-                with suppress(OSError):  # as on Windows, where an open file stays
-                    target.unlink()
-        return
-
-
-def _held(file: IO[bytes]) -> bool:
-    """Lock an open file; False if another process has it."""
+    lock = FileLock(target, timeout=patience)
     try:
-        _lock(file.fileno())
-    except OSError as error:
-        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK):
-            raise
-        return False
-    return True
-
-
-def _is_at(file: IO[bytes], path: Path) -> bool:
+        lock.acquire()
+    except Timeout:
+        raise InputError(f"{what}: another process is writing there ({target}); wait for it, or stop it") from None
     try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
+        yield
+    finally:
+        with suppress(OSError):  # before the release: who waits for a removed file opens a new one; Windows keeps it
+            target.unlink()
+        lock.release()
 
 
-def _lock(descriptor: int) -> None:
-    if os.name == "nt":
-        import msvcrt  # noqa: PLC0415 (there is none elsewhere)
+def write_record(path: PathLike, record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write a record (JSON values) and its tensors to one safetensors file."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    full = {"schema": SCHEMA, "igeood": __version__, **record}
+    text = json.dumps({**full, "sha256": _digest(full, plain)}, sort_keys=True)
+    write_whole(path, save(plain, {"igeood": text}))
 
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
+
+def read_record(path: PathLike, kind: str = "guard") -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read what `write_record` wrote; a damaged, foreign, older or newer file is an error.
+
+    `kind` is what the file holds, for errors; where the record has a `kind` too, they must agree.
+    """
+    source = Path(path)
+    if not source.is_file():
+        raise GuardFileError(f"path: there is no {kind} file {source}; check the path")
+    source.open("rb").close()  # safetensors reports a file that may not be read as missing
+    try:
+        with torch.inference_mode(False), safe_open(source, framework="pt") as file:
+            text = (file.metadata() or {}).get("igeood", "null")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        record = json.loads(text)
+        intact = json.dumps(record, sort_keys=True) == text  # a changed digit may stand for the same number
+    except (SafetensorError, ValueError, TypeError, OverflowError, RuntimeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise GuardFileError(f"path: {source} is damaged, or no {kind} file ({reason}); fetch a whole copy") from None
+    _check_header(source, record, kind)
+    if record.pop("sha256", None) != _digest(record, tensors) or not intact:
+        raise GuardFileError(f"path: {source} is damaged: its SHA-256 does not match; fetch a whole copy")
+    return record, tensors
+
+
+def _check_header(source: Path, record: Any, kind: str) -> None:
+    """Raise unless the record is of this kind, and of the schema that this version reads."""
+    if not isinstance(record, dict) or not isinstance(record.get("schema"), int):
+        problem = f"is a safetensors file, but no {kind}; give one that igeood wrote"
+    elif record["schema"] < SCHEMA:
+        problem = "was written by igeood 0.1 (schema 1); this version does not read it: fit the guard again and save it"
+    elif record["schema"] > SCHEMA:
+        problem = f"has schema {record['schema']}, written by igeood {record.get('igeood')}; upgrade igeood"
+    elif record.get("kind", kind) != kind:
+        problem = f"holds a {record['kind']}, not a {kind}; give a {kind} file"
     else:
-        import fcntl  # noqa: PLC0415 (there is none on Windows)
+        return
+    raise GuardFileError(f"path: {source} {problem}")
 
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+def _digest(record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of a record and of its tensors' names, types, shapes and values."""
+    digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

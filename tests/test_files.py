@@ -1,0 +1,200 @@
+"""Files appear whole or not at all, by one writer at a time; records are read only if nothing has changed."""
+
+import json
+import os
+import pickle
+import stat
+import struct
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from igeood import files
+from igeood.errors import GuardFileError, InputError
+from igeood.files import only_one, read_record, whole, write_record, write_whole
+from igeood.version import __version__
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path):
+    path = tmp_path / "a"
+    for content in (b"one", b"two"):
+        write_whole(path, content)
+        assert (path.read_bytes(), names(tmp_path)) == (content, ["a"])
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+@pytest.mark.parametrize("there", [True, False])
+def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch, error, there):
+    path = tmp_path / "a"
+    if there:
+        path.write_bytes(b"old")
+
+    def fail(_):
+        raise error(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(error) as caught:
+        write_whole(path, b"new")
+    assert getattr(caught.value, "filename", str(path)) == str(path)
+    assert names(tmp_path) == (["a"] if there else [])
+    assert not there or path.read_bytes() == b"old"
+
+
+def test_an_error_of_another_file_keeps_its_name(tmp_path):
+    with pytest.raises(FileNotFoundError) as caught, whole(tmp_path / "a"):
+        (tmp_path / "missing").read_bytes()
+    assert caught.value.filename == str(tmp_path / "missing")
+
+
+def test_permissions_are_the_usual_ones_or_those_of_the_old_file(tmp_path):
+    path, umask = tmp_path / "a", os.umask(0)
+    os.umask(umask)
+    write_whole(path, b"")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
+    for mode in (0o600, 0o664):
+        path.chmod(mode)
+        write_whole(path, b"")
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+def test_a_link_stays_and_its_target_is_replaced(tmp_path):
+    (tmp_path / "far").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "a")
+    for content in (b"made", b"replaced"):
+        write_whole(tmp_path / "link", content)
+        assert (tmp_path / "link").is_symlink()
+        assert (tmp_path / "far" / "a").read_bytes() == content
+    assert names(tmp_path / "far") == ["a"]
+
+
+def test_paths_that_name_no_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path, message in (
+        (".", "names no file"),
+        (tmp_path, "is a folder; name a file in it"),
+        (tmp_path / "none" / "a", "is no folder; make it first"),
+        (tmp_path / "pipe", "is no ordinary file"),
+    ):
+        with pytest.raises(InputError, match=f"^path: .*{message}"):
+            write_whole(path, b"")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+
+
+HOLDER = """
+import time
+from igeood.files import only_one, whole
+with only_one("lock", "out"), whole("a") as file:
+    file.write(b"half"); file.flush()
+    print("holds", flush=True)
+    time.sleep(300)
+"""
+
+
+def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(files, "PATIENCE", 0.2)
+    (tmp_path / "a").write_bytes(b"old")
+    with subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "holds\n"
+        with pytest.raises(InputError, match=r"^path: another process is writing there .*; wait for it, or stop it"):
+            write_whole("a", b"new")
+        with pytest.raises(InputError, match=r"^out: another process is writing there"), only_one("lock", "out"):
+            pass
+        process.kill()
+    assert (tmp_path / "a").read_bytes() == b"old"
+    with only_one("lock", "out"):
+        write_whole("a", b"new")
+    assert ((tmp_path / "a").read_bytes(), names(tmp_path)) == (b"new", ["a"])  # what was left is swept
+
+
+def test_writers_at_once_never_mix(tmp_path):
+    contents = [bytes([65 + i]) * 200_000 for i in range(6)]
+    writers = [threading.Thread(target=write_whole, args=(tmp_path / "a", content)) for content in contents * 3]
+    for thread in writers:
+        thread.start()
+    for thread in writers:
+        thread.join()
+    assert names(tmp_path) == ["a"]
+    assert (tmp_path / "a").read_bytes() in contents
+
+
+# Records.
+
+TENSORS = {"x": torch.arange(6.0).reshape(2, 3), "empty": torch.zeros(0, 3), "keys": torch.tensor([1, -2])}
+
+
+@pytest.fixture
+def path(tmp_path):
+    write_record(tmp_path / "a.safetensors", {"kind": "guard", "share": 0.06666666666666667}, TENSORS)
+    return tmp_path / "a.safetensors"
+
+
+def test_a_record_comes_back(path):
+    record, tensors = read_record(path)
+    assert record == {"kind": "guard", "share": 0.06666666666666667, "schema": 2, "igeood": __version__}
+    assert tensors.keys() == TENSORS.keys()
+    assert all(torch.equal(tensors[name], TENSORS[name]) for name in TENSORS)
+
+
+def test_every_truncation_and_every_flipped_byte_is_refused(path):
+    content = path.read_bytes()
+    cuts = [content[:size] for size in range(0, len(content), 31)] + [content[:-1], content + b"\0"]
+    flips = [
+        content[:at] + bytes([content[at] ^ (1 << at % 8)]) + content[at + 1 :] for at in range(0, len(content), 3)
+    ]
+    same = content.replace(b"0.06666666666666667", b"0.06666666666666666")  # another text of the same number
+    for damaged in [*cuts, *flips, same]:
+        path.write_bytes(damaged)
+        with pytest.raises(GuardFileError, match=r"a\.safetensors"):
+            read_record(path)
+
+
+class Bomb:
+    """A pickle that would leave a trace if anything ran it."""
+
+    def __reduce__(self):
+        return (os.mkdir, ("trace",))
+
+
+def test_a_renamed_pickle_is_refused_and_not_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"x": Bomb()}, "a")
+    for content in (pickle.dumps(Bomb()), (tmp_path / "a").read_bytes(), struct.pack("<Q", 2**62) + b"{}"):
+        (tmp_path / "a").write_bytes(content)
+        with pytest.raises(GuardFileError, match="no guard file"):
+            read_record("a")
+    assert names(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "is a safetensors file, but no guard"),
+        ("[]", "is a safetensors file, but no guard"),
+        ("[" * 100_000, "is damaged, or no guard file"),
+        ({"schema": 1}, r"written by igeood 0\.1 \(schema 1\); this version .*: fit the guard again and save it"),
+        ({"schema": 3, "igeood": "9.0"}, r"has schema 3, written by igeood 9\.0; upgrade igeood"),
+        ({"schema": 2, "kind": "summary"}, "holds a summary, not a guard"),
+        ({"schema": 2}, "SHA-256 does not match"),
+    ],
+)
+def test_other_files_are_refused_by_what_they_are(tmp_path, text, message):
+    path = tmp_path / "a.safetensors"
+    metadata = None if text is None else {"igeood": text if isinstance(text, str) else json.dumps(text)}
+    save_file({"w": torch.zeros(2, dtype=torch.bfloat16)}, path, metadata)
+    with pytest.raises(GuardFileError, match=message):
+        read_record(path)
+
+
+def test_files_that_are_not_there(tmp_path):
+    for path in (tmp_path, tmp_path / "none"):
+        with pytest.raises(GuardFileError, match="there is no summary file"):
+            read_record(path, "summary")
