@@ -1,0 +1,74 @@
+"""Which weights a model has: their fingerprint, and a quick look at whether they are still the same."""
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from igeood.model.runner import strip
+
+
+def fingerprint(model: nn.Module) -> str:
+    """SHA-256 over the names, types, shapes and values of a model's parameters and buffers, 16 hex digits.
+
+    Wrappers (`DataParallel`, `torch.compile`) do not count. State that is no tensor counts by its type.
+    """
+    digest = hashlib.sha256()
+    for name, value in sorted((strip(name), value) for name, value in model.state_dict().items()):
+        digest.update(f"{name} ".encode())
+        for part in _content(value):
+            digest.update(part)
+    return digest.hexdigest()[:16]
+
+
+def _content(value: Any) -> Iterator[Any]:
+    """A value's kind and bytes, the same in every process."""
+    if isinstance(value, Tensor) and not is_lazy(value):
+        yield f"{value.dtype} {tuple(value.shape)}\n".encode()
+        if value.numel() and not value.is_meta:
+            dense = value.detach().dequantize() if value.is_quantized else value.detach().to_dense()
+            plain = dense.cpu().resolve_conj().resolve_neg().contiguous()
+            yield plain.flatten().view(torch.uint8).numpy()
+    else:
+        yield f"{type(value).__qualname__}\n".encode()
+        for item in value if isinstance(value, (tuple, list)) else ():  # the packed weights of quantised layers
+            yield from _content(item)
+
+
+class Versions:
+    """Version counters and places of a model's parameters and buffers: a quick look at whether they have changed.
+
+    `.data` and fused optimisers change values without a new version: the fingerprint shows those.
+
+    Parameters
+    ----------
+    model : Module
+        The classifier.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = list(model.modules())
+        self._before = self._stamps()
+
+    def changed(self) -> bool:
+        """Whether a module or tensor was replaced, moved or written to since this was made."""
+        return self._stamps() != self._before
+
+    def _stamps(self) -> list[Any]:
+        stamps: list[Any] = []
+        for module in self._modules:
+            stamps += map(id, module._modules.values())
+            stamps += map(_stamp, module._parameters.values())
+            skipped = module._non_persistent_buffers_set
+            stamps += [_stamp(value) for name, value in module._buffers.items() if name not in skipped]
+        return stamps
+
+
+def _stamp(tensor: Tensor | None) -> Any:
+    if tensor is None or is_lazy(tensor):
+        return None
+    place = tensor.data_ptr() if tensor.layout is torch.strided else id(tensor)
+    return place, None if tensor.is_inference() else tensor._version

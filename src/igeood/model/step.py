@@ -1,0 +1,210 @@
+r"""One signed-gradient step on the input: the grey box's pre-processing (the paper's Eq. 6), and FGSM.
+
+Sizes are in pixel units: on an input normalised by a standard deviation, the step is ε/std for each channel. Only the
+input's gradient is computed; no parameter is touched.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from igeood.detectors import Detector
+from igeood.errors import InputError
+from igeood.model.batches import Batch
+from igeood.model.reader import Reader
+from igeood.outputs import Outputs
+
+Channels = float | Sequence[float]
+
+
+def input_gradients(objectives: Callable[[Tensor], Sequence[Tensor]], x: Tensor) -> list[Tensor]:
+    """Gradients of summed objectives with respect to the input only, each of the shape of `x`; one forward pass.
+
+    Parameters
+    ----------
+    objectives : callable
+        Maps inputs (N, ...) to one or more numbers a sample, each (N,).
+    x : Tensor
+        (N, ...) floating-point inputs.
+    """
+    check_floating(x)
+    with torch.inference_mode(False), torch.enable_grad():
+        leaf = x.detach().clone().requires_grad_()
+        values = objectives(leaf)
+        if not all(value.requires_grad for value in values):
+            raise InputError("model: its output has no gradient in the input; use black_box, or epsilon=0")
+        last = len(values) - 1
+        return [torch.autograd.grad(v.sum(), leaf, retain_graph=i < last)[0] for i, v in enumerate(values)]
+
+
+def signed_step(x: Tensor, gradient: Tensor, epsilon: float, std: Channels = 1.0) -> Tensor:
+    r"""Eq. 6's step, :math:`x + \frac{\varepsilon}{\mathrm{std}}\,\operatorname{sign}(\mathrm{gradient})`.
+
+    The sign of 0 is 0, and nothing is clamped.
+
+    Parameters
+    ----------
+    x, gradient : Tensor
+        (N, C, ...) inputs and the direction to go.
+    epsilon : float
+        In pixel units; negative goes down the gradient.
+    std : float or one for each channel
+        Of the input's normalisation.
+
+    Examples
+    --------
+    >>> signed_step(torch.zeros(1, 3), torch.tensor([[2.0, 0.0, -5.0]]), 0.1, std=0.5)
+    tensor([[ 0.2000,  0.0000, -0.2000]])
+    """
+    return x + gradient.sign() * (epsilon / per_channel(std, x, "std"))
+
+
+def stepped(
+    reader: Reader, batch: Batch, detector: Detector, epsilons: Sequence[float], std: Channels = 1.0
+) -> tuple[Outputs, list[Outputs]]:
+    """Clean outputs, and for each size those after a step that lowers the detector's score (Eq. 6).
+
+    One forward pass gives the clean outputs and the gradient, which all sizes share; without a step there is no
+    second pass.
+    """
+    if not any(epsilons):
+        clean = reader(batch)
+        return clean, [clean] * len(epsilons)
+    batch = reader.place(batch)
+    with reader.running(), torch.inference_mode(False), torch.no_grad():
+        clean, targets, gradients = _step_gradients(reader, batch, detector)
+
+        def after(epsilon: float) -> Outputs:
+            moved = [signed_step(batch.x, gradient, -epsilon, std) for gradient in gradients]
+            parts = [reader(batch.with_x(x)) for x in moved]
+            if targets == [None]:
+                return parts[0]
+            # each layer is read after a step of its own, the logits are clean
+            pairs = zip(parts, targets, strict=True)
+            features = {layer: part.features[layer] for part, layers in pairs for layer in layers or ()}
+            return Outputs.checked(clean.logits, features, None, clean.numpy)
+
+        return clean, [after(epsilon) if epsilon else clean for epsilon in epsilons]
+
+
+def _step_gradients(
+    reader: Reader, batch: Batch, detector: Detector
+) -> tuple[Outputs, list[tuple[str, ...] | None], list[Tensor]]:
+    """Clean outputs; for each step the layers that are read after it (None: all) and its gradient."""
+    outputs: list[Outputs] = []
+    targets: list[tuple[str, ...] | None] = []
+
+    def objectives(x: Tensor) -> list[Tensor]:
+        outputs.append(reader(batch.with_x(x)))
+        scores, layers = zip(*detector.step_scores(outputs[0]), strict=True)
+        targets.extend(layers)
+        return list(scores)
+
+    gradients = input_gradients(objectives, batch.x)
+    return outputs[0].detached(), targets, gradients
+
+
+def fgsm(
+    logits: Callable[[Tensor], Tensor],
+    x: Tensor,
+    labels: Tensor,
+    epsilon: float = 0.05,
+    *,
+    std: Channels = 1.0,
+    low: Tensor | float = 0.0,
+    high: Tensor | float = 1.0,
+) -> Tensor:
+    r"""Adversarial inputs by one step that raises the cross entropy, clamped to the range of images.
+
+    Parameters
+    ----------
+    logits : callable
+        The classifier: inputs (N, ...) to logits (N, C).
+    x : Tensor
+        (N, ...) clean inputs.
+    labels : Tensor
+        (N,) their classes.
+    epsilon : float
+        In pixel units.
+    std : float or one for each channel
+        Of the input's normalisation.
+    low, high : Tensor or float
+        Range of the inputs, broadcast to `x`: for pixels in [0, 1], (0 − mean)/std and (1 − mean)/std.
+    """
+    check_epsilon(epsilon)
+    (gradient,) = input_gradients(lambda z: [functional.cross_entropy(logits(z), labels, reduction="none")], x)
+    moved = signed_step(x, gradient, epsilon, std)
+    return torch.maximum(torch.minimum(moved, torch.as_tensor(high).to(x)), torch.as_tensor(low).to(x))
+
+
+def attack(reader: Reader, batch: Batch, size: float, mean: Channels | None = None, std: Channels = 1.0) -> Tensor:
+    """FGSM inputs made from a batch, on the model's device; without labels the predicted classes stand in.
+
+    They are clamped to pixels of [0, 1] if the normalisation's mean is known, or if the inputs lie there themselves.
+    """
+    check_floating(batch.x)
+    batch = reader.place(batch)
+    x = batch.x
+    low, high = x.new_full((), -torch.inf), x.new_full((), torch.inf)
+    if mean is not None:
+        shift, scale = per_channel(mean, x, "mean"), per_channel(std, x, "std")
+        low, high = -shift / scale, (1.0 - shift) / scale
+    elif std == 1.0 and len(x) and float(x.min()) >= 0.0 and float(x.max()) <= 1.0:
+        low, high = x.new_zeros(()), x.new_ones(())
+    with reader.running(), torch.inference_mode(False), torch.no_grad():
+        clean = reader(batch, labels=True)
+        labels = clean.logits.argmax(dim=1) if clean.labels is None else clean.labels
+        return fgsm(lambda z: reader(batch.with_x(z)).logits, x, labels, size, std=std, low=low, high=high)
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Adversarial samples: their number, their mean L∞ size in the input's units, the accuracy left."""
+
+    samples: int
+    linf: float
+    accuracy: float
+
+
+def check_epsilon(epsilon: float, name: str = "epsilon") -> None:
+    """Raise unless ε is a number ≥ 0."""
+    if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not 0.0 <= epsilon < float("inf"):
+        raise InputError(f"{name}: must be a finite number ≥ 0, in pixel units; got {epsilon!r}")
+
+
+def check_channels(values: Any, name: str, *, positive: bool = False) -> Channels:
+    """One plain number or several, from numbers or arrays of them; finite, and positive where they must be."""
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        array = np.asarray(np.nan)
+    if array.ndim > 1 or array.size == 0 or values is None or not (np.abs(array) < 1e38).all():
+        raise InputError(f"{name}: expected a finite number, or one for each channel; got {values!r}")
+    if positive and (array <= 0).any():
+        raise InputError(f"{name}: must be positive, got {values!r}")
+    return float(array) if array.ndim == 0 else array.tolist()
+
+
+def check_floating(x: Tensor) -> None:
+    """Raise unless the input can be moved by a gradient step."""
+    if not x.is_floating_point():
+        raise InputError(
+            f"x: a gradient step needs a floating-point input, got {x.dtype}; token ids cannot be perturbed: "
+            f"use black_box, or white_box with epsilon=0, and tune on OOD samples, not 'fgsm'"
+        )
+
+
+def per_channel(values: Channels, x: Tensor, name: str) -> Tensor:
+    """One number, or one for each channel (the second axis), shaped to broadcast to `x`."""
+    tensor = torch.as_tensor(values, dtype=x.dtype, device=x.device)
+    if tensor.ndim == 0:
+        return tensor
+    if tensor.ndim != 1 or x.ndim < 2 or len(tensor) != x.shape[1]:
+        channels = x.shape[1] if x.ndim > 1 else 0
+        raise InputError(f"{name}: expected one number, or one for each of {channels} channels; got {values!r}")
+    return tensor.view(1, -1, *[1] * (x.ndim - 2))
