@@ -26,23 +26,26 @@ def log_softmax(logits: Tensor, temperature: float = 1.0) -> Tensor:
     [0.0, -1e+38]
     """
     check_temperature(temperature)
+    check_rows(logits)
+    return log_probabilities(logits, temperature)
+
+
+def log_probabilities(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """`log_softmax` without its checks."""
     return torch.log_softmax(_below_peak(logits).div_(temperature), dim=-1)
+
+
+def sphere(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """Point on the unit sphere, √softmax(f/T): (..., C) → (..., C); nothing is checked."""
+    roots = _below_peak(logits).div_(2.0 * temperature).exp_()  # the largest is 1
+    norm: Tensor = torch.linalg.vector_norm(roots, dim=-1, keepdim=True)
+    return roots / norm
 
 
 def _below_peak(logits: Tensor) -> Tensor:
     """A new float64 tensor of the logits less their row's maximum."""
-    peak = logits.detach().amax(dim=-1, keepdim=True)
-    if not bool(peak.isfinite().all()):
-        raise InputError("logits: a row has NaN, +inf or nothing but −inf; remove such rows")
-    return wide(logits) - wide(peak)
-
-
-def sphere(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """Point on the unit sphere, √softmax(f/T): (..., C) → (..., C)."""
-    check_temperature(temperature)
-    roots = _below_peak(logits).div_(2.0 * temperature).exp_()  # the largest is 1
-    norm: Tensor = torch.linalg.vector_norm(roots, dim=-1, keepdim=True)
-    return roots / norm
+    logits = wide(logits)
+    return logits - logits.detach().amax(dim=-1, keepdim=True)
 
 
 def sphere_distances(points: Tensor, centres: Tensor) -> Tensor:
@@ -64,6 +67,12 @@ def chord_distance(s: Tensor, t: Tensor) -> Tensor:
     """Twice the angle between unit vectors: exact at 0, at π, and in between; its gradient is finite."""
     chord = torch.linalg.vector_norm(s - t, dim=-1)
     return 4.0 * torch.atan2(chord, torch.linalg.vector_norm(s + t, dim=-1))
+
+
+def check_rows(logits: Tensor, name: str = "logits") -> None:
+    """Raise unless every row of (..., C) has a finite maximum."""
+    if not bool(logits.detach().amax(dim=-1).isfinite().all()):
+        raise InputError(f"{name}: a row has NaN, +inf or nothing but −inf; remove such rows")
 
 
 def check_temperature(temperature: float, name: str = "temperature") -> None:
