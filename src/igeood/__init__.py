@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from igeood.diagnostics import diagnose
     from igeood.extraction import extract
     from igeood.guard import Guard, Verdict
-    from igeood.logits_files import read_logits, write_logits
+    from igeood.tables import read_logits, write_logits
     from igeood.outputs import Outputs
 
 # Where each name lives. They are imported on first use: `igeood --help` should not wait for torch.
@@ -35,7 +35,7 @@ _HOMES = {
     **dict.fromkeys(["Guard", "Verdict"], "guard"),
     "diagnose": "diagnostics",
     "extract": "extraction",
-    **dict.fromkeys(["read_logits", "write_logits"], "logits_files"),
+    **dict.fromkeys(["read_logits", "write_logits"], "tables"),
     "Outputs": "outputs",
 }
 _MODULES = ("benchmark", "calibration", "datasets", "errors", "geometry", "metrics", "networks")

@@ -27,7 +27,7 @@ from pathlib import Path
 
 PATIENCE = 300.0  # seconds that a command may take at most
 WARM = (  # what a fork would otherwise import anew
-    "igeood.cli", "igeood.demo", "igeood.report", "igeood.paper.catalog", "igeood.logits_files", "matplotlib.figure",
+    "igeood.cli", "igeood.demo", "igeood.report", "igeood.paper.catalog", "igeood.tables", "matplotlib.figure",
     "numba", "pyarrow.parquet", "scipy.io", "sklearn.linear_model", "torch._dynamo",
 )  # fmt: skip
 TAKES_SPACE = ("open", "write", "fsync", "mkdir")  # calls that fail on a full disk

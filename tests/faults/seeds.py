@@ -25,7 +25,7 @@ from igeood.benchmark.results import Results
 from igeood.datasets import DATASETS
 from igeood.datasets.download import _resumable
 from igeood.datasets.store import status
-from igeood.logits_files import read_logits, write_logits
+from igeood.tables import read_logits, write_logits
 from igeood.networks import build, load_weights
 from igeood.networks.training import Recipe, Run, Task
 from igeood.outputs import Outputs
