@@ -2,15 +2,16 @@
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import length_hint
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from igeood.errors import IgeoodWarning, InputError
 from igeood.outputs import Keys, row_keys
@@ -56,15 +57,17 @@ class Batch:
         """A key of each sample's content, over all tensors: (N,)."""
         n = len(self)
         parts = [v for v in (*self.inputs, *self.keywords.values()) if isinstance(v, Tensor) and v.ndim and len(v) == n]
-        if n == 0 or len(parts) == 1:
-            return row_keys(self.x)
-        return row_keys(torch.cat([part.detach().reshape(n, -1).float() for part in parts], dim=1))
+        return row_keys(torch.cat([part.detach().reshape(n, part.shape[1:].numel()).float() for part in parts], dim=1))
 
     def with_x(self, x: Tensor) -> "Batch":
         """The same batch with another input."""
         if self.inputs:
             return Batch((x, *self.inputs[1:]), self.keywords, self.labels)
         return Batch((), {**self.keywords, self._name: x}, self.labels)
+
+    def mapped(self, change: Callable[[Any], Any]) -> "Batch":
+        """The same batch with every input changed."""
+        return Batch(tuple(map(change, self.inputs)), {k: change(v) for k, v in self.keywords.items()}, self.labels)
 
     def __len__(self) -> int:
         return len(self.x)
@@ -77,8 +80,8 @@ class Batch:
         def pick(value: Any) -> Any:
             return value[rows] if isinstance(value, Tensor) and value.ndim and len(value) == n else value
 
-        keywords = {name: pick(value) for name, value in self.keywords.items()}
-        return Batch(tuple(map(pick, self.inputs)), keywords, pick(self.labels))
+        picked = self.mapped(pick)
+        return Batch(picked.inputs, picked.keywords, pick(self.labels))
 
 
 def batches(source: Any, name: str = "x") -> Iterator[Batch]:
@@ -93,8 +96,9 @@ def batches(source: Any, name: str = "x") -> Iterator[Batch]:
         yield from pieces if len(pieces) > 1 else [whole]
         return
     if not isinstance(source, Iterable):
-        kind = type(source).__name__
-        raise InputError(f"{name}: expected a tensor, a batch or a loader of batches, got {kind}; give one of them")
+        raise InputError(
+            f"{name}: expected a batch or a loader of batches, got {type(source).__name__}; give one of them"
+        )
     count = 0
     for count, item in enumerate(source, start=1):
         with at_batch(name, count - 1):
@@ -102,10 +106,10 @@ def batches(source: Any, name: str = "x") -> Iterator[Batch]:
         yield batch
     if count == 0:
         raise InputError(f"{name}: empty: no batch in the loader; give a new one if it was a generator, read already")
-    # a dataset that raises StopIteration ends its loader silently; the length of a stream of samples is a guess
-    if isinstance(source, DataLoader) and not isinstance(source.dataset, IterableDataset) and count < len(source):
-        missing = f"the loader ended after {count} of its {len(source)} batches"
-        warnings.warn(f"{name}: {missing}; look for a StopIteration in its dataset", IgeoodWarning, stacklevel=4)
+    promised = length_hint(source) if isinstance(source, DataLoader) else 0  # others may count samples
+    if count < promised:  # a dataset that raises StopIteration ends its loader silently
+        cure = "look for a StopIteration in its dataset"
+        warnings.warn(f"{name}: the loader ended after {count} of its {promised} batches; {cure}", IgeoodWarning, 4)
 
 
 @contextmanager
@@ -138,9 +142,9 @@ def as_batch(item: Any) -> Batch:
         parts = item if isinstance(item, (tuple, list)) else (item,)
         x = _tensor(parts[0]) if parts else None
         if not isinstance(x, Tensor) or x.ndim == 0:
-            inside = f" of {type(parts[0]).__name__}" if parts and parts is item else ""
-            kind = f"{type(item).__name__}{inside}"
-            raise InputError(f"expected a tensor, a tuple (x, y) or a mapping, got {kind}; give one of them")
+            raise InputError(
+                f"expected a tensor, a tuple (x, y) or a mapping, got {type(item).__name__}; give one of them"
+            )
         batch = Batch((x,), {}, _label_tensor(parts[1]) if len(parts) > 1 else None)
     check_input(batch.x)
     return batch
@@ -148,16 +152,13 @@ def as_batch(item: Any) -> Batch:
 
 def check_input(x: Tensor) -> None:
     """Raise unless a model can take this input: no NaN, no infinity, no images of bytes."""
-    if x.is_meta:
-        raise InputError("is on the meta device, which holds no values; give real tensors")
     if x.dtype == torch.uint8:
         raise InputError("images of bytes (uint8); give floats, scaled and normalised as in training")
     if not x.is_floating_point() or math.isfinite(x.detach().sum().item()):  # one pass; a sum may also overflow
         return
     bad = (~x.isfinite().reshape(len(x), -1).all(dim=1)).nonzero()[:, 0]
     if len(bad):
-        share = f"{len(bad)} of {len(x)} samples do"
-        raise InputError(f"sample {int(bad[0])} has NaN or infinity ({share}); remove those samples")
+        raise InputError(f"sample {int(bad[0])} has NaN or infinity ({len(bad)} of {len(x)} do); remove those samples")
 
 
 def _tensor(value: Any) -> Any:

@@ -17,8 +17,8 @@ def fingerprint(model: nn.Module) -> str:
     Wrappers (`DataParallel`, `torch.compile`) do not count. State that is no tensor counts by its type.
     """
     digest = hashlib.sha256()
-    for name, value in sorted((strip(name), value) for name, value in model.state_dict().items()):
-        digest.update(f"{name} ".encode())
+    for name, value in sorted(model.state_dict().items(), key=lambda entry: strip(entry[0])):
+        digest.update(f"{strip(name)} ".encode())
         for part in _content(value):
             digest.update(part)
     return digest.hexdigest()[:16]

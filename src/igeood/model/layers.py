@@ -32,9 +32,7 @@ def check_layers(model: nn.Module, names: Iterable[str]) -> None:
             close = difflib.get_close_matches(name, modules, n=3, cutoff=0.3) or list(modules)[:3]
             raise InputError(f"layers: the model has no {name!r}; near names: {', '.join(map(repr, close))}")
         if isinstance(modules[known], torch.jit.ScriptModule):
-            raise InputError(
-                f"layers: {name!r} is scripted or traced and cannot be read; name others, or use black_box"
-            )
+            raise InputError(f"layers: {name!r} is scripted or traced, which hides it; name others, or use black_box")
         if known in seen:
             raise InputError(f"layers: {name!r} is named twice; name each layer once")
         seen.add(known)
@@ -53,8 +51,6 @@ def choose_layers(model: nn.Module, batch: Batch, kind: str) -> list[str]:
         "all": the ends of the network's blocks, the classifier left out; "last" or "last two" of these;
         "convolutions", "norms": every one that is called once; "none".
     """
-    if kind not in KINDS:
-        raise InputError.unknown("layers", kind, KINDS)
     if kind == "none":
         return []
     if len(batch) == 0:
@@ -63,9 +59,9 @@ def choose_layers(model: nn.Module, batch: Batch, kind: str) -> list[str]:
     calls, logits = runner.watch(batch)
     if kind in ("convolutions", "norms"):
         wanted = nn.modules.conv._ConvNd if kind == "convolutions" else _NORMS
-        chosen = [call for call in calls.values() if isinstance(call.module, wanted) and call.output is not None]
+        chosen = [call for call in calls.values() if isinstance(call.module, wanted)]
     else:
-        chosen = _block_ends(runner.bare, calls, logits)[{"last": -1, "last two": -2}.get(kind, 0) :]
+        chosen = _block_ends(runner.bare, calls, logits)[{"all": 0, "last": -1, "last two": -2}[kind] :]
     if not chosen:
         raise InputError(f"layers: no layer to read in this model ({kind!r}); name some, from model.named_modules()")
     names = {module: name for name, module in named_modules(model).items()}
@@ -81,10 +77,7 @@ def _block_ends(model: nn.Module, calls: dict[nn.Module, Call], logits: Tensor) 
     """
     parts = _parts(model, calls, logits)
     stages = _stages(parts)
-    while len(stages) < FEWEST_LAYERS:
-        opened = _open_largest(parts, stages, calls, logits)
-        if opened is None:
-            break
+    while len(stages) < FEWEST_LAYERS and (opened := _open_largest(parts, len(stages), calls, logits)):
         parts, stages = opened, _stages(opened)
     return _thin(stages)
 
@@ -94,7 +87,7 @@ def _parts(module: nn.Module, calls: dict[nn.Module, Call], logits: Tensor) -> l
     parts: list[Call] = []
     for child in module.children():
         call = calls.get(child)
-        if call is None or call.output is None or call.returns(logits):
+        if call is None or call.returns(logits):
             parts += _parts(child, calls, logits)
         else:
             parts.append(call)
@@ -124,9 +117,7 @@ def _is_transition(before: Call, part: Call) -> bool:
     return is_block and part.channels < before.channels and 1 < part.size < before.size
 
 
-def _open_largest(
-    parts: list[Call], stages: list[Call], calls: dict[nn.Module, Call], logits: Tensor
-) -> list[Call] | None:
+def _open_largest(parts: list[Call], stages: int, calls: dict[nn.Module, Call], logits: Tensor) -> list[Call] | None:
     """Parts with the block of most parameters replaced by its children, if that gives more stages."""
     for block in sorted(parts, key=lambda part: -sum(w.numel() for w in part.module.parameters())):
         children = _parts(block.module, calls, logits)
@@ -134,7 +125,7 @@ def _open_largest(
             continue  # its children's outputs are not all of its own: a residual block, not a chain
         at = parts.index(block)
         opened = [*parts[:at], *children, *parts[at + 1 :]]
-        if len(_stages(opened)) > len(stages):
+        if len(_stages(opened)) > stages:
             return opened
     return None
 

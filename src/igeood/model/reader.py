@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from igeood.errors import InputError
 from igeood.model.batches import Batch, at_batch, batches
-from igeood.model.layers import KINDS, Layers, check_layers, choose_layers, strip
-from igeood.model.runner import Runner, first_tensor, named_modules
+from igeood.model.layers import Layers, check_layers, choose_layers
+from igeood.model.runner import Runner, first_tensor, named_modules, strip
 from igeood.outputs import HEAD, Outputs
 
 
@@ -27,7 +27,8 @@ def _mean(features: Tensor, layout: str) -> Tensor:
     """
     if features.ndim == 2:
         return features.clone()
-    return features.flatten(1, -2).mean(dim=1) if layout == "last" else features.flatten(2).mean(dim=2)
+    channels = features.ndim - 1 if layout == "last" else 1
+    return features.mean(dim=[axis for axis in range(1, features.ndim) if axis != channels])
 
 
 STATISTICS: dict[str, Callable[[Tensor, str], Tensor]] = {"mean": _mean}  # of features (N, ...) and their layout
@@ -48,27 +49,30 @@ class Reader(Runner):
         Also read the input of the last linear layer, as block `HEAD`.
     layouts : mapping, optional
         For each layer which axis has the channels: "flat", "second" or "last". Without it `prepare` decides.
+
+    Attributes
+    ----------
+    layers : list of str
+        Without the prefixes of wrappers.
+    layouts : dict
+        As above; full once the reader is prepared.
+    head : (Tensor, Tensor or None) or None
+        Weight (C, k) and bias (C,) of the last linear layer, if it was wanted, once the reader is prepared.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        layers: Sequence[str] = (),
-        *,
-        statistic: str = "mean",
-        head: bool = False,
+        self, model: nn.Module, layers: Sequence[str] = (), *, statistic: str = "mean", head: bool = False,
         layouts: Mapping[str, str] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if statistic not in STATISTICS:
             raise InputError.unknown("statistic", statistic, STATISTICS)
-        self.layers, self.layouts = list(layers), dict(layouts or {})
-        self.statistic = statistic
-        self._wants_head, self._head = head, ""  # its name
-        self._handles: list[Any] = []
+        self.layers, self.layouts, self.statistic = list(layers), dict(layouts or {}), statistic
+        self._prepared = not head and self.layouts.keys() >= set(self.layers)
+        self._wants_head, self._head = head, ""  # the layer's name
+        self._hooks: dict[str, Any] = {}  # for each block its handle, while anybody runs the model
         self._holders = 0
         self._passes: dict[int, tuple[int, dict[str, Tensor]]] = {}  # for each thread: samples, and blocks so far
         super().__init__(model)
-        self._called = self.bare if layers or head else model
 
     def _look(self) -> None:
         super()._look()
@@ -78,98 +82,87 @@ class Reader(Runner):
 
     @property
     def head(self) -> tuple[Tensor, Tensor | None] | None:
-        """Weight (C, k) and bias (C,) of the last linear layer, where `prepare` has looked for it."""
+        """Weight and bias of the last linear layer."""
         if not self._head:
             return None
         linear: Any = self._modules[self._head]
         return linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
 
+    @property
+    def _blocks(self) -> dict[str, str]:
+        """The layer of each block."""
+        suffix = "" if self.statistic == "mean" else f"|{self.statistic}"
+        return {f"{layer}{suffix}": layer for layer in self.layers} | ({HEAD: self._head} if self._head else {})
+
     def prepare(self, batch: Batch) -> None:
         """Decide the layouts and find the head, in one forward pass of up to three samples."""
         calls, logits = self.watch(batch)
         for layer in self.layers:
-            call = calls.get(self._modules[layer])
+            call = calls.get(self._modules[layer])  # one that is missing cannot be read either
             self.layouts[layer] = "flat" if call is None else call.layout
         if self._wants_head:
-            ends = [
-                call.module for call in calls.values() if isinstance(call.module, nn.Linear) and call.returns(logits)
-            ]
-            if not ends:
+            linear = {c.module for c in calls.values() if isinstance(c.module, nn.Linear) and c.returns(logits)}
+            self._head = next((name for name, module in self._modules.items() if module in linear), "")
+            if not self._head:
                 raise InputError(
-                    "model: no nn.Linear returns its logits, and this method reads the input of that layer; make the "
-                    "model return its last linear layer's output, or use another method"
+                    "model: no nn.Linear returns its logits, and this method reads that layer's input; make the model "
+                    "return its last linear layer's output, or use another method"
                 )
-            self._head = next(name for name, module in self._modules.items() if module is ends[-1])
+        self._prepared = True
 
     def __call__(self, batch: Batch, *, labels: bool = False, keys: bool = False) -> Outputs:
         """Outputs of one batch, with its labels and keys if wanted; differentiable where gradients are on."""
-        if (self._wants_head and not self._head) or not self.layouts.keys() >= set(self.layers):
+        if not self._prepared:
             self.prepare(batch)
-        thread, features = threading.get_ident(), dict[str, Tensor]()
+        thread, blocks = threading.get_ident(), self._blocks
+        features: dict[str, Tensor] = {}
         with self.running():
             self._passes[thread] = len(batch), features
             try:
-                logits = self.run(batch)
+                logits = self.run(self.bare if blocks else self.model, batch)
             finally:
                 del self._passes[thread]
-        blocks = {self._block(layer): layer for layer in self.layers} | ({HEAD: HEAD} if self._head else {})
-        missing = [layer for block, layer in blocks.items() if block not in features]
-        if missing:
-            raise InputError(f"layers: {missing[0]!r} is not called in the model's forward pass; name another")
-        classes = (
-            batch.labels.clone() if labels and isinstance(batch.labels, Tensor) else batch.labels
-        )  # may be a buffer
-        ordered = {block: features[block] for block in blocks}
-        return Outputs(logits, ordered, classes if labels else None, keys=batch.keys if keys else None)
-
-    def _block(self, layer: str) -> str:
-        return layer if self.statistic == "mean" else f"{layer}|{self.statistic}"
+        for block, layer in blocks.items():
+            if block not in features:
+                raise InputError(f"layers: {layer!r} is not called in the model's forward pass; name another")
+        classes = batch.labels if labels else None
+        classes = classes.clone() if isinstance(classes, Tensor) else classes  # loaders may reuse it
+        return Outputs(logits, {b: features[b] for b in blocks}, classes, keys=batch.keys if keys else None)
 
     def _enter(self) -> None:
         super()._enter()
         self._holders += 1
-        if self._holders == 1:
-            hooks = [(self._modules[layer], self._hook(layer)) for layer in self.layers]
-            hooks += [(self._modules[self._head], self._head_hook)] if self._head else []
-            self._handles = [module.register_forward_hook(hook) for module, hook in hooks]
+        for block, layer in self._blocks.items():
+            if block not in self._hooks:
+                self._hooks[block] = self._modules[layer].register_forward_hook(self._hook(block, layer))
 
     def _leave(self) -> None:
         self._holders -= 1
-        if self._holders == 0:
-            for handle in self._handles:
-                handle.remove()
+        while self._hooks and not self._holders:
+            self._hooks.popitem()[1].remove()
         super()._leave()
 
-    def _hook(self, layer: str) -> Callable[[nn.Module, Any, Any], None]:
+    def _hook(self, block: str, layer: str) -> Callable[[nn.Module, Any, Any], None]:
         """Forward hook that keeps a layer's features; passes that are not this reader's are left alone."""
-        block, statistic = self._block(layer), STATISTICS[self.statistic]
 
-        def keep(_: nn.Module, __: Any, output: Any) -> None:
+        def keep(_: nn.Module, inputs: Any, output: Any) -> None:
             samples, features = self._passes.get(threading.get_ident(), (0, None))
             if features is None:
                 return
             if block in features:
                 raise InputError(f"layers: {layer!r} is called twice in one forward pass; name a layer that runs once")
-            tensor = first_tensor(output)
+            tensor = first_tensor(inputs if block == HEAD else output)
             if tensor is None or tensor.ndim < 2 or len(tensor) != samples:
                 what = type(output).__name__ if tensor is None else f"a tensor of shape {tuple(tensor.shape)}"
                 raise InputError(
                     f"layers: {layer!r} returns {what}, not features (N, k, ...) of N = {samples} samples; "
                     f"name another (or is it one sample? Give a batch: x[None])"
                 )
-            features[block] = statistic(_wide(tensor), self.layouts[layer])
+            # sums of many float16 values overflow
+            wide = tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+            features[block] = wide.clone() if block == HEAD else STATISTICS[self.statistic](wide, self.layouts[layer])
 
         return keep
-
-    def _head_hook(self, _: nn.Module, inputs: Any, __: Any) -> None:
-        features = self._passes.get(threading.get_ident(), (0, None))[1]
-        if features is not None:
-            features[HEAD] = _wide(inputs[0]).clone()
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    """At least float32: sums of many float16 values overflow."""
-    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
 def extract(
@@ -196,25 +189,25 @@ def extract(
         On the model's device. For more data than memory holds, use `stream`.
     """
     with random_state_kept():
-        parts = list(_stream(model, loader, layers, statistic=statistic, head=head, keys=True))
+        parts = list(stream(model, loader, layers, keys=True, statistic=statistic, head=head))
     with at_batch("loader", len(parts) - 1):
         return Outputs.concat(parts)
 
 
-def stream(model: nn.Module, loader: Any, layers: Layers = ()) -> Iterator[Outputs]:
-    """Outputs of each batch of a loader, without gradients; between batches the model is as it was."""
-    return _stream(model, loader, layers)
+def stream(
+    model: nn.Module, loader: Any, layers: Layers = (), *, keys: bool = False, **options: Any
+) -> Iterator[Outputs]:
+    """Outputs of each batch of a loader, without gradients; between batches the model is as it was.
 
-
-def _stream(model: nn.Module, loader: Any, layers: Layers, *, keys: bool = False, **options: Any) -> Iterator[Outputs]:
-    kind = "all" if layers == "auto" else layers
-    searching = isinstance(kind, str) and kind in KINDS
-    names = [] if searching else [layers] if isinstance(layers, str) else list(layers)
-    reader = Reader(model, names, **options)  # before the first batch is drawn: bad names are errors at once
+    Parameters as in `extract`; `keys` are left out unless wanted.
+    """
+    kind = {"auto": "all", "convolutions": "convolutions", "norms": "norms"}.get(str(layers))
+    names = [] if kind else [layers] if isinstance(layers, str) else list(layers)
+    reader = Reader(model, names, **options)  # before the first batch: what cannot be read needs none to say so
     for number, batch in enumerate(batches(loader, "loader")):
         with at_batch("loader", number), torch.inference_mode(False), torch.no_grad():
-            if searching:
-                reader, searching = Reader(model, choose_layers(model, batch, str(kind)), **options), False
+            if kind and number == 0:
+                reader = Reader(model, choose_layers(model, batch, kind), **options)
             outputs = reader(batch, labels=True, keys=keys)
         yield outputs
 
@@ -225,13 +218,10 @@ def random_state_kept() -> Iterator[None]:
 
     For work on a loader, not for single predictions: numbers that other threads draw meanwhile are drawn again.
     """
-    python, legacy, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(legacy)
-        torch.set_rng_state(torch_state)
-        if cuda:
-            torch.cuda.set_rng_state_all(cuda)
+    python, legacy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(legacy)

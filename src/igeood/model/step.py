@@ -76,49 +76,34 @@ def stepped(
         clean = reader(batch)
         return clean, [clean] * len(epsilons)
     batch = reader.place(batch)
-    with reader.running(), torch.inference_mode(False), torch.no_grad():
-        clean, targets, gradients = _step_gradients(reader, batch, detector)
+    passes: list[Outputs] = []
+    targets: list[tuple[str, ...] | None] = []  # for each gradient the layers that are read after its step; None: all
 
-        def after(epsilon: float) -> Outputs:
-            moved = [signed_step(batch.x, gradient, -epsilon, std) for gradient in gradients]
-            parts = [reader(batch.with_x(x)) for x in moved]
-            if targets == [None]:
-                return parts[0]
-            # each layer is read after a step of its own, the logits are clean
-            pairs = zip(parts, targets, strict=True)
-            features = {layer: part.features[layer] for part, layers in pairs for layer in layers or ()}
-            return Outputs.checked(clean.logits, features, None, clean.numpy)
+    def objectives(x: Tensor) -> list[Tensor]:
+        passes.append(reader(batch.with_x(x)))
+        steps = detector.step_scores(detector._scorable(passes[0]))
+        targets.extend(layers for _, layers in steps)
+        return [score for score, _ in steps]
 
+    gradients = input_gradients(objectives, batch.x)
+    clean = passes[0].detached()
+
+    def after(epsilon: float) -> Outputs:
+        parts = [reader(batch.with_x(signed_step(batch.x, gradient, -epsilon, std))) for gradient in gradients]
+        if targets == [None]:
+            return parts[0]
+        pairs = zip(parts, targets, strict=True)
+        features = {layer: part.features[layer] for part, layers in pairs for layer in layers or ()}
+        return Outputs.checked(clean.logits, features, None, clean.numpy)
+
+    with torch.inference_mode(False), torch.no_grad():
         return clean, [after(epsilon) if epsilon else clean for epsilon in epsilons]
 
 
-def _step_gradients(
-    reader: Reader, batch: Batch, detector: Detector
-) -> tuple[Outputs, list[tuple[str, ...] | None], list[Tensor]]:
-    """Clean outputs; for each step the layers that are read after it (None: all) and its gradient."""
-    outputs: list[Outputs] = []
-    targets: list[tuple[str, ...] | None] = []
-
-    def objectives(x: Tensor) -> list[Tensor]:
-        outputs.append(reader(batch.with_x(x)))
-        scores, layers = zip(*detector.step_scores(outputs[0]), strict=True)
-        targets.extend(layers)
-        return list(scores)
-
-    gradients = input_gradients(objectives, batch.x)
-    return outputs[0].detached(), targets, gradients
-
-
 def fgsm(
-    logits: Callable[[Tensor], Tensor],
-    x: Tensor,
-    labels: Tensor,
-    epsilon: float = 0.05,
-    *,
-    std: Channels = 1.0,
-    low: Tensor | float = 0.0,
-    high: Tensor | float = 1.0,
-) -> Tensor:
+    logits: Callable[[Tensor], Tensor], x: Tensor, labels: Tensor, epsilon: float = 0.05, *,
+    std: Channels = 1.0, low: Tensor | float = 0.0, high: Tensor | float = 1.0,
+) -> Tensor:  # fmt: skip
     r"""Adversarial inputs by one step that raises the cross entropy, clamped to the range of images.
 
     Parameters
@@ -156,7 +141,7 @@ def attack(reader: Reader, batch: Batch, size: float, mean: Channels | None = No
         low, high = -shift / scale, (1.0 - shift) / scale
     elif std == 1.0 and len(x) and float(x.min()) >= 0.0 and float(x.max()) <= 1.0:
         low, high = x.new_zeros(()), x.new_ones(())
-    with reader.running(), torch.inference_mode(False), torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad():
         clean = reader(batch, labels=True)
         labels = clean.logits.argmax(dim=1) if clean.labels is None else clean.labels
         return fgsm(lambda z: reader(batch.with_x(z)).logits, x, labels, size, std=std, low=low, high=high)
@@ -193,10 +178,8 @@ def check_channels(values: Any, name: str, *, positive: bool = False) -> Channel
 def check_floating(x: Tensor) -> None:
     """Raise unless the input can be moved by a gradient step."""
     if not x.is_floating_point():
-        raise InputError(
-            f"x: a gradient step needs a floating-point input, got {x.dtype}; token ids cannot be perturbed: "
-            f"use black_box, or white_box with epsilon=0, and tune on OOD samples, not 'fgsm'"
-        )
+        cure = "token ids cannot be perturbed: use epsilon=0, and tune on OOD samples, not 'fgsm'"
+        raise InputError(f"x: a gradient step needs a floating-point input, got {x.dtype}; {cure}")
 
 
 def per_channel(values: Channels, x: Tensor, name: str) -> Tensor:
