@@ -1,12 +1,159 @@
-"""The reference classifiers by name."""
+"""Classifiers of 32×32 images: DenseNet-BC (Huang et al., 2017) and ResNet (He et al., 2016), and their table."""
 
 from collections.abc import Callable, Mapping
+from typing import cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
-from igeood.bench.networks.densenet import densenet_bc_100
-from igeood.bench.networks.resnet import ResNet, resnet_34
 from igeood.errors import InputError
+
+
+class _DenseLayer(nn.Module):
+    """BN-ReLU-1×1, BN-ReLU-3×3: adds ``growth`` channels to its input."""
+
+    def __init__(self, channels: int, growth: int) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv1 = nn.Conv2d(channels, 4 * growth, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(4 * growth)
+        self.conv2 = nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Concatenate the new channels to ``x``: (N, c, H, W) → (N, c + growth, H, W)."""
+        out = self.conv1(functional.relu(self.bn1(x)))
+        out = self.conv2(functional.relu(self.bn2(out)))
+        return torch.cat([x, out], dim=1)
+
+
+class _DenseBlock(nn.Sequential):
+    def __init__(self, layers: int, channels: int, growth: int) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(*(_DenseLayer(channels + i * growth, growth) for i in range(layers)))
+
+
+class _Transition(nn.Module):
+    """BN-ReLU-1×1, then 2×2 average pooling."""
+
+    def __init__(self, channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv1 = nn.Conv2d(channels, out_channels, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.avg_pool2d(self.conv1(functional.relu(self.bn1(x))), 2)
+
+
+class DenseNet(nn.Module):
+    """DenseNet-BC: a first convolution, three dense blocks with two transitions, a linear classifier.
+
+    Parameters
+    ----------
+    depth : int
+        Number of layers, ``6n + 4``.
+    growth : int
+        Channels that each layer adds.
+    classes : int
+        Width of the logits.
+    """
+
+    def __init__(self, *, depth: int, growth: int, classes: int) -> None:
+        super().__init__()
+        layers = (depth - 4) // 6
+        more, channels = layers * growth, 2 * growth
+        self.conv1 = nn.Conv2d(3, channels, 3, padding=1, bias=False)
+        self.block1 = _DenseBlock(layers, channels, growth)
+        self.trans1 = _Transition(channels + more, channels := (channels + more) // 2)
+        self.block2 = _DenseBlock(layers, channels, growth)
+        self.trans2 = _Transition(channels + more, channels := (channels + more) // 2)
+        self.block3 = _DenseBlock(layers, channels, growth)
+        channels += more
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.relu = nn.ReLU()
+        self.fc = nn.Linear(channels, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (N, classes) of normalised images (N, 3, 32, 32)."""
+        out = self.trans1(self.block1(self.conv1(x)))
+        out = self.block3(self.trans2(self.block2(out)))
+        out = self.relu(self.bn1(out))
+        return cast(Tensor, self.fc(out.mean(dim=(2, 3))))
+
+
+def densenet_bc_100(classes: int = 10) -> DenseNet:
+    """DenseNet-BC-100 with growth 12, the paper's first network: 769,162 parameters at ten classes.
+
+    Its state-dict keys are ``conv1``, ``block1.layer.0.bn1``, …, ``trans1.conv1``, …, ``bn1``, ``fc``.
+
+    >>> sum(p.numel() for p in densenet_bc_100().parameters())
+    769162
+    """
+    return DenseNet(depth=100, growth=12, classes=classes)
+
+
+class _BasicBlock(nn.Module):
+    """Two 3×3 convolutions beside a shortcut, which is a 1×1 convolution where the shape changes."""
+
+    def __init__(self, channels: int, out_channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, out_channels, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(out_channels)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(out_channels)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or channels != out_channels:
+            project = nn.Conv2d(channels, out_channels, 1, stride=stride, bias=False)
+            self.shortcut = nn.Sequential(project, nn.BatchNorm2d(out_channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = functional.relu(self.bn1(self.conv1(x)))
+        return functional.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """ResNet of basic blocks: a first convolution, four stages, a linear classifier.
+
+    Parameters
+    ----------
+    blocks : tuple of int
+        Number of blocks in each of the four stages; (3, 4, 6, 3) is ResNet-34.
+    classes : int
+        Width of the logits.
+    width : int
+        Channels of the first stage; each further one doubles them.
+    """
+
+    def __init__(self, blocks: tuple[int, int, int, int] = (3, 4, 6, 3), classes: int = 10, width: int = 64) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, width, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU()
+        self.layer1 = _stage(width, width, blocks[0], stride=1)
+        self.layer2 = _stage(width, 2 * width, blocks[1], stride=2)
+        self.layer3 = _stage(2 * width, 4 * width, blocks[2], stride=2)
+        self.layer4 = _stage(4 * width, 8 * width, blocks[3], stride=2)
+        self.fc = nn.Linear(8 * width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of images: (N, 3, 32, 32) → (N, classes)."""
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.layer4(self.layer3(self.layer2(self.layer1(out))))
+        return cast(Tensor, self.fc(out.mean(dim=(2, 3))))
+
+
+def _stage(channels: int, out_channels: int, blocks: int, stride: int) -> nn.Sequential:
+    rest = (_BasicBlock(out_channels, out_channels, 1) for _ in range(blocks - 1))
+    return nn.Sequential(_BasicBlock(channels, out_channels, stride), *rest)
+
+
+def resnet_34(classes: int = 10) -> ResNet:
+    """ResNet-34 for 32×32 images, with random weights.
+
+    >>> sum(p.numel() for p in resnet_34().parameters())
+    21282122
+    """
+    return ResNet(classes=classes)
 
 
 def resnet_10_16(classes: int = 10) -> ResNet:

@@ -1,32 +1,32 @@
-"""The paper's training recipe, with checkpoints from which a killed run goes on exactly as if it had not stopped.
+"""What to learn, the paper's recipe, and training with checkpoints: a killed run goes on as if it had not stopped.
 
-Every random choice is drawn from the seed, the epoch and the step, so a checkpoint holds the weights, the momentum and
-where the run is; nothing else is needed to go on.
+Every random choice is drawn from the seed, the epoch and the step, so a checkpoint holds the weights, the optimiser's
+state and the number of epochs done; nothing else is needed to go on.
 """
 
 import hashlib
 import json
 import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional
 
-from igeood import storage
 from igeood.bench.networks.catalog import build
+from igeood.bench.networks.weights import read_tensors
 from igeood.errors import InputError
 from igeood.files import only_one, write_whole
-from igeood.geometry import categorical
 
-Images = np.ndarray[Any, np.dtype[np.uint8]]
-Labels = np.ndarray[Any, np.dtype[np.int64]]
+Images = NDArray[np.uint8]
+Labels = NDArray[np.int64]
+Maker = Callable[[int], nn.Module]  # from the number of classes
 PADDING = 4
 EVALUATION_BATCH = 250
 
@@ -44,11 +44,12 @@ class Recipe:
     rate : float
         Learning rate; a tenth of it after half of the epochs, a hundredth after three quarters.
     momentum, decay : float
-        Nesterov momentum and weight decay.
+        Nesterov momentum (of SGD) and weight decay. A parameter with an attribute `no_decay` has none.
     augment : bool
         Shift each image by up to 4 pixels and mirror half of them.
     seed : int
         Of the first weights, the order of the images, and the augmentation.
+    optimiser : {"sgd", "adam"}
     """
 
     epochs: int = 300
@@ -58,37 +59,46 @@ class Recipe:
     decay: float = 1e-4
     augment: bool = True
     seed: int = 0
+    optimiser: Literal["sgd", "adam"] = "sgd"
 
     def __post_init__(self) -> None:
-        for name, low in (("epochs", 1), ("batch", 2), ("seed", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                raise InputError(f"{name}: must be a whole number, at least {low}; got {value!r}")
-        for name in ("rate", "momentum", "decay"):
-            if not 0.0 <= getattr(self, name) < float("inf"):
-                raise InputError(f"{name}: must be a finite number ≥ 0, got {getattr(self, name)!r}")
+        for name, low in {"epochs": 1, "batch": 2, "seed": 0, "rate": 0, "momentum": 0, "decay": 0}.items():
+            value, kind = getattr(self, name), "whole" if name in ("epochs", "batch", "seed") else "finite"
+            number = isinstance(value, int if kind == "whole" else (int, float)) and not isinstance(value, bool)
+            if not (number and low <= value < float("inf")):
+                raise InputError(f"{name}: must be a {kind} number, at least {low}; got {value!r}")
+        if self.optimiser not in ("sgd", "adam"):
+            raise InputError.unknown("optimiser", self.optimiser, ("sgd", "adam"))
 
     def rate_at(self, epoch: int) -> float:
         """Learning rate of an epoch, counted from 0."""
         return self.rate * 0.1 ** sum(epoch >= share * self.epochs for share in (0.5, 0.75))
 
+    def optimiser_of(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The optimiser of a model's parameters."""
+        plain, bare = ([p for p in model.parameters() if hasattr(p, "no_decay") is it] for it in (False, True))
+        groups = [{"params": plain, "weight_decay": self.decay}, {"params": bare, "weight_decay": 0.0}]
+        if self.optimiser == "adam":
+            return torch.optim.AdamW(groups, self.rate)
+        return torch.optim.SGD(groups, self.rate, self.momentum, nesterov=self.momentum > 0)
+
 
 @dataclass(frozen=True)
 class Task:
-    """What is learnt, and on what it is judged: images (N, 3, 32, 32) of bytes, and their classes.
+    """Images (N, 3, 32, 32) of bytes with their classes, to learn and to test.
 
     Attributes
     ----------
     name : str
         Of the data set.
     classes : int
-        Their number.
+        Number of classes.
     images, labels : array
         Training images and classes.
     test_images, test_labels : array
         To report the accuracy on; nothing is chosen by it.
     mean, std : tuple of float
-        Of the channels, to normalise by; of the training images where they are not given.
+        Of the channels, to normalise by; default: those of the training images.
     """
 
     name: str
@@ -101,14 +111,14 @@ class Task:
     std: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        counts = {"images": (self.images, self.labels), "test_images": (self.test_images, self.test_labels)}
-        for name, (images, labels) in counts.items():
+        pairs = {"images": (self.images, self.labels), "test_images": (self.test_images, self.test_labels)}
+        for name, (images, labels) in pairs.items():
             if len(images) == 0 or len(images) != len(labels):
                 raise InputError(f"{name}: {len(images)} images and {len(labels)} labels; both are needed, one each")
         absent = np.setdiff1d(np.arange(self.classes), self.labels)
         if len(absent):
-            told = f"{len(absent)} of {self.classes} have none"
-            raise InputError(f"labels: no training image of class {absent[0]} ({told})")
+            share = f"{len(absent)} of {self.classes} have none"
+            raise InputError(f"labels: no training image of class {absent[0]} ({share})")
         if not self.mean:
             mean, std = _moments(self.images)
             object.__setattr__(self, "mean", mean)
@@ -125,29 +135,11 @@ class Task:
 def _moments(images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and deviation of each channel in [0, 1], from how often each of the 256 values occurs."""
     values = np.arange(256) / 255
-    shares = [np.bincount(images[:, c].ravel(), minlength=256) / images[:, c].size for c in range(3)]
-    means = [float(share @ values) for share in shares]
-    deviations = [float(np.sqrt(share @ (values - m) ** 2)) for share, m in zip(shares, means, strict=True)]
-    return tuple(round(m, 4) for m in means), tuple(max(round(s, 4), 1e-3) for s in deviations)
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a run is: epochs and steps done, the mean loss and accuracy of the epoch so far."""
-
-    epoch: int
-    step: int
-    steps: int
-    loss: float
-    accuracy: float
-
-
-@dataclass(frozen=True)
-class Accuracies:
-    """Shares of test images classified rightly: by the largest logit, and by the nearest Fisher–Rao centroid."""
-
-    softmax: float
-    fisher_rao: float
+    counts = np.stack([np.bincount(channel.ravel(), minlength=256) for channel in images.transpose(1, 0, 2, 3)])
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    means = shares @ values
+    deviations = np.sqrt(((values - means[:, None]) ** 2 * shares).sum(axis=1)).clip(1e-3)
+    return tuple(means.round(4).tolist()), tuple(deviations.round(4).tolist())
 
 
 def normalised(images: Images | Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
@@ -158,47 +150,60 @@ def normalised(images: Images | Tensor, mean: Sequence[float], std: Sequence[flo
 
 
 def augmented(images: Images, draw: np.random.Generator) -> Images:
-    """Each image shifted by up to 4 pixels over a black border, and mirrored or not: one choice an image."""
+    """Shift each image by up to 4 pixels over a black border, and mirror half of them: one choice an image."""
     n, _, height, width = images.shape
     padded = np.pad(images, ((0, 0), (0, 0), (PADDING, PADDING), (PADDING, PADDING)))
     top, left = draw.integers(0, 2 * PADDING + 1, size=(2, n))
     columns = np.broadcast_to(np.arange(width), (n, width))
-    columns = np.where(draw.random(n)[:, None] < 0.5, columns[:, ::-1], columns) + left[:, None]
+    columns = np.where(draw.random((n, 1)) < 0.5, columns[:, ::-1], columns) + left[:, None]
     rows = np.arange(height) + top[:, None]
-    found: Images = padded[np.arange(n)[:, None, None], :, rows[:, :, None], columns[:, None]]  # (N, H, W, 3)
-    return found.transpose(0, 3, 1, 2)
+    shifted: Images = padded[np.arange(n)[:, None, None], :, rows[:, :, None], columns[:, None]]  # (N, H, W, 3)
+    return shifted.transpose(0, 3, 1, 2)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Position of a run: epochs and steps done, the mean loss and accuracy of the epoch so far."""
+
+    epoch: int
+    step: int
+    steps: int
+    loss: float
+    accuracy: float
 
 
 class Run:
-    """A training run: the network, its optimiser, and where it is."""
+    """A training run: the network, its optimiser, and the number of epochs done."""
 
-    def __init__(self, network: str, task: Task, recipe: Recipe) -> None:
+    def __init__(self, network: str, task: Task, recipe: Recipe, make: Maker | None = None) -> None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
-            self.model = build(network, task.classes)
+            self.model = make(task.classes) if make else build(network, task.classes)
         self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.network, self.task, self.recipe = network, task, recipe
-        nesterov, parameters = recipe.momentum > 0, self.model.parameters()
-        self.optimiser = torch.optim.SGD(
-            parameters, recipe.rate, recipe.momentum, weight_decay=recipe.decay, nesterov=nesterov
-        )
-        self.epoch = self.step = 0
-        self.loss = self.right = 0.0  # sums over the epoch so far
-        self.steps = -(-len(task.images) // recipe.batch)
-        self._order: tuple[int, np.ndarray[Any, Any]] | None = None
+        self.optimiser = recipe.optimiser_of(self.model)
+        self.task, self.recipe, self.epoch = task, recipe, 0
+        self.record = {"network": network, "recipe": asdict(recipe), "data": task.digest()}
 
-    def record(self) -> dict[str, Any]:
-        """What must be the same for a checkpoint to fit."""
-        return {"network": self.network, "recipe": asdict(self.recipe), "data": self.task.digest()}
-
-    def advance(self) -> Progress:
-        """Take one step."""
-        if self.step == self.steps:
-            self.epoch, self.step, self.loss, self.right = self.epoch + 1, 0, 0.0, 0.0
-        images, labels = self._batch()
+    def advance(self, progress: Callable[[Progress], None] | None = None) -> None:
+        """Train for one epoch."""
+        batch, n = self.recipe.batch, len(self.task.images)
+        order = np.random.default_rng([self.recipe.seed, self.epoch]).permutation(n)
         for group in self.optimiser.param_groups:
             group["lr"] = self.recipe.rate_at(self.epoch)
         self.model.train()
+        loss = correct = 0.0
+        for step, start in enumerate(range(0, n, batch)):
+            step_loss, step_correct = self._step(order[start : start + batch], step)
+            loss, correct, seen = loss + step_loss, correct + step_correct, min(start + batch, n)
+            if progress is not None:
+                progress(Progress(self.epoch, step + 1, -(-n // batch), loss / seen, correct / seen))
+        self.epoch += 1
+
+    def _step(self, rows: NDArray[np.int64], step: int) -> tuple[float, int]:
+        """One step of the optimiser; returns the sum of the losses, and how many images were classified correctly."""
+        images, labels = self.task.images[rows], torch.from_numpy(self.task.labels[rows])
+        if self.recipe.augment:
+            images = augmented(images, np.random.default_rng([self.recipe.seed, self.epoch, step]))
         logits = self.model(normalised(images, self.task.mean, self.task.std))
         loss = functional.cross_entropy(logits, labels)
         if not bool(loss.isfinite()):
@@ -206,66 +211,37 @@ class Run:
         self.optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimiser.step()
-        self.step += 1
-        self.loss += float(loss.detach()) * len(labels)
-        self.right += float((logits.argmax(dim=1) == labels).sum())
-        seen = min(self.step * self.recipe.batch, len(self.task.images))
-        return Progress(self.epoch, self.step, self.steps, self.loss / seen, self.right / seen)
-
-    @property
-    def finished(self) -> bool:
-        """Whether the last step of the last epoch is done."""
-        return self.epoch == self.recipe.epochs - 1 and self.step == self.steps
-
-    def _batch(self) -> tuple[Images, Tensor]:
-        seed = self.recipe.seed
-        if self._order is None or self._order[0] != self.epoch:
-            self._order = (self.epoch, np.random.default_rng([seed, self.epoch]).permutation(len(self.task.images)))
-        rows = self._order[1][self.step * self.recipe.batch : (self.step + 1) * self.recipe.batch]
-        images = self.task.images[rows]
-        if self.recipe.augment:
-            images = augmented(images, np.random.default_rng([seed, self.epoch, self.step]))
-        return images, torch.from_numpy(self.task.labels[rows])
+        return float(loss.detach()) * len(rows), int((logits.argmax(dim=1) == labels).sum())
 
     def save(self, path: Path) -> None:
-        """Write a checkpoint."""
+        """Write a checkpoint: a safetensors file."""
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         for name, parameter in self.model.named_parameters():
-            momentum = self.optimiser.state.get(parameter, {}).get("momentum_buffer")
-            if momentum is not None:
-                tensors[f"momentum.{name}"] = momentum
-        where = {"epoch": self.epoch, "step": self.step, "loss": self.loss, "right": self.right}
-        storage.write(path, {**self.record(), **where}, tensors)
+            state = self.optimiser.state.get(parameter, {})
+            tensors |= {f"optimiser.{name}|{key}": value for key, value in state.items() if isinstance(value, Tensor)}
+        _write(path, tensors, {"run": json.dumps({**self.record, "epoch": self.epoch})})
 
     def load(self, path: Path) -> None:
-        """Go on where a checkpoint is."""
-        record, tensors = storage.read(path, "checkpoint")
-        for key, value in self.record().items():
+        """Continue from a checkpoint."""
+        tensors, about = read_tensors(path)
+        record = json.loads(about.get("run", "{}"))
+        for key, value in self.record.items():
             if record.get(key) != value:
-                raise InputError(
-                    f"out: the checkpoint {path} was made with another {key}: {_difference(record.get(key), value)}; "
-                    f"give the same settings to go on, or delete it to start anew"
-                )
-        try:
-            self._restore(record, tensors)
-        except (KeyError, TypeError, ValueError, RuntimeError):
-            raise InputError(f"out: the checkpoint {path} is of another network; delete it to start anew") from None
-
-    def _restore(self, record: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+                there = f"the checkpoint {path} was made with another {key} ({record.get(key)}, not {value})"
+                raise InputError(f"out: {there}; give the same settings to go on, or delete it to start anew")
         self.model.load_state_dict({k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
-        for name, parameter in self.model.named_parameters():
-            if f"momentum.{name}" in tensors:
-                momentum = torch.empty_like(parameter).copy_(tensors[f"momentum.{name}"])
-                self.optimiser.state[parameter]["momentum_buffer"] = momentum
-        self.epoch = range(self.recipe.epochs).index(record["epoch"])
-        self.step = range(self.steps + 1).index(record["step"])
-        self.loss, self.right = float(record["loss"]), float(record["right"])
+        parameters = dict(self.model.named_parameters())
+        for place, value in tensors.items():
+            if place.startswith("optimiser."):
+                name, _, key = place.removeprefix("optimiser.").partition("|")
+                like = parameters[name]  # in its memory layout, as another one rounds otherwise
+                same = value.shape == like.shape
+                self.optimiser.state[like][key] = torch.empty_like(like).copy_(value) if same else value
+        self.epoch = record["epoch"]
 
 
-def _difference(there: Any, here: Any) -> str:
-    if isinstance(there, dict) and isinstance(here, dict):
-        return ", ".join(f"{k} {there.get(k)} there, {here[k]} here" for k in here if there.get(k) != here[k])
-    return f"{there} there, {here} here"
+def _write(path: Path, tensors: Mapping[str, Tensor], about: dict[str, str]) -> None:
+    write_whole(path, save({name: value.detach().contiguous() for name, value in tensors.items()}, about))
 
 
 def train(
@@ -274,89 +250,76 @@ def train(
     path: str | os.PathLike[str],
     recipe: Recipe | None = None,
     *,
+    make: Maker | None = None,
     progress: Callable[[Progress], None] | None = None,
-    every: float = 60.0,
-) -> Accuracies:
-    """Train a reference classifier, and write its weights to a safetensors file that says how they were made.
+) -> float:
+    """Train a classifier, and write its weights to a safetensors file with metadata on how they were made.
 
-    A run that was killed goes on from its checkpoint, beside `path`, and ends with the same weights to the bit.
+    Each epoch leaves a checkpoint beside `path`. A run that was killed goes on from there, and ends with the same
+    weights to the bit.
 
     Parameters
     ----------
     network : str
-        One of `igeood.bench.networks.NETWORKS`.
+        One of `igeood.bench.networks.NETWORKS`; with `make`, any name.
     task : Task
         What to learn.
     path : path
-        The file to write; it must not be there yet.
+        The file to write; it must not exist yet.
     recipe : Recipe, optional
         How; the paper's by default.
+    make : callable, optional
+        Makes a network of your own from the number of classes.
     progress : callable, optional
         Called after each step.
-    every : float
-        Seconds between checkpoints.
 
     Returns
     -------
-    Accuracies
-        On the test images.
+    float
+        Accuracy on the test images.
     """
     target = Path(path)
     if target.suffix != ".safetensors":
         raise InputError(f"out: weights go to a .safetensors file, got {target}; name one")
     checkpoint = target.with_suffix(".training")
-    there = InputError(f"out: {target} is there already; delete it to train again, or name another file")
-    if target.exists() and not checkpoint.exists():
-        raise there
     target.parent.mkdir(parents=True, exist_ok=True)
     with only_one(target.with_name(f".{target.stem}.lock"), "out"):
-        run = Run(network, task, recipe or Recipe())
+        if target.exists() and not checkpoint.exists():  # with both, a run was killed before it removed the latter
+            raise InputError(f"out: {target} exists already; delete it to train again, or name another file")
+        run = Run(network, task, recipe or Recipe(), make)
         if checkpoint.exists():
             run.load(checkpoint)
-        if target.exists() and not run.finished:  # else this run was killed when it had but its checkpoint to remove
-            raise there
-        saved = time.monotonic()
-        while not run.finished:
-            now = run.advance()
-            if progress is not None:
-                progress(now)
-            if run.step == run.steps or time.monotonic() - saved >= every:
-                run.save(checkpoint)
-                saved = time.monotonic()
-        found = accuracies(run.model, task)
-        tensors = {name: value.detach().contiguous() for name, value in run.model.state_dict().items()}
-        write_whole(target, save(tensors, _about(run, found)))
+        while run.epoch < run.recipe.epochs:
+            run.advance(progress)
+            run.save(checkpoint)
+        share = accuracy(run.model, task)
+        _write(target, run.model.state_dict(), _about(run, share))
         checkpoint.unlink(missing_ok=True)
-    return found
+    return share
 
 
-def _about(run: Run, found: Accuracies) -> dict[str, str]:
-    """The file's metadata: what it takes to use the weights, and to make them again."""
+def _about(run: Run, share: float) -> dict[str, str]:
+    """The file's metadata: how to use the weights, and how to make them again."""
     return {
-        "network": run.network,
+        "network": str(run.record["network"]),
         "trained_on": run.task.name,
         "classes": str(run.task.classes),
         "train_images": str(len(run.task.images)),
         "test_images": str(len(run.task.test_images)),
         "mean": ",".join(map(str, run.task.mean)),
         "std": ",".join(map(str, run.task.std)),
-        "test_accuracy": f"{found.softmax:.4f}",
-        "test_accuracy_fisher_rao": f"{found.fisher_rao:.4f}",
-        "training": json.dumps(run.record(), sort_keys=True),
+        "test_accuracy": f"{share:.4f}",
+        "training": json.dumps(run.record, sort_keys=True),
     }
 
 
-def accuracies(model: nn.Module, task: Task) -> Accuracies:
-    """Accuracy on the test images, by the largest logit and by the nearest centroid of the training logits (Eq. 4)."""
-    labels, truth = torch.from_numpy(task.labels), torch.from_numpy(task.test_labels)
-    learnt, test = (_logits(model, images, task) for images in (task.images, task.test_images))
-    centroids = categorical.centroids(learnt, labels, task.classes)
-    nearest = categorical.pairwise_distance(test, centroids).argmin(dim=1)
-    return Accuracies(*(float((a == truth).double().mean()) for a in (test.argmax(dim=1), nearest)))
-
-
 @torch.no_grad()
-def _logits(model: nn.Module, images: Images, task: Task) -> Tensor:
+def accuracy(model: nn.Module, task: Task) -> float:
+    """Share of the test images whose largest logit is their class's."""
     model.eval()
-    parts = (images[start : start + EVALUATION_BATCH] for start in range(0, len(images), EVALUATION_BATCH))
-    return torch.cat([model(normalised(part, task.mean, task.std)) for part in parts])
+    correct = 0
+    for start in range(0, len(task.test_images), EVALUATION_BATCH):
+        rows = slice(start, start + EVALUATION_BATCH)
+        logits = model(normalised(task.test_images[rows], task.mean, task.std))
+        correct += int((logits.argmax(dim=1) == torch.from_numpy(task.test_labels[rows])).sum())
+    return correct / len(task.test_images)
