@@ -292,7 +292,7 @@ class Job:
 
 
 _ADAM = Recipe(epochs=10, batch=128, rate=1e-3, decay=1e-4, augment=False, optimiser="adam")
-_SGD = Recipe(epochs=16, batch=64, rate=0.05, decay=5e-4)
+_SGD = Recipe(epochs=10, batch=64, rate=0.05, decay=5e-4)
 _FLAT = replace(_SGD, epochs=5, augment=False)
 _FLOW = Recipe(epochs=30, batch=256, rate=1e-4)
 JOBS = (
