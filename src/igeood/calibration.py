@@ -82,6 +82,16 @@ class Calibration:
         """Conformal p-values (N,), as `p_values` with the margin: a score is above the threshold if p ≤ 1 − k/(n+1)."""
         return p_values(self._raised, scores)
 
+    def tensor_p_values(self, scores: Tensor) -> Tensor:
+        """`p_values` of checked scores, on their device."""
+        below = np.searchsorted(self._raised_array, scores.detach().cpu().numpy(), "left")
+        n = len(self._raised_array)
+        return torch.from_numpy((1.0 + (n - below)) / (n + 1.0)).to(scores.device)
+
+    @cached_property
+    def _raised_array(self) -> np.ndarray[Any, Any]:
+        return self._raised.numpy()
+
     @cached_property
     def _raised(self) -> Tensor:
         return self.scores + self.margin

@@ -1,7 +1,8 @@
-"""What a classifier said of a batch, and how arrays of any kind come in and go out again."""
+"""What a classifier returned for a batch, and how arrays come in and go out again."""
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,30 +14,33 @@ from igeood.errors import InputError
 Array = np.ndarray[Any, Any] | Tensor
 ArrayLike = Array | Sequence[Any]
 Keys = np.ndarray[Any, np.dtype[np.uint64]]
+NO_KEYS: Keys = np.empty(0, dtype=np.uint64)
 
+HEAD = "|head"  # the block of features that is the input of the classifier's last linear layer
 BLOCK_VALUES = 1 << 20
 LARGEST = 1e100  # of a feature: sums of squares of larger ones could overflow
 
 
-@dataclass(frozen=True, eq=False)
 class Outputs:
-    """Logits of N samples, with the hidden features and the labels where there are any; checked once, here.
+    """Logits of N samples, with hidden features and labels where there are any. Arrays are checked here, once.
 
-    NumPy arrays (or lists) and tensors are welcome; inside they are tensors, and `like` gives a result back in the
-    kind that came in. Slicing gives the `Outputs` of some samples.
+    NumPy arrays (or lists) and tensors are accepted; inside they are tensors, and `like` converts a result back to the
+    kind that came in. Slicing returns the `Outputs` of some samples.
 
     Parameters
     ----------
     logits : array
         (N, C), C ≥ 2. Each row needs a finite maximum: −inf is a masked class, NaN and +inf are errors.
     features : mapping of str to array
-        For each layer (N, k): finite feature vectors.
+        For each block (N, k): finite feature vectors. A block is a layer, `layer|statistic`, or `HEAD`.
     labels : array of int, optional
         (N,) the true class of each sample, in 0…C−1.
+    keys : array of uint64, optional
+        (N,) a hash of each sample's input or id; without it, of its row.
     name : str
         What errors call the logits.
-    first : int, optional
-        Where these samples are a block of more: the number of the first one, for errors.
+    first : int
+        The number of the first sample, for errors, where these samples are a part of more.
 
     Examples
     --------
@@ -46,9 +50,10 @@ class Outputs:
     """
 
     logits: Tensor
-    features: Mapping[str, Tensor] = field(default_factory=dict)
-    labels: Tensor | None = None
-    numpy: bool = field(init=False, repr=False)
+    features: Mapping[str, Tensor]
+    labels: Tensor | None
+    numpy: bool
+    first: int = 0
 
     def __init__(
         self,
@@ -56,77 +61,117 @@ class Outputs:
         features: Mapping[str, ArrayLike] | None = None,
         labels: ArrayLike | None = None,
         *,
+        keys: Keys | None = None,
         name: str = "logits",
-        first: int | None = None,
+        first: int = 0,
     ) -> None:
         tensor, is_numpy = as_tensor(logits, name)
         _check_shape(tensor, name)
-        # features first: where a hidden layer is the culprit, its name should be in the message
-        checked = {layer: _features(value, layer, tensor, first) for layer, value in (features or {}).items()}
+        # features first: where a hidden layer overflows, the error should name that layer
+        blocks = {block: _check_features(value, block, tensor, first) for block, value in (features or {}).items()}
         check_logits(tensor, name, first)
-        self._set(tensor, checked, None if labels is None else _labels(labels, tensor, first), is_numpy)
+        self._set(tensor, blocks, None if labels is None else _check_labels(labels, tensor, first), is_numpy, keys)
+        self.first = first
+        if keys is not None and len(keys) != len(tensor):
+            raise InputError(f"keys: expected {len(tensor)} of them, one for each row of logits; got {len(keys)}")
 
-    def _set(self, logits: Tensor, features: Mapping[str, Tensor], labels: Tensor | None, is_numpy: bool) -> None:
-        for name, value in (("logits", logits), ("features", features), ("labels", labels), ("numpy", is_numpy)):
-            object.__setattr__(self, name, value)
+    def _set(
+        self, logits: Tensor, features: Mapping[str, Tensor], labels: Tensor | None, is_numpy: bool, keys: Keys | None
+    ) -> None:
+        self.logits, self.features, self.labels, self.numpy, self._keys = logits, features, labels, is_numpy, keys
 
     @classmethod
     def checked(
-        cls, logits: Tensor, features: Mapping[str, Tensor], labels: Tensor | None, is_numpy: bool
+        cls,
+        logits: Tensor,
+        features: Mapping[str, Tensor],
+        labels: Tensor | None,
+        is_numpy: bool = False,
+        keys: Keys | None = None,
     ) -> "Outputs":
-        """Build from parts that have been checked already."""
-        made = object.__new__(cls)
-        made._set(logits, features, labels, is_numpy)
-        return made
+        """Build from tensors that have been checked already."""
+        outputs = object.__new__(cls)
+        outputs._set(logits, features, labels, is_numpy, keys)
+        return outputs
 
     @classmethod
     def of(cls, value: "Outputs | ArrayLike", labels: ArrayLike | None = None, name: str = "logits") -> "Outputs":
-        """`value` itself if it is an `Outputs` (with `labels` put in where given), else `Outputs` of these logits.
-
-        `name` is what errors call them.
-        """
+        """`value` itself if it is an `Outputs`, with `labels` added where given; else `Outputs` of these logits."""
         if not isinstance(value, Outputs):
             return cls(value, labels=labels, name=name)
         if labels is None:
             return value
-        return cls.checked(value.logits, value.features, _labels(labels, value.logits, None), value.numpy)
+        return value._with(labels=_check_labels(labels, value.logits, 0))
 
     @classmethod
     def concat(cls, parts: Iterable["Outputs"]) -> "Outputs":
-        """All samples of several `Outputs` of the same width and layers, in order."""
+        """All samples of several `Outputs` of the same width and blocks, in order."""
         items = list(parts)
         if not items:
             raise InputError("parts: nothing to join; give at least one Outputs")
         if len(items) == 1:
             return items[0]
-        labels = [p.labels for p in items if p.labels is not None]
-        for part in items[1:]:
-            check_alike(items[0], part)
+        for item in items[1:]:
+            check_alike(items[0], item)
+        labels = [item.labels for item in items if item.labels is not None]
         if 0 < len(labels) < len(items):
             raise InputError(f"labels: {len(items) - len(labels)} of {len(items)} batches have none; give all or none")
-        return cls.checked(
-            torch.cat([p.logits for p in items]),
-            {layer: torch.cat([p.features[layer] for p in items]) for layer in items[0].features},
+        keys = [item._keys for item in items if item._keys is not None]
+        whole = cls.checked(
+            torch.cat([item.logits for item in items]),
+            {block: torch.cat([item.features[block] for item in items]) for block in items[0].features},
             torch.cat(labels) if labels else None,
             items[0].numpy,
+            np.concatenate(keys) if len(keys) == len(items) else None,
         )
+        whole.first = items[0].first
+        return whole
 
     def __len__(self) -> int:
         return len(self.logits)
 
     def __repr__(self) -> str:
-        layers = f", layers {', '.join(self.features)}" if self.features else ""
-        return f"Outputs({len(self)} samples, {self.n_classes} classes{layers}{', labels' * (self.labels is not None)})"
+        blocks = f", layers {', '.join(self.features)}" if self.features else ""
+        return f"Outputs({len(self)} samples, {self.n_classes} classes{blocks}{', labels' * (self.labels is not None)})"
 
     def __getitem__(self, rows: slice | Tensor) -> "Outputs":
         labels = None if self.labels is None else self.labels[rows]
-        features = {layer: value[rows] for layer, value in self.features.items()}
-        return self.checked(self.logits[rows], features, labels, self.numpy)
+        features = {block: value[rows] for block, value in self.features.items()}
+        keys = self._keys
+        if keys is not None:
+            keys = keys[rows if isinstance(rows, slice) else rows.cpu().numpy()]
+        part = self.checked(self.logits[rows], features, labels, self.numpy, keys)
+        part.first = self.first + ((rows.start or 0) if isinstance(rows, slice) else 0)
+        return part
+
+    def only(self, blocks: Iterable[str]) -> "Outputs":
+        """The same samples with these blocks of features, in this order."""
+        return self._with(features={block: self.features[block] for block in blocks})
+
+    def with_logits(self, logits: Tensor) -> "Outputs":
+        """The same samples with other logits."""
+        return self._with(logits=logits)
+
+    def _with(self, **parts: Any) -> "Outputs":
+        other = copy.copy(self)
+        other.__dict__.update(parts)
+        return other
 
     def detached(self) -> "Outputs":
         """The same outputs without their gradients."""
-        features = {layer: value.detach() for layer, value in self.features.items()}
-        return self.checked(self.logits.detach(), features, self.labels, self.numpy)
+        features = {block: value.detach() for block, value in self.features.items()}
+        return self._with(logits=self.logits.detach(), features=features)
+
+    def as_tensors(self) -> "Outputs":
+        """The same outputs, whose results stay tensors."""
+        return self._with(numpy=False)
+
+    @property
+    def keys(self) -> Keys:
+        """(N,) uint64: a hash of each sample's input or id, else of its row of logits and features."""
+        if self._keys is None:
+            self._keys = row_keys(self.logits, *self.features.values())
+        return self._keys
 
     @property
     def n_classes(self) -> int:
@@ -138,18 +183,14 @@ class Outputs:
         return as_kind(result, self.numpy)
 
 
-def check_alike(first: Outputs, batch: Outputs) -> None:
-    """Raise unless a batch has the columns, the layers and their widths of an earlier one."""
+def check_alike(first: Outputs, other: Outputs) -> None:
+    """Raise unless two `Outputs` have the same number of classes, and blocks of the same widths and order."""
     cure = "give batches of one model"
-    if batch.n_classes != first.n_classes:
-        raise InputError(f"logits: a batch has {batch.n_classes} columns, an earlier one {first.n_classes}; {cure}")
-    if list(batch.features) != list(first.features):
-        found, before = [", ".join(map(repr, part.features)) or "none" for part in (batch, first)]
-        raise InputError(f"features: a batch has layers {found}; an earlier one {before}; {cure}, in one order")
-    for layer, value in batch.features.items():
-        width = first.features[layer].shape[1]
-        if value.shape[1] != width:
-            raise InputError(f"features[{layer!r}]: a batch has {value.shape[1]} channels, not {width}; {cure}")
+    if other.n_classes != first.n_classes:
+        raise InputError(f"logits: a batch has {other.n_classes} columns, an earlier one {first.n_classes}; {cure}")
+    widths = [{block: value.shape[1] for block, value in each.features.items()} for each in (other, first)]
+    if list(widths[0].items()) != list(widths[1].items()):
+        raise InputError(f"features: a batch has layers of widths {widths[0]}, an earlier one {widths[1]}; {cure}")
 
 
 def as_kind(result: Tensor, is_numpy: bool) -> Array:
@@ -161,15 +202,15 @@ def as_kind(result: Tensor, is_numpy: bool) -> Array:
 
 
 def as_tensor(value: ArrayLike, name: str) -> tuple[Tensor, bool]:
-    """Tensor of float32 or float64 from an array of numbers, and whether it came as NumPy (or a list).
+    """Tensor of float32 or float64 from an array of numbers, and whether it came as NumPy array or list.
 
     float16 and bfloat16 become float32; integers become float64. Memory is shared where it can be.
     """
-    tensor, is_numpy = (value, False) if isinstance(value, Tensor) else (_from_numpy(value, name), True)
-    _check_dense(tensor, name)
-    if tensor.is_complex() or tensor.dtype == torch.bool:
-        raise InputError(f"{name}: expected real numbers, got {tensor.dtype}; convert them to float32 or float64")
-    tensor = tensor.resolve_neg()  # NumPy knows no negated views
+    is_numpy = not isinstance(value, Tensor)
+    tensor = value if isinstance(value, Tensor) else _from_numpy(value, name)
+    if tensor.is_complex() or tensor.dtype == torch.bool or tensor.layout != torch.strided:
+        kind = tensor.dtype if tensor.layout == torch.strided else tensor.layout
+        raise InputError(f"{name}: expected a dense array of real numbers, got {kind}; convert it to float32 first")
     if not tensor.is_floating_point():
         return tensor.to(torch.float64), is_numpy
     return (tensor.to(torch.float32) if tensor.dtype.itemsize < 4 else tensor), is_numpy
@@ -188,75 +229,42 @@ def as_vector(value: ArrayLike, name: str) -> tuple[Tensor, bool]:
     return tensor.detach().to("cpu", torch.float64), is_numpy
 
 
-def _check_dense(tensor: Tensor, name: str) -> None:
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
-        raise InputError(f"{name}: expected a dense tensor, got one of layout {tensor.layout}; call .to_dense() first")
-    if tensor.is_meta:
-        raise InputError(f"{name}: is on the meta device, which holds no values; give a tensor that does")
-
-
-def _array(value: Any, name: str) -> np.ndarray[Any, Any]:
-    try:
-        with torch.no_grad():  # a list may hold tensors with gradients
-            array = np.asarray(value)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise InputError(f"{name}: cannot be read as an array: {error}; give one, with rows of one length") from None
-    if np.ma.is_masked(value):  # the array has what was masked, as if it were not
-        place = np.argwhere(np.ma.getmaskarray(value))[0].tolist()
-        raise InputError(f"{name}: has masked values, the first at {place}; remove those samples, or fill them")
-    return array
-
-
 def _from_numpy(value: Any, name: str) -> Tensor:
-    array = _array(value, name)
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise InputError(f"{name}: cannot be read as an array: {error}; give rows of one length") from error
     if array.dtype.kind not in "fiu":
-        raise InputError(
-            f"{name}: expected an array of real numbers, got {type(value).__name__} of {array.dtype}; "
-            f"convert them to float32 or float64"
-        )
-    if array.dtype.kind == "f":
-        plain = np.dtype(np.float64 if array.dtype.itemsize >= 8 else np.float32)
-    else:
-        plain = np.dtype(np.int64)
-        if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
-            plain = np.dtype(np.float64)
-    with np.errstate(over="ignore"):  # what is too large for float64 becomes infinity, which is refused with its place
-        array = np.require(array, dtype=plain, requirements=["C", "W"])  # torch has no negative strides, no big-endian
-    return torch.from_numpy(array)
+        raise InputError(f"{name}: expected real numbers, got {array.dtype}; convert them to float32 or float64")
+    wide = array.dtype.kind != "f" or array.dtype.itemsize >= 8
+    # torch has no negative strides, no big-endian and no read-only arrays
+    return torch.from_numpy(np.require(array, np.float64 if wide else np.float32, ["C", "W"]))
 
 
 def _check_shape(logits: Tensor, name: str) -> None:
     if logits.ndim == 2 and logits.shape[1] >= 2:
         return
-    cure = "give a matrix, or join leading axes with .reshape(-1, C)"
-    if logits.ndim == 1:
-        cure = "a single sample is logits[None, :], the margins of a two-class model are np.stack([-m, m], axis=1)"
-    elif logits.ndim == 2:
-        cure = "C must be at least 2"
+    cure = "C must be at least 2" if logits.ndim == 2 else "a single sample is logits[None, :]"
     raise InputError(f"{name}: expected shape (N, C), one row a sample; got {tuple(logits.shape)}; {cure}")
 
 
-def check_logits(logits: Tensor, name: str = "logits", first: int | None = None) -> None:
+def check_logits(logits: Tensor, name: str = "logits", first: int = 0) -> None:
     """Raise unless `logits` are (N, C), C ≥ 2, and every row has a finite maximum; `first` as in `Outputs`."""
     _check_shape(logits, name)
     peak = logits.detach().amax(dim=1)  # NaN and +inf show in a row's maximum, and so does a row of nothing but −inf
+    if bool(peak.isfinite().all()):
+        return
     bad = (~peak.isfinite()).nonzero()[:, 0]
-    if len(bad):
-        row = int(bad[0])
-        what = "NaN" if bool(peak[row].isnan()) else "+inf" if float(peak[row]) > 0 else "nothing but −inf"
-        raise InputError(
-            f"{name}: row {row + (first or 0)} has {what} ({_of(bad, logits, 'rows', first)} have NaN, +inf or nothing "
-            f"but −inf); "
-            f"remove those rows, or look for an overflow in the model that made them"
-        )
+    row = int(bad[0])
+    what = "NaN" if bool(peak[row].isnan()) else "+inf" if float(peak[row]) > 0 else "nothing but −inf"
+    raise InputError(
+        f"{name}: row {row + first} has {what} ({len(bad)} of {len(logits)} rows here have NaN, +inf or nothing but "
+        f"−inf); remove those rows, or look for an overflow in the model"
+    )
 
 
-def _of(bad: Tensor, whole: Tensor, what: str, first: int | None) -> str:
-    return f"{len(bad)} of {len(whole)} {what}{'' if first is None else ' read together'}"
-
-
-def _features(value: ArrayLike, layer: str, logits: Tensor, first: int | None) -> Tensor:
-    name = f"features[{layer!r}]"
+def _check_features(value: ArrayLike, block: str, logits: Tensor, first: int) -> Tensor:
+    name = f"features[{block!r}]"
     tensor, _ = as_tensor(value, name)
     if tensor.ndim != 2 or len(tensor) != len(logits) or not tensor.shape[1]:
         raise InputError(
@@ -264,62 +272,44 @@ def _features(value: ArrayLike, layer: str, logits: Tensor, first: int | None) -
         )
     if tensor.device != logits.device:
         raise InputError(f"{name}: is on {tensor.device}, the logits on {logits.device}; move one of them")
-    bad = (~(tensor.detach().abs() <= min(LARGEST, torch.finfo(tensor.dtype).max)).all(dim=1)).nonzero()[:, 0]
-    if len(bad):
-        share = _of(bad, tensor, "samples", first)
-        what = "NaN or infinity" if not bool(tensor[bad[0]].isfinite().all()) else f"a value beyond {LARGEST:g}"
+    low, high = tensor.detach().aminmax(dim=1)
+    fine = (low >= -LARGEST) & (high <= LARGEST) if tensor.dtype == torch.float64 else low.isfinite() & high.isfinite()
+    if not bool(fine.all()):
+        row = int((~fine).nonzero()[0])
+        what = f"a value beyond {LARGEST:g}" if bool(tensor[row].isfinite().all()) else "NaN or infinity"
         raise InputError(
-            f"{name}: sample {int(bad[0]) + (first or 0)} has {what} ({share} do); "
+            f"{name}: sample {row + first} has {what} ({int((~fine).sum())} of {len(tensor)} samples here do); "
             f"remove those samples, or look for an overflow in that layer"
         )
     return tensor
 
 
-def _labels(value: ArrayLike, logits: Tensor, first: int | None) -> Tensor:
+def _check_labels(value: ArrayLike, logits: Tensor, first: int) -> Tensor:
     n, classes = logits.shape
-    given = value if isinstance(value, Tensor) else _label_array(value)
-    tensor = given if isinstance(given, Tensor) else torch.from_numpy(given.astype(np.int64))
-    _check_dense(tensor, "labels")
-    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
-        raise InputError(f"labels: expected integers, got {tensor.dtype}; convert them to int64")
-    if tuple(tensor.shape) != (n,):
-        cure = "flatten them with .ravel()" if tensor.numel() == n else "give one class for each sample"
+    array = value if isinstance(value, Tensor) else np.asarray(value)
+    is_whole = array.dtype.kind in "iu" if isinstance(array, np.ndarray) else not array.is_floating_point()
+    if tuple(array.shape) != (n,):
+        cure = "one-hot labels become integers by .argmax(axis=1)" if array.ndim == 2 else "one class for each sample"
         raise InputError(
-            f"labels: expected {n} of them, one for each row of logits; got shape {tuple(tensor.shape)}; {cure}"
+            f"labels: expected {n} of them, one for each row of logits; got shape {tuple(array.shape)}; {cure}"
         )
+    if n and (not is_whole or array.dtype in (torch.bool, torch.complex64)):
+        raise InputError(f"labels: expected integers, got {array.dtype}; convert them to int64")
+    tensor = torch.as_tensor(array if isinstance(array, Tensor) else array.astype(np.int64))
     tensor = tensor.to(logits.device, torch.int64)
-    bad = ((tensor < 0) | (tensor >= classes)).nonzero()[:, 0]
-    if len(bad):
+    outside = (tensor < 0) | (tensor >= classes)
+    if bool(outside.any()):
+        row = int(outside.nonzero()[0])
         raise InputError(
-            f"labels: {int(given[int(bad[0])])} at position {int(bad[0]) + (first or 0)} is outside 0…{classes - 1} "
-            f"({_of(bad, tensor, 'labels', first)} are); number the classes as the {classes} columns of the logits"
+            f"labels: {int(tensor[row])} at position {row + first} is outside 0…{classes - 1} ({int(outside.sum())} of "
+            f"{n} labels here are); number the classes as the {classes} columns of the logits"
         )
     return tensor
 
 
-def _label_array(value: Any) -> np.ndarray[Any, Any]:
-    array = _array(value, "labels")
-    if array.dtype.kind == "f" and array.size == 0:
-        return array
-    if array.dtype.kind not in "iu":
-        raise InputError(
-            f"labels: expected integers, one class for each sample, got {array.dtype}; {_label_cure(array)}"
-        )
-    return array
-
-
-def _label_cure(array: np.ndarray[Any, Any]) -> str:
-    if array.ndim == 2 and array.shape[1] > 1:
-        return "one-hot labels become integers by .argmax(axis=1)"
-    if array.dtype.kind == "f" and np.array_equal(array, np.round(array)):
-        return "convert them with .astype(int)"
-    return "number the classes in the order of the logits' columns"
-
-
 def block_rows(n_classes: int, feature_width: int = 0) -> int:
-    """Rows that are judged together: about a million values; of wide logits one for each class, up to 8 million values.
+    """Rows that are scored together: about a million values; of wide logits one for each class, up to 8 million values.
 
-    Each block costs a pass over the C × C centroids, which few rows would not be worth.
     Sums depend on it in their last digit, so it depends on nothing but the widths: a file, a loader and an array of
     the same samples get the same scores.
     """
@@ -330,64 +320,59 @@ def block_rows(n_classes: int, feature_width: int = 0) -> int:
 def recut(parts: Iterable[Outputs]) -> Iterator[Outputs]:
     """The samples of all parts in blocks of `block_rows` rows; without any, the empty part that came."""
     held: list[Outputs] = []
-    cut = False
+    rows = 0
+    empty: Outputs | None = None
     for part in parts:
         size = block_rows(part.n_classes, sum(value.shape[1] for value in part.features.values()))
+        empty = part[:0]
         start = 0
-        while (end := start + size - sum(map(len, held))) <= len(part):
+        while rows + len(part) - start >= size:
+            end = start + size - rows
             yield Outputs.concat([*held, part[start:end]])
-            held, start, cut = [], end, True
-        if start < len(part) or not (held or cut):
-            held = [kept for kept in held if len(kept)] + [part[start:]]
-    if held:
-        yield Outputs.concat(held)
+            held, rows, start, empty = [], 0, end, None
+        if start < len(part):
+            held.append(part[start:])
+            rows += len(part) - start
+    if held or empty is not None:
+        yield Outputs.concat(held or [empty for empty in [empty] if empty is not None])
 
 
-class RowBuffer:
-    """Rows that come in batches, in one block that doubles: small pieces between large ones would fragment memory."""
+def row_keys(*values: Tensor) -> Keys:
+    """A 64-bit hash of each row's content, (N,) uint64: equal rows have equal keys, others almost surely not.
 
-    def __init__(self) -> None:
-        self._block: Tensor | None = None
-        self._n = 0
-
-    def append(self, rows: Tensor) -> None:
-        """Copy rows (n, ...) to the end; all batches have rows of one shape."""
-        if self._block is None:
-            self._block = rows.new_empty((max(4096, len(rows)), *rows.shape[1:]))
-        if rows.shape[1:] != self._block.shape[1:]:
-            raise InputError(
-                f"logits: a batch has {tuple(rows.shape[1:])} columns, an earlier one {tuple(self._block.shape[1:])}; "
-                f"give batches of one model"
-            )
-        end = self._n + len(rows)
-        if end > len(self._block):
-            bigger = self._block.new_empty((max(end, 2 * len(self._block)), *rows.shape[1:]))
-            bigger[: self._n] = self.rows
-            self._block = bigger
-        self._block[self._n : end] = rows
-        self._n = end
-
-    def __len__(self) -> int:
-        return self._n
-
-    @property
-    def rows(self) -> Tensor:
-        """All rows so far."""
-        if self._block is None:
-            raise InputError("data: no batch to learn from; is it a generator that was read already?")
-        return self._block[: self._n]
-
-
-def row_keys(values: Tensor) -> Keys:
-    """A 64-bit key for each row's content, (N,) uint64: equal rows have equal keys, others almost surely not.
-
-    Values are compared as float32, so that a row keeps its key whether it comes as float32 or as float64.
+    A row keeps its key whether its values come as float32 or as float64. Keys are uniform, so those with the smallest
+    keys are a random sample.
     """
-    flat = values.detach().flatten(1).to("cpu", torch.float32) + 0.0  # −0.0 is 0.0
-    bits = np.ascontiguousarray(flat.numpy()).view(np.uint32).astype(np.uint64)  # (N, d)
-    odd = np.random.default_rng(0x16E00D).integers(2**63, size=bits.shape[1], dtype=np.uint64) * np.uint64(
-        2
-    ) + np.uint64(1)
-    key = ((bits ^ (bits >> np.uint64(15))) * odd).sum(axis=1, dtype=np.uint64)  # low bits of floats are often 0
-    keys: Keys = key ^ (key >> np.uint64(29))
+    n = len(values[0])
+    total = np.zeros(n, dtype=np.uint64)
+    for place, value in enumerate(values):
+        flat = value.detach().flatten(1) if value.ndim > 1 else value.detach()[:, None]
+        step = max(1, BLOCK_VALUES // max(1, flat.shape[1]))
+        odd = _multipliers(place, flat.shape[1])
+        for start in range(0, n, step):
+            rows = slice(start, start + step)
+            block = flat[rows].cpu()
+            single = block.to(torch.float32) + 0.0  # −0.0 is 0.0
+            total[rows] += _mixed_sum(single, odd)
+            if block.dtype == torch.float64:
+                rest = torch.where(single.isfinite(), block - single, 0.0).to(torch.float32)
+                total[rows] += _mixed_sum(rest, odd[::-1])
+    total ^= total >> np.uint64(33)
+    total *= np.uint64(0xFF51AFD7ED558CCD)
+    total ^= total >> np.uint64(33)
+    total *= np.uint64(0xC4CEB9FE1A85EC53)
+    keys: Keys = total ^ (total >> np.uint64(33))
     return keys
+
+
+@lru_cache(maxsize=64)
+def _multipliers(place: int, width: int) -> Keys:
+    odd: Keys = np.random.default_rng([0x16E00D, place]).integers(2**63, size=width, dtype=np.uint64)
+    return odd * np.uint64(2) + np.uint64(1)
+
+
+def _mixed_sum(values: Tensor, odd: Keys) -> Keys:
+    """Sum over columns of mixed bits times odd numbers; zeros add nothing."""
+    bits = values.contiguous().numpy().view(np.uint32).astype(np.uint64)
+    total: Keys = ((bits ^ (bits >> np.uint64(15))) * odd).sum(axis=1, dtype=np.uint64)
+    return total

@@ -9,31 +9,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from igeood.cli._shared import root_option
+from igeood.cli._shared import Decorator, root_option
 from igeood.cli.progress import Progress
-from igeood.errors import GuardFileError, InputError
-from igeood.files import only_one
+from igeood.errors import InputError
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from igeood.datasets import ImageSet
+    from igeood.bench.datasets import ImageSet
     from igeood.guard import Guard
-    from igeood.logits_files import LogitsFile
+    from igeood.tables import LogitsFile
 
-force_option = click.option("--force", is_flag=True, help="Write over a file that is there.")
-
-
-def replacing(command: Callable[..., None]) -> Callable[..., None]:
-    """`--out` and `--force` of a command that otherwise replaces the guard it was given."""
-    return click.option(
-        "--out", type=click.Path(dir_okay=False), help="Write the guard here, and leave GUARD as it is."
-    )(force_option(command))
+force_option: Decorator = click.option("--force", is_flag=True, help="Write over a file that is there.")
+out_option: Decorator = click.option(
+    "--out", type=click.Path(dir_okay=False), help="Write the guard here, and leave GUARD as it is."
+)
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Options that tell how samples are read: columns of files, or a model and how it is fed."""
+    """Options that say how samples are read: columns of files, or a model and how it is fed."""
 
     logits_column: str | None
     label_column: str | None
@@ -47,63 +42,58 @@ class Sources:
         """The model that was named, with its weights."""
         if self.model is None:
             if self.weights is not None:
-                raise InputError("weights: whose? Name the model too; give --model module:factory")
+                raise InputError("weights: need their model; give --model MODULE:NAME too")
             return None
+        from igeood.bench.networks import load_weights
         from igeood.cli._models import find_model
-        from igeood.networks import load_weights
 
         model = find_model(self.model)
         return model if self.weights is None else load_weights(model, self.weights)
 
-    def file(self, path: str, layers: Sequence[str] | None, *, training: bool = False) -> "LogitsFile":
-        """A logits file, with the features of these layers, or of all."""
-        from igeood.logits_files import read_logits
+    def guard(self, path: str) -> "Guard":
+        """The guard in a file, with its model if it has one."""
+        from igeood.guard import load
 
-        if path.startswith(("folder:", "idx:", "demo:")):
-            raise InputError(f"{path}: images need a model to run through; name it: --model module:factory")
-        columns = {"logits": self.logits_column, "label": self.label_column, "identity": self.id_column}
-        return read_logits(path, layers=layers, labelled=training, **columns)
-
-    def images(self, name: str, preparation: dict[str, Any], *, training: bool = False) -> "Images":
-        """A set of images as batches for the model."""
-        from igeood import datasets
-
-        if name not in datasets.DATASETS and Path(name).is_dir():
-            raise InputError(f"{name}: is a folder; to read its images, say folder:{name}")
-        split, side = "train" if training else "test", preparation["size"]
-        found = datasets.load(name, root=self.root, split=split, side=side, labelled=training)
-        if training and found.labels is None:
-            raise InputError(f"{name}: has no labels to fit on; name a set of labelled images")
-        return Images(found, preparation["mean"], preparation["std"], self.batch)
+        return load(path, self.network())
 
     def open(self, name: str, guard: "Guard", *, training: bool = False) -> "LogitsFile | Images":
-        """Samples for a guard that is there already."""
-        if guard.inputs.model is None:
-            file, classes = self.file(name, guard.layers, training=training), guard.detector.n_classes_
-            if file.rows and file.n_classes != classes:  # told before anything is read
-                told = f"{file.n_classes} columns, but the guard was fitted on {classes} classes"
-                raise InputError(f"{name}: {told}; give logits of the same classifier")
-            return file
-        if guard.preparation is None:
-            raise InputError(
-                "guard: was made in Python, and does not say how images become inputs; make it with igeood fit"
-            )
-        return self.images(name, guard.preparation, training=training)
+        """Samples for a guard: images if it has a model, else a logits file with the features that it reads."""
+        if guard.inputs.model is not None:
+            return self._images(name, guard.preparation, training)
+        from igeood.tables import read_logits
+
+        if name.startswith(("folder:", "idx:", "demo:")):
+            raise InputError(f"{name}: images need a model; name it with --model MODULE:NAME")
+        layers = guard.layers or (None if guard.access == "white box" else ())
+        columns = {"logits": self.logits_column, "label": self.label_column, "identity": self.id_column}
+        return read_logits(name, layers=layers, labelled=training, **columns)
+
+    def _images(self, name: str, preparation: dict[str, Any] | None, training: bool) -> "Images":
+        from igeood.bench import datasets
+
+        if preparation is None:
+            raise InputError("guard: was made in Python, and does not say how images become inputs; use igeood fit")
+        if name not in datasets.DATASETS and Path(name).is_dir():
+            raise InputError(f"{name}: is a folder; to read its images, say folder:{name}")
+        split = "train" if training else "test"
+        images = datasets.load(name, root=self.root, split=split, side=preparation["size"], labelled=training)
+        if training and images.labels is None:
+            raise InputError(f"{name}: has no labels to fit on; name a set of labelled images")
+        return Images(images, preparation["mean"], preparation["std"], self.batch)
 
 
 _OPTIONS = (
     click.option("--logits-column", help="Column of the logits, if it is not `logits`."),
-    click.option("--label-column", help="Column of the true classes, if not `label` (Parquet) or `labels` (npz)."),
-    click.option("--id-column", help="Column of names for the rows, if it is not `id`."),
+    click.option("--label-column", help="Column of the true classes, if not `label` or `labels`."),
+    click.option("--id-column", help="Column that identifies samples across files; by default `id` only names rows."),
     click.option(
-        "--model",
-        metavar="MODULE:NAME",
+        "--model", metavar="MODULE:NAME",
         help="A torch model, or what makes it. The module is imported, also from the current folder: its code runs.",
     ),
     click.option("--weights", type=click.Path(), help="The model's weights: .safetensors, or a state dict in .pt."),
     click.option("--batch", default=100, show_default=True, type=click.IntRange(min=1), help="Images at a time."),
     root_option,
-)
+)  # fmt: skip
 
 
 def source_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -111,13 +101,10 @@ def source_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def wrapped(**given: Any) -> None:
-        kept = {field.name: given.pop(field.name) for field in fields(Sources)}
-        command(sources=Sources(**kept), **given)
+        chosen = {field.name: given.pop(field.name) for field in fields(Sources)}
+        command(sources=Sources(**chosen), **given)
 
-    made: Callable[..., None] = wrapped
-    for option in reversed(_OPTIONS):
-        made = option(made)
-    return made
+    return functools.reduce(lambda decorated, option: option(decorated), reversed(_OPTIONS), wrapped)
 
 
 @dataclass(frozen=True)
@@ -131,29 +118,23 @@ class Images:
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """Number of images."""
         return len(self.set)
 
     def __iter__(self) -> Iterator[Any]:
         labels = self.set.labels
-        for x, at in self._batches():
-            yield x if labels is None else (x, labels[at])
+        for start, (x, _) in zip(range(0, self.rows, self.batch), self.blocks(), strict=True):
+            yield x if labels is None else (x, labels[start : start + len(x)])
 
     def blocks(self, *, ids: bool = False) -> Iterator[tuple[Any, Any]]:
         """Batches (n, 3, size, size) with the files' names, or the images' numbers."""
+        from igeood.bench.networks import normalised
+
         paths = getattr(self.set.source, "paths", None) if ids else None
-        for x, at in self._batches():
-            rows = self.set.rows[at]
+        for start, images in zip(range(0, self.rows, self.batch), self.set.batches(self.batch), strict=True):
+            rows = self.set.rows[start : start + len(images)]
+            x = normalised(images, self.mean, self.std).contiguous()
             yield x, rows if paths is None else [str(paths[row]) for row in rows]
-
-    def _batches(self) -> Iterator[tuple[Any, slice]]:
-        from igeood.networks.training import normalised
-
-        start = 0
-        for images in self.set.batches(self.batch):
-            x = normalised(images, self.mean, self.std).contiguous()  # as any model may ask for
-            yield x, slice(start, start + len(images))
-            start += len(images)
 
 
 @dataclass(frozen=True)
@@ -172,39 +153,20 @@ class Watched:
             self.report(self.what, done, self.source.rows)
 
 
-def load_guard(path: str, sources: Sources, data: str = "") -> "Guard":
-    """The guard in a file, with its model if it has one; `data`, the other argument, may have been meant."""
-    from igeood import storage
-    from igeood.access import load
+def check_out(out: str | None, force: bool, *inputs: str, replaced: str | None = None) -> str:
+    """The file to write, `out` or else `replaced`, locked until the command ends.
 
-    try:
-        return load(path, sources.network())
-    except GuardFileError as error:
-        try:
-            storage.read(data)
-        except GuardFileError:
-            raise error from None
-        raise InputError(f"guard: {path} is none, but {data} is: give the guard first, then the samples") from None
-
-
-def check_new(out: str | None, force: bool, *inputs: str, replaced: str | None = None) -> None:
-    """Raise where a result would take the place of a file that is there, or of what it is made from.
-
-    Until the command ends no other writes `out`, or `replaced` where there is none: one result would be lost.
+    Raises where it would take the place of a file that is there, or of what it is made from.
     """
+    from igeood.files import only_one
+
+    target = Path(os.path.realpath(out or replaced or ""))
     if out is not None:
-        target = Path(out)
         if any(Path(name).exists() and target.exists() and target.samefile(name) for name in inputs):
             raise InputError(f"out: {out} is what this is made from; name another file")
         if target.exists() and not force:
             raise InputError(f"out: {out} is there already; name another file, or give --force")
-        if not target.parent.is_dir():
-            raise InputError(f"out: {target.parent} is no folder; make it first")
-    written = Path(os.path.realpath(out or replaced or ""))
-    if written.parent.is_dir() and not written.is_dir():
-        lock = only_one(written.with_name(f".{written.name}.lock"), "out" if out else "guard")
-        try:
-            click.get_current_context().with_resource(lock)
-        except OSError as error:
-            error.filename = out or replaced  # not the lock's
-            raise
+    if not target.parent.is_dir():
+        raise InputError(f"out: {target.parent} is no folder; make it first")
+    click.get_current_context().with_resource(only_one(target.with_name(f".{target.name}.lock"), "out"))
+    return out or replaced or ""

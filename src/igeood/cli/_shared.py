@@ -1,4 +1,4 @@
-"""What several commands have: options, and how results are told."""
+"""What several commands have: options, and how results are printed."""
 
 import json
 from collections.abc import Callable
@@ -15,10 +15,10 @@ root_option: Decorator = click.option(
 
 
 def seed_option(what: str) -> Decorator:
-    """`--seed` of what is told."""
+    """`--seed`, with what it seeds."""
     return click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**32 - 1), help=what)
 
 
-def tell(as_json: bool, record: Any, text: str) -> None:
-    """The result: JSON, or words."""
+def show(as_json: bool, record: Any, text: str) -> None:
+    """Print the result: JSON, or words."""
     click.echo(json.dumps(record) if as_json else text)

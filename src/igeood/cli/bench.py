@@ -1,16 +1,12 @@
 """`igeood bench`: methods × data sets."""
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from igeood.cli._shared import json_option, root_option, seed_option
 from igeood.cli.progress import progress_bars
-
-if TYPE_CHECKING:
-    from igeood.benchmark import Network, Plan
-
 
 _COUNT, _SPLITS = click.IntRange(min=40), click.IntRange(1, 1000)
 
@@ -32,68 +28,54 @@ _COUNT, _SPLITS = click.IntRange(min=40), click.IntRange(1, 1000)
 @json_option
 def bench(
     networks: tuple[str, ...], in_distribution: str | None, ood: tuple[str, ...], validation: tuple[str, ...],
-    settings: tuple[str, ...], methods: tuple[str, ...], limit: int, images: int | None, train: int | None,
-    splits: int, seed: int, out: str, root: str | None, as_json: bool,
+    settings: tuple[str, ...], methods: tuple[str, ...], out: str, root: str | None, as_json: bool, **counts: Any,
 ) -> None:  # fmt: skip
     """Measure methods × data sets on trained networks.
 
     --network, --ood, --validation, --setting and --method may be given several times. Sets are those of `igeood data
     list`, folder:PATH, idx:PATH or demo:NAME. Settings are black-box, grey-box (which runs the network anew for each
     method: hence --limit), white-box (tuned on samples of the OOD set, split at random), white-box-fgsm (on adversarial
-    ones) and white-box-validation (on --validation, as black and grey box are). Methods are msp, odin, energy, kl-sum,
-    kl-min, igeood-logits, igeood-logits-min; in the white box mahalanobis, igeood, igeood+.
+    ones) and white-box-validation (on --validation, as black and grey box are).
 
     What was measured before is not measured again. Outputs of the networks are kept in the results' folder --out.
     `igeood paper` makes tables and figures of it.
     """
-    from igeood import METHODS
-    from igeood.benchmark import PAPER, Plan, load_network
+    from igeood.bench.runs import PAPER, Plan, load_network, run
+    from igeood.detectors import METHODS
 
     loaded = [load_network(spec, in_distribution=in_distribution) for spec in networks]
-    chosen = validation or _present(root, ["isun"])
-    common = {network.in_distribution for network in loaded}  # several: each is foreign to the others
-    plan = Plan(
-        ood=ood or _present(root, None, leave_out=[*chosen, *(common if len(common) == 1 else ())]),
-        settings=settings or PAPER, methods=methods or tuple(METHODS), validation=chosen, limit=limit,
-        images=images, train=train, splits=splits, seed=seed,
-    )  # fmt: skip
-    if not chosen and {"black-box", "grey-box"} & set(plan.settings):
+    tuned_on = validation or _present(root, ["isun"])
+    trained_on = {network.in_distribution for network in loaded}  # of several, each is foreign to the others
+    measured_on = ood or _present(root, None, leave_out=[*tuned_on, *(trained_on if len(trained_on) == 1 else ())])
+    chosen = {"settings": settings or PAPER, "methods": methods or tuple(METHODS), "validation": tuned_on}
+    plan = Plan(ood=measured_on, **chosen, **counts)
+    if not tuned_on and {"black-box", "grey-box"} & set(plan.settings):
         click.echo("no --validation: black and grey box keep their default temperature and step", err=True)
     click.echo(f"in {out}; OOD sets: {', '.join(plan.ood)}", err=True)
-    _run(loaded, plan, out, root, as_json)
+    with progress_bars() as report:
+
+        def done(number: int, total: int, record: dict[str, Any]) -> None:
+            report("cells", number, total)
+            click.echo(json.dumps(record, sort_keys=True) if as_json else _line(record))
+
+        results = run(loaded, plan, out, root=root, notify=report, done=done)
+    results.note(click.get_current_context().obj)
+    click.echo(f"{len(results.cells.records)} results in {out}; `igeood paper all --results {out}`", err=True)
 
 
 def _present(root: str | None, names: list[str] | None, leave_out: list[str] | None = None) -> tuple[str, ...]:
-    """Names of those data sets that are there; one that is there in part only, or damaged, is an error."""
-    from igeood import datasets
-    from igeood.datasets.store import begun
+    """Names of the data sets that are there; one that is there in part only is an error."""
+    from igeood.bench import datasets
+    from igeood.bench.datasets.store import begun
 
     wanted = [name for name in names or datasets.DATASETS if name not in (leave_out or [])]
-    found = [name for name in wanted if begun(datasets.DATASETS[name], datasets.data_root(root))]
-    for name in found:
+    present = [name for name in wanted if begun(datasets.DATASETS[name], datasets.data_root(root))]
+    for name in present:
         datasets.load(name, root=root)
-    return tuple(found)
-
-
-def _run(networks: "list[Network]", plan: "Plan", out: str, root: str | None, as_json: bool) -> None:
-    from igeood.benchmark import Results, run
-
-    before = len(Results(out).cells.records)
-    with progress_bars() as show:
-
-        def done(number: int, total: int, record: dict[str, Any]) -> None:
-            show("cells", number, total)
-            click.echo(json.dumps(record, sort_keys=True) if as_json else _line(record))
-
-        results = run(networks, plan, out, root=root, progress=show, done=done)
-    results.note(click.get_current_context().meta["igeood.line"])
-    total = len(results.cells.records)
-    told = f"{total - before} new results, {total} in {results.cells.path}"
-    click.echo(f"{told}; `igeood paper all --results {out}`", err=True)
+    return tuple(present)
 
 
 def _line(record: dict[str, Any]) -> str:
-    where = f"{record['network']} {record['setting']} {record['method']} {record['ood']}"
-    split = f" split {record['seed']}" if record["setting"] == "white-box" else ""
+    where = f"{record['network']} {record['setting']} {record['method']} {record['ood']} split {record['seed']}"
     figures = "  ".join(f"{name.upper()} {100 * record[name]:.1f}" for name in ("tnr", "auroc", "aupr"))
-    return f"{where}{split}: {figures}"
+    return f"{where}: {figures}"

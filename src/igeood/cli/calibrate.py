@@ -2,8 +2,8 @@
 
 import click
 
-from igeood.cli._guards import Sources, Watched, check_new, load_guard, replacing, source_options
-from igeood.cli._shared import json_option, tell
+from igeood.cli._guards import Sources, Watched, check_out, force_option, out_option, source_options
+from igeood.cli._shared import json_option, show
 from igeood.cli.progress import progress_bars
 
 
@@ -16,7 +16,8 @@ from igeood.cli.progress import progress_bars
     help="On average over calibration sets, or for this one with --confidence.",
 )  # fmt: skip
 @click.option("--confidence", default=0.95, show_default=True, help="Of the tolerance.")
-@replacing
+@out_option
+@force_option
 @source_options
 @json_option
 def calibrate(
@@ -27,16 +28,15 @@ def calibrate(
 
     Samples that `igeood tune` has used are left out.
     """
-    check_new(out, force, id_data, replaced=guard)
-    target = guard if out is None else out
-    loaded = load_guard(guard, sources, id_data)
+    target = check_out(out, force, id_data, replaced=guard)
+    loaded = sources.guard(guard)
     with progress_bars() as report:
         samples = Watched(sources.open(id_data, loaded), "calibrate", report)
         loaded.calibrate(samples, tpr, guarantee=guarantee, confidence=confidence)  # type: ignore[arg-type]
     loaded.save(target)
-    found = loaded.calibration
-    assert found is not None  # noqa: S101 (calibrate has just set it)
-    n, holds = len(found.scores), not found.trained_on
-    told = {"promise": found.promise} if holds else {"promise": None, "warning": found.promise}
-    record = {"threshold": loaded.threshold, **told, "n": n, "out": target}
-    tell(as_json, record, f"{target}: threshold {loaded.threshold:.6g} from {n:,} samples: {loaded.promise}")
+    calibration = loaded.calibration
+    assert calibration is not None  # noqa: S101 (for the type checker)
+    n, promise = len(calibration.scores), calibration.promise
+    holds = {"promise": None, "warning": promise} if calibration.trained_on else {"promise": promise}
+    record = {"threshold": loaded.threshold, **holds, "n": n, "out": target}
+    show(as_json, record, f"{target}: threshold {loaded.threshold:.6g} from {n:,} samples: {promise}")

@@ -4,7 +4,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import IO
 
 import click
 
@@ -13,19 +12,14 @@ BARS = 6  # finished ones that stay on the screen
 PATIENCE = 60  # seconds without a line, where there are no bars
 
 
-def on_terminal(stream: IO[str] | None) -> bool:
-    """Whether somebody looks on; a stream that was closed before we began is None."""
-    return stream is not None and stream.isatty()
-
-
 @contextmanager
 def progress_bars() -> Iterator[Progress]:
     """A bar for each thing that is reported on; not on a terminal, a line at each quarter of it, and every minute.
 
-    What is finished at its first report is over before anybody could ask, and is not shown.
+    What is finished at its first report is not shown.
     """
     begun: set[str] = set()
-    with _bars() if on_terminal(sys.stderr) else _lines() as show:
+    with _bars() if sys.stderr is not None and sys.stderr.isatty() else _lines() as show:
 
         def report(what: str, done: int, total: int | None) -> None:
             if done != total or what in begun:
@@ -59,14 +53,14 @@ def _bars() -> Iterator[Progress]:
 
 @contextmanager
 def _lines() -> Iterator[Progress]:
-    said: dict[str, int] = {}
+    shown: dict[str, int] = {}
     last = time.monotonic()
 
     def show(what: str, done: int, total: int | None) -> None:
         nonlocal last
         part = 4 * done // total if total else done.bit_length()  # of an unknown number, each doubling
-        if said.get(what, 0) < part or time.monotonic() - last > PATIENCE:
-            said[what], last = part, time.monotonic()
+        if shown.get(what, 0) < part or time.monotonic() - last > PATIENCE:
+            shown[what], last = part, time.monotonic()
             click.echo(f"{what}: {done:,} of {total:,}" if total else f"{what}: {done:,}", err=True)
 
     yield show

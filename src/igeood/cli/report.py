@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from igeood.cli._shared import json_option, tell
+from igeood.cli._shared import json_option, show
 
 
 @click.command()
@@ -19,15 +19,13 @@ def report(results: str, out: str | None, guard: str | None, validation: str | N
 
     It needs no other file and no network: mail it, print it, or open it on a phone.
     """
-    from igeood.benchmark import Results
+    from igeood.bench.report import make
+    from igeood.bench.runs import Results
     from igeood.files import write_whole
-    from igeood.report import make
 
-    found = Results.existing(results)
-    made = make(found, made_on=date.today(), guard=None if guard is None else Path(guard), validation=validation)
-    content = made.html.encode()
-    out = str(Path(results) / "report.html") if out is None else out
-    write_whole(out, content)
-    record = {"out": out, "bytes": len(content), "verdicts": made.verdicts}
-    tell(as_json, record, "\n".join(f"{network}: {told[0]}" for network, told in made.verdicts.items()))
-    click.echo(f"{out}: {len(content) / 1e6:.2f} MB", err=True)
+    path, existing = None if guard is None else Path(guard), Results.existing(results)
+    page = make(existing, made_on=date.today(), guard=path, validation=validation)
+    out = out or str(Path(results) / "report.html")
+    write_whole(out, page.html.encode())
+    text = "\n".join(f"{network}: {sentences[0]}" for network, sentences in page.verdicts.items())
+    show(as_json, {"out": out, "bytes": len(page.html.encode()), "verdicts": page.verdicts}, f"{text}\n{out}")

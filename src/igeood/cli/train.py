@@ -1,15 +1,15 @@
 """`igeood train`: the reference classifiers."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from igeood.cli._shared import json_option, root_option, seed_option, tell
+from igeood.cli._shared import json_option, root_option, seed_option, show
 from igeood.cli.progress import progress_bars
+from igeood.errors import InputError
 
 if TYPE_CHECKING:
-    from igeood.networks import Recipe, Task
+    from igeood.bench.networks import Progress, Task
 
 
 @click.command()
@@ -30,56 +30,41 @@ if TYPE_CHECKING:
 @click.option("--limit", type=click.IntRange(min=1), help="Use this many images of each split only.")
 @json_option
 def train(
-    network: str, data: str, out: str, root: str | None, epochs: int, batch: int, rate: float, augment: bool,
-    seed: int, limit: int | None, as_json: bool,
-) -> None:  # fmt: skip
+    network: str, data: str, out: str, root: str | None, limit: int | None, as_json: bool, **options: Any
+) -> None:
     """Train NETWORK by the paper's recipe: SGD, Nesterov momentum 0.9, weight decay 1e-4.
 
     Networks: densenet-bc-100, resnet-34 (days on a CPU), resnet-10-16 (a minute an epoch).
 
     A run that was stopped goes on from its checkpoint when the same command is given again.
     """
-    from igeood.networks import Recipe, build
+    from igeood.bench.networks import Recipe, build
+    from igeood.bench.networks import train as run
 
     build(network)
-    if Path(out).suffix and Path(out).with_suffix(".training").exists():
-        click.echo(f"going on from {Path(out).with_suffix('.training')}", err=True)
-    recipe = Recipe(epochs=epochs, batch=batch, rate=rate, augment=augment, seed=seed)
-    found = _run(network, _task(data, root, limit), out, recipe)
-    about = {"network": network, "data": data, "out": out, "accuracy": found[0], "accuracy_fisher_rao": found[1]}
-    right = f"{100 * found[0]:.2f}% right by softmax, {100 * found[1]:.2f}% by Fisher–Rao"
-    tell(as_json, about, f"{network} on {data}: {right}\nweights: {out}")
+    recipe = Recipe(**options)
+    with progress_bars() as report:
+
+        def progress(now: "Progress") -> None:
+            report(f"{network}, steps", now.epoch * now.steps + now.step, recipe.epochs * now.steps)
+            if now.step == now.steps:
+                state = f"loss {now.loss:.3f}, {100 * now.accuracy:.1f}% right"
+                click.echo(f"epoch {now.epoch + 1} of {recipe.epochs}: {state}", err=True)
+
+        accuracy = run(network, _task(data, root, limit), out, recipe, progress=progress)
+    record = {"network": network, "data": data, "out": out, "accuracy": accuracy}
+    show(as_json, record, f"{network} on {data}: {100 * accuracy:.2f}% right\nweights: {out}")
 
 
 def _task(data: str, root: str | None, limit: int | None) -> "Task":
-    from igeood import datasets
-    from igeood.errors import InputError
-    from igeood.networks import Task
+    from igeood.bench import datasets
+    from igeood.bench.networks import Task
 
-    known = datasets.DATASETS.get(data)
-    if known is not None and "train" not in known.counts:
-        raise InputError(f"data: {data} has no training images; there are cifar-10, cifar-100, svhn and idx:FOLDER")
-    learn, judge = (datasets.load(data, root=root, split=split, limit=limit) for split in ("train", "test"))
-    if learn.labels is None or judge.labels is None:
+    learn, test = (datasets.load(data, root=root, split=split, limit=limit) for split in ("train", "test"))
+    if learn.labels is None or test.labels is None:
         raise InputError(f"data: {data} has no labels to learn; name a set of labelled images")
-    for split, images in (("training", learn), ("test", judge)):
+    for split, images in (("training", learn), ("test", test)):
         click.echo(f"{len(images):,} {split} images" + (f" ({images.note})" if images.note else ""), err=True)
-    classes = learn.classes or int(learn.labels.max()) + 1
+    known, classes = datasets.DATASETS.get(data), learn.classes or int(learn.labels.max()) + 1
     mean, std = (known.mean or (), known.std or ()) if known else ((), ())
-    return Task(data, classes, learn.images(), learn.labels, judge.images(), judge.labels, mean, std)
-
-
-def _run(network: str, task: "Task", out: str, recipe: "Recipe") -> tuple[float, float]:
-    from igeood.networks import train as run
-    from igeood.networks.training import Progress as Now
-
-    with progress_bars() as report:
-
-        def show(now: Now) -> None:
-            report(f"{network}, steps", now.epoch * now.steps + now.step, recipe.epochs * now.steps)
-            if now.step == now.steps:
-                told = f"loss {now.loss:.3f}, {100 * now.accuracy:.1f}% right"
-                click.echo(f"epoch {now.epoch + 1} of {recipe.epochs}: {told}", err=True)
-
-        found = run(network, task, out, recipe, progress=show)
-    return found.softmax, found.fisher_rao
+    return Task(data, classes, learn.images(), learn.labels, test.images(), test.labels, mean, std)

@@ -1,26 +1,33 @@
-"""Detectors: outputs in, one score a sample out; higher is more out-of-distribution."""
+"""Detectors: outputs in, one score a sample out; higher is more out-of-distribution. Each is one class in one file."""
+
+import importlib
+import pkgutil
 
 from igeood.detectors.base import Detector
-from igeood.detectors.catalog import METHODS, Method, detector, method_name
-from igeood.detectors.ensemble import Ensemble, Igeood, IgeoodPlus, MahalanobisEnsemble
-from igeood.detectors.features import IgeoodFeatures, Mahalanobis
+from igeood.detectors.gaussians import IgeoodFeatures, Mahalanobis
 from igeood.detectors.logits import Energy, IgeoodLogits, KLDivergence, MaxSoftmax, Odin
+from igeood.detectors.registry import METHODS, Method, detector, method_name, register
+from igeood.detectors.weighted import Igeood, IgeoodPlus, MahalanobisLayers, Weighted
+
+for _module in pkgutil.iter_modules(__path__):  # a detector in a new file registers itself
+    importlib.import_module(f"{__name__}.{_module.name}")
 
 __all__ = [
     "METHODS",
     "Detector",
     "Energy",
-    "Ensemble",
     "Igeood",
     "IgeoodFeatures",
     "IgeoodLogits",
     "IgeoodPlus",
     "KLDivergence",
     "Mahalanobis",
-    "MahalanobisEnsemble",
+    "MahalanobisLayers",
     "MaxSoftmax",
     "Method",
     "Odin",
+    "Weighted",
     "detector",
     "method_name",
+    "register",
 ]

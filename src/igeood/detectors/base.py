@@ -1,10 +1,10 @@
-"""What every detector is: fit on in-distribution outputs, then score."""
+"""What every detector is: it learns from a summary of in-distribution outputs, then scores outputs."""
 
+import copy
 import inspect
-import itertools
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, ClassVar, TypeVar
 
@@ -12,16 +12,21 @@ import torch
 from torch import Tensor
 
 from igeood.errors import IgeoodWarning, InputError, NotReadyError
-from igeood.outputs import Array, ArrayLike, Outputs, check_alike
+from igeood.outputs import Array, ArrayLike, Outputs
+from igeood.summary import Needs, Sample, Summary
+from igeood.summary.needs import check_covers
 
 D = TypeVar("D", bound="Detector")
+Samples = Mapping[str, Sample]
+StepScores = list[tuple[Tensor, tuple[str, ...] | None]]
 
 
 class Detector(ABC):
-    """Gives each sample a score: **the higher, the more out-of-distribution**, for every detector.
+    """Scores samples: **the higher, the more out-of-distribution**, for every detector.
 
-    A detector sees `Outputs` (or a bare array of logits), never a model. Options are constructor arguments, kept under
-    their own names; what `fit` learns ends in an underscore. Fitting again forgets the first fit.
+    A detector sees `Outputs` (or a bare array of logits), never a model; `needs` says what they must hold. Options are
+    constructor arguments, kept under their own names; what `fit` learns ends in an underscore. A subclass defines
+    `needs`, `_learn` and `_score`, and names its fitted tensors in `state_names`.
 
     Parameters
     ----------
@@ -29,7 +34,7 @@ class Detector(ABC):
         The arrays hold probabilities, not logits. Declared, never guessed; rows must sum to 1.
     """
 
-    needs_labels: ClassVar[bool] = False
+    needs: ClassVar[Needs] = Needs()
     state_names: ClassVar[tuple[str, ...]] = ()
 
     n_classes_: int
@@ -39,50 +44,36 @@ class Detector(ABC):
         self.probabilities = probabilities
 
     def fit(self: D, outputs: Outputs | ArrayLike, labels: ArrayLike | None = None) -> D:
-        """Learn from in-distribution samples.
+        """Learn from in-distribution samples: `learn` of their summary.
 
         Parameters
         ----------
         outputs : Outputs or array
             Training outputs, or their logits (N, C).
         labels : array of int, optional
-            (N,) true classes; part of an `Outputs` already. Only some detectors need them (`needs_labels`).
+            (N,) true classes; part of an `Outputs` already. Only some detectors need them (`needs.labels`).
 
         Returns
         -------
         Detector
             Itself.
         """
-        return self.fit_batches([Outputs.of(outputs, labels)])
+        batch = Outputs.of(outputs, labels)
+        if not self.probabilities:
+            warn_of_probabilities(batch.logits)
+        return self.learn(Summary.of(self.read(batch), self.needs))
 
-    def fit_batches(self: D, batches: Iterable[Outputs]) -> D:
-        """Learn from in-distribution samples that come in batches, which are read once, one at a time."""
-        readable = self._readable(batches)
-        first = next(readable, None)
-        if first is None:
-            raise InputError(f"outputs: no sample to fit {type(self).__name__} on; give at least one")
-        self._fit(itertools.chain([first], readable))
-        return self._fitted(first.n_classes)
-
-    def _readable(self, batches: Iterable[Outputs]) -> Iterator[Outputs]:
-        """The batches that are not empty, as logits, with labels where they are needed, all of one width."""
-        earlier: Outputs | None = None
-        first = 0
-        for batch in batches:
-            if len(batch) == 0:
-                continue
-            if self.needs_labels and batch.labels is None:
-                raise InputError(
-                    f"labels: {type(self).__name__} needs the true class of each sample; call fit(logits, labels), or "
-                    f"give batches (x, y)"
-                )
-            if earlier is not None:
-                check_alike(earlier, batch)
-            elif not self.probabilities:
-                warn_of_probabilities(batch.logits)
-            earlier = batch[torch.empty(0, dtype=torch.int64)]  # its shapes, none of its memory
-            yield self.read(batch, first)
-            first += len(batch)
+    def learn(self: D, summary: Summary) -> D:
+        """Learn from a summary of in-distribution samples. Learning again forgets what was learnt before."""
+        check_covers(summary.described, self.needs.describe(), type(self).__name__)
+        n_classes = summary.n_classes
+        if self.needs.labels:
+            summary.check_classes()
+        learnt = copy.copy(self)  # an error leaves this one as it was
+        with torch.no_grad():
+            learnt._learn(summary)
+        self.__dict__.update(learnt.__dict__)
+        return self._fitted(n_classes)
 
     def score(self, outputs: Outputs | ArrayLike) -> Array:
         """Score samples: (N,) float64 where the device has it, higher is more out-of-distribution.
@@ -90,76 +81,128 @@ class Detector(ABC):
         Parameters
         ----------
         outputs : Outputs or array
-            Outputs to judge, or their logits (N, C). NumPy in, NumPy out; a tensor's score is differentiable.
+            Outputs to score, or their logits (N, C). NumPy in, NumPy out; a tensor's score is differentiable.
         """
-        batch = self._scorable(outputs)
-        return batch.like(self._score(batch))
-
-    def _scorable(self, outputs: Outputs | ArrayLike) -> Outputs:
-        """Outputs as logits, once the detector is fitted and their width is right."""
-        self.check_fitted()
         given = Outputs.of(outputs)
         if not self.probabilities:
             warn_of_probabilities(given.logits)
+        batch = self._scorable(given)
+        return batch.like(self._score(batch))
+
+    def contributions(self, outputs: Outputs | ArrayLike) -> Array:
+        """What each of `columns_` adds to the score, (N, P): they sum to it."""
+        batch = self._scorable(Outputs.of(outputs))
+        return batch.like(self._contributions(batch))
+
+    def _scorable(self, given: Outputs) -> Outputs:
+        """Outputs as logits, once the detector is fitted and they have what it was fitted on."""
+        self.check_fitted()
         batch = self.read(given)
         if batch.n_classes != self.n_classes_:
             raise InputError(
                 f"logits: {batch.n_classes} columns, but {type(self).__name__} was fitted on {self.n_classes_} "
                 f"classes; give logits of the same model"
             )
+        for block, width in self._widths.items():
+            if block not in batch.features:
+                have = ", ".join(map(repr, batch.features)) or "none"
+                raise InputError(
+                    f"outputs: {type(self).__name__} needs the features of layer {block!r}; these have {have}; add them"
+                )
+            if batch.features[block].shape[1] != width:
+                raise InputError(
+                    f"features[{block!r}]: {batch.features[block].shape[1]} channels, but {type(self).__name__} was "
+                    f"fitted on {width}; give the same layer"
+                )
         return batch
 
-    def read(self, batch: Outputs, first: int = 0) -> Outputs:
-        """Outputs whose logits are logits: where probabilities were declared, their logarithm.
-
-        `first` is the number of the first sample, for errors.
-        """
-        if not self.probabilities:
-            return batch
-        logits = log_probabilities(batch.logits, first)
-        return Outputs.checked(logits, batch.features, batch.labels, batch.numpy)
+    def read(self, batch: Outputs) -> Outputs:
+        """Outputs whose logits are logits: where probabilities were declared, their logarithm."""
+        return batch.with_logits(log_probabilities(batch.logits, batch.first)) if self.probabilities else batch
 
     def check_fitted(self) -> None:
         """Raise unless `fit` has run."""
         if not hasattr(self, "n_classes_"):
-            how = "fit(logits, labels)" if self.needs_labels else "fit(logits), which needs no labels,"
+            how = "fit(logits, labels)" if self.needs.labels else "fit(logits), which needs no labels,"
             raise NotReadyError(f"{type(self).__name__}: not fitted yet; call {how} first")
 
     @abstractmethod
-    def _fit(self, batches: Iterable[Outputs]) -> None:
-        """Learn from checked batches, read once; assigns only when everything is computed."""
+    def _learn(self, summary: Summary) -> None:
+        """Learn from a summary that has what `needs` asks for."""
 
     @abstractmethod
     def _score(self, batch: Outputs) -> Tensor:
         """Score checked outputs, (N,)."""
 
-    def step_scores(self, batch: Outputs) -> list[tuple[Tensor, tuple[str, ...] | None]]:
-        """What one input step should lower: scores (N,), each with the layers that are read after its step.
-
-        None stands for everything: the logits and all layers are those of the one stepped input.
-        """
-        return [(self._score(batch), None)]
+    def _prepare(self) -> None:  # noqa: B027 (many have nothing to prepare)
+        """Bring what was learnt, or loaded, into the form in which scoring uses it."""
 
     def _notes(self, n_classes: int) -> tuple[str, ...]:  # noqa: ARG002
         """What the user should know of this fit."""
         return ()
 
+    @property
+    def widths_(self) -> Mapping[str, int]:
+        """Blocks of features that are read, and their widths."""
+        return {}
+
+    @property
+    def columns_(self) -> list[str]:
+        """What the score is made of."""
+        return ["output"]
+
+    def _columns(self, batch: Outputs) -> Tensor:
+        """Columns of checked outputs, (N, P): higher is more out-of-distribution."""
+        return self._score(batch)[:, None]
+
+    def _contributions(self, batch: Outputs) -> Tensor:
+        """What each column adds to the score, (N, P)."""
+        return self._columns(batch)
+
+    def _explain(self, batch: Outputs, top: int) -> dict[str, Any]:  # noqa: ARG002
+        """Further reasons for the scores of checked outputs: fields of `igeood.guard.Explanation`."""
+        return {}
+
+    def step_scores(self, batch: Outputs) -> StepScores:
+        """What one input step should lower: scores (N,), each with the layers that are read after its step.
+
+        None means everything: the logits and all layers are those of the one stepped input.
+        """
+        return [(self._score(batch), None)]
+
+    @property
+    def softmax_part(self) -> "Detector | None":
+        """The detector whose temperature `tune` chooses: itself, a part of it, or none."""
+        return self if "temperature" in parameter_names(type(self)) else None
+
+    def at_temperature(self: D, temperature: float, samples: Samples, near: "Detector | None" = None) -> D:
+        """A detector like this one at another temperature, learnt from a summary's samples.
+
+        Parameters
+        ----------
+        temperature : float
+            Of the softmax.
+        samples : mapping of str to Sample
+            `Summary.samples`.
+        near : Detector, optional
+            The same at a neighbouring temperature: start there, and learn roughly, from a part of the sample.
+        """
+        if "temperature" not in parameter_names(type(self)):
+            raise InputError(f"temperature: {type(self).__name__} has none to set")
+        other = type(self)(**{**self.params(), "temperature": temperature})
+        other._learn_softmax(samples, near)
+        return other._fitted(self.n_classes_)
+
+    def _learn_softmax(self, samples: Samples, near: "Detector | None") -> None:  # noqa: B027
+        """Learn what depends on the temperature."""
+
+    def learn_weights(self, id_outputs: Outputs, ood_outputs: Outputs, *, tpr: float, seed: int) -> Any:  # noqa: ARG002
+        """Learn how to weight columns from validation samples, in place; None for a detector without weights."""
+        return None
+
     def params(self) -> dict[str, Any]:
         """Constructor arguments by name."""
         return {name: getattr(self, name) for name in parameter_names(type(self))}
-
-    def at_temperature(self: D, temperature: float, train: Outputs) -> D:
-        """A detector like this one at another temperature, fitted on `train`."""
-        return self._with_temperature(temperature).fit(train)
-
-    def over_temperatures(self: D, train: Outputs) -> Callable[[float], D]:
-        """`at_temperature` for many temperatures in turn, which may share their work."""
-        return lambda temperature: self.at_temperature(temperature, train)
-
-    def _with_temperature(self: D, temperature: float) -> D:
-        if "temperature" not in parameter_names(type(self)):
-            raise InputError(f"temperature: {type(self).__name__} has none to set")
-        return type(self)(**{**self.params(), "temperature": temperature})
 
     def state(self) -> dict[str, Tensor]:
         """Fitted tensors by name; with `params` and `n_classes_` all there is to save.
@@ -177,7 +220,7 @@ class Detector(ABC):
         return tensors
 
     def load_state(self: D, state: Mapping[str, Tensor], n_classes: int) -> D:
-        """Take over what `state` gave, in place of `fit`."""
+        """Take over what `state` returned, in place of `fit`."""
         by_name: dict[str, Any] = {name: {} for name in self.state_names}
         for key in sorted(state, key=lambda key: int(key.split(":", 2)[1]) if ":" in key else 0):
             name, *place = key.split(":", 2)
@@ -192,7 +235,10 @@ class Detector(ABC):
         return self._fitted(n_classes)
 
     def _fitted(self: D, n_classes: int) -> D:
-        self.n_classes_, self.notes_ = n_classes, self._notes(n_classes)
+        self.n_classes_ = n_classes
+        self._prepare()
+        self._widths = dict(self.widths_)
+        self.notes_ = self._notes(n_classes)
         return self
 
     def __repr__(self) -> str:
@@ -214,7 +260,7 @@ def warn_of_probabilities(logits: Tensor) -> None:
     warnings.warn(
         "logits: every row is ≥ 0 and sums to 1: are these probabilities? Then say so with probabilities=True",
         IgeoodWarning,
-        stacklevel=6,
+        stacklevel=4,
     )
 
 
@@ -232,4 +278,4 @@ def log_probabilities(probabilities: Tensor, first: int = 0) -> Tensor:
             f"probabilities: row {row + first} {what}, not a distribution ({int(off.sum())} of {len(off)} rows are "
             f"not); renormalise rounded probabilities; if these are logits, leave probabilities=False"
         )
-    return torch.log(probabilities.double().clamp(min=1e-300))  # a 0 has a gradient then: none
+    return torch.log(probabilities.double().clamp(min=1e-300))  # so that a 0 has a gradient: none

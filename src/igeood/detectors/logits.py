@@ -3,17 +3,22 @@ r"""The black-box family: detectors that need the logits only.
 A function for each score, as its paper writes it, and a thin class above it that has the common orientation.
 """
 
-from collections.abc import Callable, Iterable
-from typing import ClassVar, Literal
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from igeood.detectors.base import Detector
-from igeood.errors import InputError
+from igeood.detectors.base import Detector, Samples
+from igeood.detectors.registry import register
+from igeood.errors import IgeoodWarning, InputError
 from igeood.geometry import categorical
+from igeood.geometry.centroids import solve_kl
 from igeood.geometry.precision import by_rows, wide
+from igeood.geometry.weiszfeld import solve
 from igeood.outputs import Array, ArrayLike, Outputs
+from igeood.summary import Needs, Sample, Summary
 
 Reduce = Literal["sum", "min"]
 
@@ -75,6 +80,9 @@ def _min(values: Tensor) -> Tensor:
     return values.amin(dim=1)
 
 
+ROUGH_ROWS = 5000  # rows that a rough fit reads, at least 8 of each class
+
+
 class LogitsDetector(Detector):
     """Scores rows of logits at a temperature."""
 
@@ -83,12 +91,11 @@ class LogitsDetector(Detector):
         super().__init__(probabilities=probabilities)
         self.temperature = float(temperature)
 
-    def _fit(self, batches: Iterable[Outputs]) -> None:
-        """Nothing to learn but the number of classes, which `fit_batches` sees to; reading the batches checks them."""
-        for _ in batches:
-            pass
+    def _learn(self, summary: Summary) -> None:
+        self._learn_softmax(summary.samples, None)
 
 
+@register("msp", title="Baseline (MSP)", style=("#000000", ":", "X"), tunes=False)
 class MaxSoftmax(LogitsDetector):
     """The baseline (MSP): minus the maximum softmax.
 
@@ -104,6 +111,7 @@ class MaxSoftmax(LogitsDetector):
         return -confidence(batch.logits, self.temperature)
 
 
+@register("odin", title="ODIN", style=("#56B4E9", "-", "s"))
 class Odin(MaxSoftmax):
     """ODIN without its input step: minus the maximum softmax at a high temperature.
 
@@ -119,6 +127,7 @@ class Odin(MaxSoftmax):
         super().__init__(temperature=temperature, probabilities=probabilities)
 
 
+@register("energy", title="Energy", style=("#E69F00", "-", "^"))
 class Energy(LogitsDetector):
     """The free energy of the logits. Probabilities have lost it, so they are refused.
 
@@ -137,7 +146,29 @@ class Energy(LogitsDetector):
         return energy(batch.logits, self.temperature)
 
 
-class KLDivergence(LogitsDetector):
+class CentroidDetector(LogitsDetector):
+    """Compares the softmax output with one centroid of each class.
+
+    Attributes
+    ----------
+    centroids_ : Tensor
+        (C, C) log-probabilities, at `temperature`.
+    """
+
+    needs: ClassVar[Needs] = Needs(labels=True, samples=("logits",))
+    state_names: ClassVar[tuple[str, ...]] = ("centroids_",)
+    centroids_: Tensor
+
+    def __init__(self, *, reduce: Reduce = "sum", temperature: float = 1.0, probabilities: bool = False) -> None:
+        if reduce not in ("sum", "min"):
+            raise InputError(f"reduce: expected 'sum' or 'min', got {reduce!r}")
+        super().__init__(temperature=temperature, probabilities=probabilities)
+        self.reduce = reduce
+
+
+@register("kl-min", title="KL (min)", fixed={"reduce": "min"}, style=("#CC79A7", "--", "<"))
+@register("kl-sum", title="KL (sum)", fixed={"reduce": "sum"}, style=("#CC79A7", "-", "v"))
+class KLDivergence(CentroidDetector):
     """Eq. 5 with Kullback–Leibler divergences from the classes' mean softmax outputs, as in the paper's comparison.
 
     Parameters
@@ -148,33 +179,27 @@ class KLDivergence(LogitsDetector):
         Of the softmax, for centroids and samples alike.
     probabilities : bool
         See `Detector`.
-
-    Attributes
-    ----------
-    centroids_ : Tensor
-        (C, C) log-probabilities.
     """
 
-    needs_labels: ClassVar[bool] = True
-    state_names: ClassVar[tuple[str, ...]] = ("centroids_",)
-    centroids_: Tensor
+    def _learn_softmax(self, samples: Samples, near: Detector | None) -> None:
+        sample = samples["logits"]
+        rows = chunks(sample, near is not None)
+        self.centroids_ = solve_kl(rows, sample.n_classes, self.temperature)
 
-    def __init__(self, *, reduce: Reduce = "sum", temperature: float = 1.0, probabilities: bool = False) -> None:
-        super().__init__(temperature=temperature, probabilities=probabilities)
-        self.reduce = check_reduce(reduce)
-
-    def _fit(self, batches: Iterable[Outputs]) -> None:
-        logits, labels = gather(batches)
-        self.centroids_ = categorical.kl_centroids(logits, labels, logits.shape[1], self.temperature)
+    def _prepare(self) -> None:
+        self._logs = categorical.prepare_kl(self.centroids_)
 
     def _score(self, batch: Outputs) -> Tensor:
-        logits, centroids = batch.logits, self.centroids_.to(batch.logits.device)
-        if self.reduce == "sum":
-            return -kl_sum(logits, centroids, self.temperature)
-        return kl_min(logits, centroids, self.temperature)
+        logs = self._logs.to(batch.logits.device)
+        divergences = categorical.kl_divergences(
+            batch.logits, logs, self.temperature, _sum if self.reduce == "sum" else _min
+        )
+        return -divergences if self.reduce == "sum" else divergences
 
 
-class IgeoodLogits(LogitsDetector):
+@register("igeood-logits-min", title="IGEOOD (min)", fixed={"reduce": "min"}, style=("#D55E00", "--", "p"))
+@register("igeood-logits", title="IGEOOD", fixed={"reduce": "sum"}, style=("#D55E00", "-", "o"))
+class IgeoodLogits(CentroidDetector):
     """IGEOOD on logits: Fisher–Rao distances from the softmax output to the class centroids (Eq. 3–5).
 
     Parameters
@@ -206,10 +231,6 @@ class IgeoodLogits(LogitsDetector):
     True
     """
 
-    needs_labels: ClassVar[bool] = True
-    state_names: ClassVar[tuple[str, ...]] = ("centroids_",)
-    centroids_: Tensor
-
     def __init__(
         self,
         *,
@@ -218,10 +239,9 @@ class IgeoodLogits(LogitsDetector):
         centroid_temperature: float | None = None,
         probabilities: bool = False,
     ) -> None:
-        super().__init__(temperature=temperature, probabilities=probabilities)
+        super().__init__(reduce=reduce, temperature=temperature, probabilities=probabilities)
         if centroid_temperature is not None:
             categorical.check_temperature(centroid_temperature, "centroid_temperature")
-        self.reduce = check_reduce(reduce)
         self.centroid_temperature = centroid_temperature
 
     @property
@@ -235,51 +255,47 @@ class IgeoodLogits(LogitsDetector):
             return ("two classes: FR₀ is constant between the centroids, so the minimum distance is used",)
         return ()
 
-    def _fit(self, batches: Iterable[Outputs]) -> None:
-        logits, labels = gather(batches)
+    def _learn_softmax(self, samples: Samples, near: Detector | None) -> None:
+        sample = samples["logits"]
         fitted_at = self.temperature if self.centroid_temperature is None else self.centroid_temperature
-        centroids = categorical.centroids(logits, labels, logits.shape[1], fitted_at)
+        rows = chunks(sample, near is not None)
+        if isinstance(near, IgeoodLogits):
+            start = categorical.retemper(near.centroids_, near.temperature, fitted_at)
+            with warnings.catch_warnings():  # a rough fit may end before it is exact
+                warnings.simplefilter("ignore", IgeoodWarning)
+                centroids = solve(rows, sample.n_classes, fitted_at, start=start, tolerance=1e-4, max_passes=12)
+        else:
+            centroids = solve(rows, sample.n_classes, fitted_at)
         self.centroids_ = categorical.retemper(centroids, fitted_at, self.temperature)
 
-    def over_temperatures(self, train: Outputs) -> Callable[[float], "IgeoodLogits"]:
-        """See `Detector.over_temperatures`: fits that start from each other, and interpolation between them."""
-        if self.centroid_temperature is not None:
-            return super().over_temperatures(train)
-        logits, labels = gather(self._readable([train]))
-        path = categorical.CentroidPath(logits, labels, train.n_classes)
-
-        def at(temperature: float) -> IgeoodLogits:
-            other = self._with_temperature(temperature)
-            other.centroids_ = path(temperature)
-            return other._fitted(train.n_classes)
-
-        return at
+    def _prepare(self) -> None:
+        self._roots = categorical.prepare(self.centroids_)
 
     def _score(self, batch: Outputs) -> Tensor:
-        logits, centroids = batch.logits, self.centroids_.to(batch.logits.device)
         if self.reduce_ == "sum":
-            return -fr0(logits, centroids, self.temperature)
-        return fr_min(logits, centroids, self.temperature)
+            return -self._distances(batch, _sum)
+        return self._distances(batch, _min)
+
+    def _distances(self, batch: Outputs, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+        roots = self._roots.to(batch.logits.device)
+        return categorical.distances(batch.logits, roots, self.temperature, reduce)
+
+    def _explain(self, batch: Outputs, top: int) -> dict[str, Any]:  # noqa: ARG002
+        return {"centroid_distance": self._distances(batch, lambda distances: distances)}
 
     def predict_class(self, outputs: Outputs | ArrayLike) -> Array:
         r"""Class that the distance induces (Eq. 4), :math:`\arg\min_y d(q(x), \mu_y)`: (N,) int64."""
-        batch = self._scorable(outputs)
-        centroids = self.centroids_.to(batch.logits.device)
-        nearest = categorical.pairwise_distance(batch.logits, centroids, self.temperature, lambda d: d.argmin(dim=1))
-        return batch.like(nearest)
+        batch = self._scorable(Outputs.of(outputs))
+        return batch.like(self._distances(batch, lambda distances: distances.argmin(dim=1)))
 
 
-def gather(batches: Iterable[Outputs]) -> tuple[Tensor, Tensor]:
-    """Logits (N, C) and labels (N,) of all batches, without gradients."""
-    parts = [(batch.logits.detach(), batch.labels) for batch in batches]
-    labels = [labels for _, labels in parts if labels is not None]
-    return torch.cat([logits for logits, _ in parts]), torch.cat(labels)
+def chunks(sample: Sample, roughly: bool) -> Callable[[], Iterator[tuple[Tensor, Tensor, Tensor]]]:
+    """Logits, labels and weights of a sample, chunk by chunk, as often as they are asked for."""
+    per_class = max(8, ROUGH_ROWS // sample.n_classes) if roughly else None
 
+    def read() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        for outputs, weights in sample.batches(per_class):
+            assert outputs.labels is not None  # noqa: S101 (the needs ask for them)
+            yield outputs.logits, outputs.labels, weights
 
-def check_reduce(reduce: str) -> Reduce:
-    """`reduce` if it is one of the two."""
-    if reduce == "sum":
-        return "sum"
-    if reduce == "min":
-        return "min"
-    raise InputError(f"reduce: expected 'sum' or 'min', got {reduce!r}")
+    return read

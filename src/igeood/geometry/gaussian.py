@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from igeood.errors import InputError
-from igeood.geometry.nearest import nearest_class, squared_sums
+from igeood.geometry.nearest import Prepared, nearest, prepare
 from igeood.geometry.precision import broadcastable, result_dtype, wide
 
 _TWO_SQRT2 = 2.0 * math.sqrt(2.0)
@@ -95,7 +95,7 @@ def nearest_distance(x: Tensor, means: Tensor, std: Tensor) -> tuple[Tensor, Ten
     Returns
     -------
     distance : Tensor
-        (N,) :math:`\min_y d`, differentiable in `x`.
+        (N,) :math:`\min_y d`, differentiable.
     nearest : Tensor
         (N,) int64, the class that attains it (the first of equals).
 
@@ -119,24 +119,30 @@ def nearest_distance(x: Tensor, means: Tensor, std: Tensor) -> tuple[Tensor, Ten
     _check_positive(std, "std")
     _check_finite(x, "x")
     _check_finite(means, "means")
-    dtype = result_dtype(x, means, std)
-    scale = 1.0 / (_TWO_SQRT2 * wide(std))  # (k,)
-    means = wide(means)
+    distance, label = nearest_prepared(x, prepare_nearest(means, std))
+    return distance.to(result_dtype(x, means, std)), label
+
+
+def prepare_nearest(means: Tensor, std: Tensor) -> Prepared:
+    """What `nearest_prepared` needs of the class means (C, k) and their standard deviation (k,)."""
+    return prepare(wide(means), 1.0 / (_TWO_SQRT2 * wide(std)))
+
+
+def nearest_prepared(x: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor]:
+    """`nearest_distance` of rows (N, k) in float64, with prepared classes and without checks."""
     with torch.no_grad():
-        nearest = nearest_class(x, means, scale)  # (N,)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (x, means, scale)):
-        rho = torch.asinh(((wide(x) - means[nearest]) * scale).abs())  # (N, k): only the class that wins
-        length: Tensor = torch.linalg.vector_norm(rho, dim=-1)
-    else:
-        length = squared_sums(x, means, scale, torch.arange(len(x), device=x.device), nearest).sqrt()
-    return (_TWO_SQRT2 * length).to(dtype), nearest
+        squares, label = nearest(x, prepared)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (x, prepared.means, prepared.scale)):
+        rho = torch.asinh(((wide(x) - prepared.means[label]) * prepared.scale).abs())  # (N, k): only the winner's
+        return _TWO_SQRT2 * torch.linalg.vector_norm(rho, dim=-1), label
+    return _TWO_SQRT2 * squares.sqrt(), label
 
 
 def _check_positive(std: Tensor, name: str) -> None:
     bad = (~((std > 0) & std.isfinite())).nonzero()
     if len(bad):
         place = tuple(bad[0].tolist())
-        raise InputError(f"{name}: must be positive and finite, got {float(std[place])} at {place}; mend it first")
+        raise InputError(f"{name}: must be positive and finite, got {float(std[place])} at {place}; fix it first")
 
 
 def _check_finite(mean: Tensor, name: str) -> None:

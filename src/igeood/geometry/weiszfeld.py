@@ -186,7 +186,7 @@ def _accelerated(step: Tensor, moves: list[Tensor], turns: list[Tensor]) -> Tens
     size = torch.linalg.vector_norm(turn, dim=2, keepdim=True).clamp(min=1e-300)
     unit = turn / size
     gram = unit @ unit.mT + 1e-14 * torch.eye(len(moves), dtype=step.dtype, device=step.device)
-    shares = torch.linalg.solve(gram, unit @ step[:, :, None]) / size  # (C, m, 1)
+    shares: Tensor = torch.linalg.solve(gram, unit @ step[:, :, None]) / size  # (C, m, 1)
     return step - (shares * (move + turn)).sum(dim=1)
 
 
@@ -196,8 +196,7 @@ def _moved(centre: Tensor, step: Tensor) -> Tensor:
     size = torch.linalg.vector_norm(step, dim=1, keepdim=True)
     step, size = step * (_LONGEST / size.clamp(min=_LONGEST)), size.clamp(max=_LONGEST)
     moved = torch.cos(size) * centre + torch.sinc(size / torch.pi) * step
-    unit: Tensor = normalize(moved.clamp(min=0.0), dim=1)
-    return unit
+    return normalize(moved.clamp(min=0.0), dim=1)
 
 
 def _warn_unfinished(gap: Tensor, tolerance: float, max_passes: int) -> None:

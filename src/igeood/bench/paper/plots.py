@@ -3,99 +3,99 @@
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
-from igeood import figures, storage
-from igeood.benchmark.observing import recall
-from igeood.benchmark.results import Record
-from igeood.benchmark.summary import Key, Summary, title
+from igeood.bench.figures.curves import Curve, CurvePanel, tuning_curves
+from igeood.bench.figures.drawing import look_of
+from igeood.bench.figures.histograms import (
+    HistogramPanel,
+    LayerPanel,
+    LayerRow,
+    gaussianity,
+    layer_histograms,
+    score_histograms,
+)
+from igeood.bench.paper import reported, toy
+from igeood.bench.runs.averages import Averages, Key, title
+from igeood.bench.runs.observing import recall
+from igeood.bench.runs.plan import PAPER
+from igeood.bench.runs.results import Record
 from igeood.calibration import threshold
-from igeood.detectors import Detector, Ensemble, detector
-from igeood.figures import Curve, CurvePanel, GaussianPanel, HistogramPanel, LayerPanel, LayerRow, Values
+from igeood.detectors import detector
+from igeood.files import read_record
 from igeood.metrics import tnr_at_tpr
 from igeood.outputs import Outputs
-from igeood.paper import toy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHOWN = "tiny-imagenet"  # the OOD set of the paper's histograms
-BOXES = {"black-box": "igeood-logits", "grey-box": "igeood-logits", "white-box-fgsm": "igeood", "white-box": "igeood+"}
 Drawn = Iterator[tuple[str, "Figure"]]  # a file's stem, and what is in it
 
 
-def histograms(ours: Summary) -> Drawn:
+def histograms(ours: Averages) -> Drawn:
     """Scores of IGEOOD in every setting, with the threshold that keeps 95% of the in-distribution images."""
     for key in ours.classifiers():
         panels = []
-        for setting, method in BOXES.items():
+        for setting in PAPER:
+            method = reported.methods(setting=setting, ood="average", network="average")[-1]  # IGEOOD's column is last
             cells = [c for c in ours.of(setting, key) if c["method"] == method]
-            if not cells:
-                continue
-            cell = next((c for c in cells if c["ood"] == SHOWN), cells[0])
-            assert ours.results is not None  # noqa: S101 (there are cells; this tells the type checker)
-            _, scores = storage.read(ours.results.folder / "scores" / cell["scores"], "scores")
-            name, at = f"{setting}: {figures.STYLE[method].title}", float(threshold(scores["id"], tpr=cell["tpr"]))
-            panels.append(HistogramPanel(name, scores["id"].numpy(), {title(cell["ood"]): scores["ood"].numpy()}, at))
+            for cell in sorted(cells, key=lambda c: c["ood"] != SHOWN)[:1]:
+                assert ours.results is not None  # noqa: S101 (there are cells)
+                _, scores = read_record(ours.results.folder / "scores" / cell["scores"], "scores")
+                name, at = f"{setting}: {look_of(method).title}", float(threshold(scores["id"], tpr=cell["tpr"]))
+                foreign = {title(cell["ood"]): scores["ood"].numpy()}
+                panels.append(HistogramPanel(name, scores["id"].numpy(), foreign, at))
         if panels:
-            yield f"histograms-{_stem(key)}", figures.score_histograms(panels)
+            yield f"histograms-{_stem(key)}", score_histograms(panels)
 
 
-def curves(ours: Summary) -> Drawn:
-    """TNR against temperature and against the input step, on the validation set."""
-    panels = []
+def curves(ours: Averages) -> Drawn:
+    """TNR against temperature and against the input step, on the validation set, of the paper's methods."""
+    panels, methods = [], reported.methods(setting="grey-box")
     for key in ours.classifiers():
-        found = [{m: Curve(*tried) for m, tried in methods.items()} for methods in ours.searches(key).values()]
-        if any(found):
-            panels.append(CurvePanel(str(key), *found))
+        searches = [
+            {method: Curve(*search) for method, search in tried.items() if method in methods}
+            for tried in ours.searches(key).values()
+        ]
+        panels += [CurvePanel(str(key), *searches)] if any(searches) else []
     if panels:
-        yield "curves", figures.tuning_curves(panels)
+        yield "curves", tuning_curves(panels)
 
 
-def gaussianity(ours: Summary) -> Drawn:
+def gaussian_layers(ours: Averages) -> Drawn:
     """The first channel of each layer against the normal density, and the layer's mean W."""
     for key, line in zip(ours.classifiers(), ours.networks, strict=True):
-        inside, outside = kept(ours, line, "test"), _foreign(ours, key, line)
-        if inside is None or outside is None:
-            continue
-        panels = []
-        for layer in inside.features:
-            known, foreign = (outputs.features[layer][:, 0].double().numpy() for outputs in (inside, outside))
-            panels.append(GaussianPanel(layer, known, foreign, line["diagnostics"][layer]["shapiro_w"]))
-        yield f"gaussianity-{_stem(key)}", figures.gaussianity(panels)
+        known, foreign = kept(ours, line, "test"), _foreign(ours, key, line)
+        if known is not None and foreign is not None:
+            panels = []
+            for layer in known.features:
+                values = [outputs.features[layer][:, 0].double().numpy() for outputs in (known, foreign)]
+                panels.append(LayerPanel(layer, *values, line["diagnostics"][layer]["shapiro_w"]))
+            yield f"gaussianity-{_stem(key)}", gaussianity(panels)
 
 
-def layers(ours: Summary) -> Drawn:
+def layers(ours: Averages) -> Drawn:
     """Scores of each layer, and what the regression makes of them, for Mahalanobis and IGEOOD."""
     for key, line in zip(ours.classifiers(), ours.networks, strict=True):
-        train, inside = (kept(ours, line, part) for part in ("train", "test"))
-        outside = _foreign(ours, key, line)
-        if train is None or inside is None or outside is None:
-            continue
-        rows = [_layer_row(method, train, inside, outside) for method in ("mahalanobis", "igeood")]
-        yield f"layers-{_stem(key)}", figures.layer_histograms(rows)
+        train, known, foreign = kept(ours, line, "train"), kept(ours, line, "test"), _foreign(ours, key, line)
+        if train is not None and known is not None and foreign is not None:
+            methods = reported.methods(label="fig:hist_maha_fr")
+            yield f"layers-{_stem(key)}", layer_histograms([_row(m, train, known, foreign) for m in methods])
 
 
-def _layer_row(method: str, train: Outputs, inside: Outputs, outside: Outputs) -> LayerRow:
+def _row(method: str, train: Outputs, known: Outputs, foreign: Outputs) -> LayerRow:
     """Half of the images to learn the weights from, at most 1,000; the others are shown."""
-    made: Detector = detector(method).fit(train)
-    assert isinstance(made, Ensemble)  # noqa: S101 (both methods are; this tells the type checker)
-    learn_id, show_id = _split(inside)
-    learn_ood, show_ood = _split(outside)
-    made.fit_weights(learn_id, learn_ood)
-    shown = [_columns(made, outputs) for outputs in (show_id, show_ood)]  # (N, P + 1) each
-    names = [*made.columns_, "regression"]
-    panels = [LayerPanel(n, a, b, tnr_at_tpr(a, b)) for n, a, b in zip(names, *(s.T for s in shown), strict=True)]
-    return LayerRow(method, panels[:-1], panels[-1], made.weights_.tolist())
-
-
-def _columns(made: Ensemble, outputs: Outputs) -> Values:
-    """The scores that the regression reads, and last its own."""
-    parts = [made.features_.layer_scores(outputs), made.score(outputs)]
-    if made.output_ is not None:
-        parts.insert(0, made.output_.score(outputs))
-    return np.column_stack([np.asarray(part) for part in parts])
+    scorer = detector(method).fit(train)
+    (learn_id, show_id), (learn_ood, show_ood) = _split(known), _split(foreign)
+    scorer.learn_weights(learn_id, learn_ood, tpr=0.95, seed=0)
+    weights = scorer.state()["weights_"]
+    panels = []
+    parts = [torch.as_tensor(scorer.contributions(outputs)) for outputs in (show_id, show_ood)]  # (N, P) each
+    columns = [torch.column_stack([part / weights, part.sum(dim=1)]).numpy().T for part in parts]  # the score last
+    for name, *pair in zip([*scorer.columns_, "regression"], *columns, strict=True):
+        panels.append(LayerPanel(name, *pair, tnr_at_tpr(*pair)))
+    return LayerRow(method, panels, weights.tolist())
 
 
 def _split(outputs: Outputs) -> tuple[Outputs, Outputs]:
@@ -104,22 +104,21 @@ def _split(outputs: Outputs) -> tuple[Outputs, Outputs]:
     return outputs[order[:size]], outputs[order[size:]]
 
 
-def kept(ours: Summary, line: Record, part: str) -> Outputs | None:
+def kept(ours: Averages, line: Record, part: str) -> Outputs | None:
     """A network's outputs of its in-distribution images, from the benchmark's folder."""
     return _recall(ours, line["weights"], line["data"][part])
 
 
-def _foreign(ours: Summary, key: Key, line: Record) -> Outputs | None:
+def _foreign(ours: Averages, key: Key, line: Record) -> Outputs | None:
     """Its outputs of the OOD set that the paper shows, or of the first that there is."""
-    cells = [
-        cell for setting in BOXES for cell in ours.of(setting, key) if cell["data"]["test"] == line["data"]["test"]
-    ]
+    cells = [c for setting in PAPER for c in ours.of(setting, key) if c["data"]["test"] == line["data"]["test"]]
     cells.sort(key=lambda cell: cell["ood"] != SHOWN)
     digests = dict.fromkeys(cell["data"]["ood"] for cell in cells)
-    return next((found for d in digests if (found := _recall(ours, line["weights"], d)) is not None), None)
+    outputs = (_recall(ours, line["weights"], digest) for digest in digests)
+    return next((each for each in outputs if each is not None), None)
 
 
-def _recall(ours: Summary, weights: str, digest: str) -> Outputs | None:
+def _recall(ours: Averages, weights: str, digest: str) -> Outputs | None:
     return None if ours.results is None else recall(ours.results.folder / "outputs", weights=weights, images=digest)
 
 
@@ -128,10 +127,10 @@ def _stem(key: Key) -> str:
     return "".join(c if c.isalnum() else "-" for c in name).strip("-")
 
 
-FIGURES: dict[str, Callable[[Summary], Drawn]] = {
+FIGURES: dict[str, Callable[[Averages], Drawn]] = {
     "toy": lambda _: iter([("toy", toy.figure(toy.toy()))]),  # needs no results
     "histograms": histograms,
     "curves": curves,
-    "gaussianity": gaussianity,
+    "gaussianity": gaussian_layers,
     "layers": layers,
 }

@@ -12,40 +12,14 @@ The paper is not always consistent with itself. Nothing is corrected here; the t
 """
 
 import csv
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any
-
-from igeood.errors import InputError
-
-TABLES: dict[str, str] = {
-    "tab:black_box_avg": "Logits only: mean over eight OOD sets.",
-    "tab:white_box_avg": "All layers: mean over nine OOD sets, tuned on OOD or on adversarial data.",
-    "tab:time_analysis": "Seconds that each step takes on one GPU.",
-    "tab:model_accuracy": "Test accuracy of the six networks, by softmax and by nearest Fisher–Rao centroid.",
-    "tab:adversarial_table": "Size of the FGSM perturbation and the accuracy that is left under it.",
-    "tab:kl": "Fisher–Rao against Kullback–Leibler, as sum and as minimum over the classes.",
-    "tab:best_hyperparameters": "Temperatures and noise magnitudes that tuning chose.",
-    "tab:robust": "Mean TNR for each choice of the validation set.",
-    "tab:seed_model_error": "Mean and spread over five trainings of one network.",
-    "tab:grey_box_avg": "Logits and input gradients: mean over eight OOD sets.",
-    "tab:other_comparisons": "All layers, tuned on OOD data, beside results quoted from other papers.",
-    "tab:other_comparisons_adv": "All layers, tuned without OOD data, beside results quoted from other papers.",
-    "tab:black_box_extended": "Logits only: each OOD set.",
-    "tab:grey_box_extended": "Logits and input gradients: each OOD set.",
-    "tab:wb_ood_extended": "All layers, tuned on OOD data: each OOD set.",
-    "tab:wb_adv_extended": "All layers, tuned on adversarial data: each OOD set.",
-    "fig:hist_maha_fr": "Weights of the three blocks in the logistic regression.",
-    "sec:covariance": "Condition numbers of each block's covariance; the section has no label in the paper.",
-}
-"""What each label shows."""
 
 
 @dataclass(frozen=True)
 class Reported:
-    """One number of the paper, and what it is a number of."""
+    """One number of the paper, and what it is a number of; `spread` is the standard deviation, where one is printed."""
 
     label: str
     setting: str
@@ -57,7 +31,6 @@ class Reported:
     metric: str
     value: float
     spread: float | None
-    """The standard deviation, where one is printed."""
 
 
 @cache
@@ -67,10 +40,9 @@ def load() -> tuple[Reported, ...]:
     >>> load()[0].label, load()[0].value, load()[0].spread
     ('tab:black_box_avg', 52.5, 16.0)
     """
-    text = resources.files("igeood.paper").joinpath("reported.csv").read_text(encoding="utf-8")
-    rows: Iterable[dict[str, Any]] = csv.DictReader(text.splitlines())
-    numbers = ((row, float(row["value"]), float(row["spread"]) if row["spread"] else None) for row in rows)
-    return tuple(Reported(**{**row, "value": value, "spread": spread}) for row, value, spread in numbers)
+    text = resources.files("igeood.bench.paper").joinpath("reported.csv").read_text(encoding="utf-8")
+    _, *rows = csv.reader(text.splitlines())
+    return tuple(Reported(*names, float(value), float(spread) if spread else None) for *names, value, spread in rows)
 
 
 def find(**fields: str) -> list[Reported]:
@@ -88,12 +60,18 @@ def find(**fields: str) -> list[Reported]:
     >>> best.value, best.spread
     (51.6, 24.0)
     """
-    for field in fields:
-        if field not in Reported.__annotations__:
-            raise InputError.unknown("fields", field, Reported.__annotations__)
     return [one for one in load() if all(getattr(one, field) == value for field, value in fields.items())]
 
 
 def first(**fields: str) -> float | None:
-    """The value of the first number that `find` finds; None if there is none."""
+    """The value of the first number with these fields; None if there is none."""
     return next((one.value for one in find(**fields)), None)
+
+
+def methods(**fields: str) -> list[str]:
+    """Methods that have numbers with these fields, in the order of the print.
+
+    >>> methods(label="tab:grey_box_avg")
+    ['odin', 'energy', 'igeood-logits']
+    """
+    return list(dict.fromkeys(one.method for one in find(**fields) if one.method))

@@ -3,20 +3,19 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean, pstdev
 
-from igeood.benchmark.results import Record
-from igeood.benchmark.summary import Key, Summary, title
-from igeood.datasets import DATASETS
-from igeood.figures import STYLE
-from igeood.paper import reported
+from igeood.bench.datasets import DATASETS
+from igeood.bench.figures.drawing import look_of
+from igeood.bench.paper import reported
+from igeood.bench.runs.averages import Averages, Key, title
+from igeood.bench.runs.plan import NO_VALIDATION
+from igeood.bench.runs.results import Record
 
 MISSING = "–"
-LOGITS = ("msp", "odin", "energy", "igeood-logits")
-WHITE = ("mahalanobis", "igeood", "igeood+")
-KL = ("igeood-logits", "igeood-logits-min", "kl-min", "kl-sum")
 METRICS = {"tnr": "TNR at TPR-95%", "auroc": "AUROC", "aupr": "AUPR"}
-FOREIGN = {"gram-matrix": "Gram matrices", "deconf-c": "DeConf-C", "res-flow": "Residual flow"}
+NETWORK = "network, in-distribution"
 
 
 @dataclass(frozen=True)
@@ -31,23 +30,21 @@ class Table:
 
     def markdown(self) -> str:
         """The table in Markdown."""
-        what = reported.TABLES.get(self.label, "")
-        told = f", where it is: {what[0].lower()}{what[1:]}" if what else "."
-        lines = [f"### {self.title}", "", f"The paper's `{self.label}`{told}", ""]
+        lines = [f"### {self.title}", "", f"The paper's `{self.label}`.", ""]
         lines += ["| " + " | ".join(self.header) + " |", "|---|" + "---:|" * (len(self.header) - 1)]
         lines += ["| " + " | ".join(row) + " |" for row in self.rows]
         return "\n".join([*lines, *(f"\n{note}" for note in self.notes), ""])
-
-
-def method_title(name: str) -> str:
-    """A method's name for tables."""
-    return STYLE[name].title if name in STYLE else FOREIGN.get(name, name)
 
 
 def pair(ours: float | None, theirs: float | None, form: str = ".1f") -> str:
     """Our number, and the paper's in parentheses where it has one."""
     first = MISSING if ours is None else f"{ours:{form}}"
     return first if theirs is None else f"{first} ({theirs:{form}})"
+
+
+def _names(columns: Iterable[str | tuple[str, str]]) -> list[str]:
+    """Headers of methods, or of settings and methods."""
+    return [look_of(c).title if isinstance(c, str) else f"{c[0]}: {look_of(c[1]).title}" for c in columns]
 
 
 def _bold(cells: list[str], values: Sequence[float | None]) -> list[str]:
@@ -59,17 +56,17 @@ def _bold(cells: list[str], values: Sequence[float | None]) -> list[str]:
     return [c.replace(best, f"**{best}**", 1) if c.split(" ")[0] == best else c for c in cells]
 
 
-def rows_of(ours: Summary, label: str) -> list[Key]:
+def rows_of(ours: Averages, label: str) -> list[Key]:
     """Our classifiers first, then those that only the paper has."""
     mine = ours.classifiers()
     theirs = [Key(r.network, r.in_distribution) for r in reported.find(label=label) if r.network != "average"]
-    known = {(key.network, key.in_distribution) for key in mine}
-    return [*mine, *(key for key in dict.fromkeys(theirs) if (key.network, key.in_distribution) not in known)]
+    known = [key.paper for key in mine]
+    return [*mine, *(key for key in dict.fromkeys(theirs) if key.paper not in known)]
 
 
-def averages(ours: Summary, setting: str, label: str, methods: Sequence[str]) -> Table:
+def averages(ours: Averages, setting: str, label: str) -> Table:
     """Means over OOD sets: Table 1, Table 2, and the grey box's."""
-    rows = []
+    rows, methods = [], reported.methods(label=label)
     for key in rows_of(ours, label):
         sets = ours.ood(setting, key, methods)
         row = [str(key), str(len(sets)) if sets else MISSING]
@@ -79,15 +76,14 @@ def averages(ours: Summary, setting: str, label: str, methods: Sequence[str]) ->
             cells = [_spread(value, method=m, **theirs) for value, m in zip(values, methods, strict=True)]
             row += _bold(cells, [value and value[0] for value in values])
         rows.append(row)
-    columns = [f"{method_title(m)}, {METRICS[metric]}" for metric in ("tnr", "auroc") for m in methods]
+    columns = [f"{name}, {METRICS[metric]}" for metric in ("tnr", "auroc") for name in _names(methods)]
     over = ", ".join(map(title, ours.ood(setting))) or "none"
     note = f"Ours: mean ± deviation over OOD sets ({over}); in parentheses the paper's, over its own sets."
-    header = ["network, in-distribution", "sets", *columns]
-    return Table(label, f"{setting}: averages", header, rows, [note, *_how(ours, setting)])
+    return Table(label, f"{setting}: averages", [NETWORK, "sets", *columns], rows, [note, *_how(ours, setting)])
 
 
-def _mean(found: list[float | None]) -> tuple[float, float | None] | None:
-    known = [value for value in found if value is not None]
+def _mean(values: list[float | None]) -> tuple[float, float | None] | None:
+    known = [value for value in values if value is not None]
     return (fmean(known), pstdev(known) if len(known) > 1 else None) if known else None
 
 
@@ -95,63 +91,68 @@ def _spread(ours: tuple[float, float | None] | None, **theirs: str) -> str:
     """Mean and deviation, where there is one; the paper's in parentheses."""
     paper = [(one.value, one.spread) for one in reported.find(**theirs)[:1]]
     first, *second = (
-        MISSING if found is None else f"{found[0]:.1f}" + ("" if found[1] is None else f" ± {found[1]:.0f}")
-        for found in (ours, *paper)
+        MISSING if both is None else f"{both[0]:.1f}" + ("" if both[1] is None else f" ± {both[1]:.0f}")
+        for both in (ours, *paper)
     )
     return f"{first} ({second[0]})" if second else first
 
 
-def _how(ours: Summary, setting: str) -> list[str]:
+def _how(ours: Averages, setting: str) -> list[str]:
     """How the setting was tuned, and on how many images."""
     cells = ours.of(setting)
     if not cells:
         return [f"Nothing of the {setting} was measured here."]
-    tuned = {
+    how = f"Tuned on {title(ours.validation)}, which is not measured on, and on 1,000 in-distribution images (half of "
+    how += "a smaller set), not measured on; the paper's on iSUN."
+    if ours.validation == NO_VALIDATION:
+        how = "Not tuned: every method at its default temperature and step."
+    splits = len({c["seed"] for c in cells})
+    known = {
         "white-box": "Tuned on 1,000 in-distribution images and 1,000 of the OOD set (half of a smaller one), "
-        f"which are not measured on; means over {len({c['seed'] for c in cells})} splits.",
+        f"which are not measured on; means over {splits} splits.",
         "white-box-fgsm": "Tuned on adversarial images only; no OOD image is seen before the measurement.",
     }
-    how = f"Temperature and step tuned on {title(ours.validation)}, which is not measured on, and on 1,000 "
-    how += "in-distribution images (half of a smaller set), not measured on; the paper's on iSUN."
-    if ours.validation == "none":
-        how = "Not tuned: every method at its default temperature and step."
-    counts = ", ".join(
-        f"{title(ood)} {max(c['ood_images'] for c in cells if c['ood'] == ood):,}" for ood in ours.ood(setting)
-    )
-    images = f"Measured on {max(c['id_images'] for c in cells):,} in-distribution images; {counts}."
-    notes = [f"{tuned.get(setting, how)} {images}"]
-    more = Counter(c["validation"] for c in ours.cells if c["setting"] == setting and c not in cells)
-    if more:
-        told = ", ".join(f"{'not tuned' if name == 'none' else title(name)} ({n})" for name, n in more.items())
-        notes.append(f"Also in the results, by what they were tuned on: {told}; `--validation` shows them.")
+    counts = {c["ood"]: c["ood_images"] for c in cells}
+    images = ", ".join(f"{title(ood)} {n:,}" for ood, n in counts.items())
+    measured = f"Measured on {max(c['id_images'] for c in cells):,} in-distribution images; {images}."
+    notes = [f"{known.get(setting, how)} {measured}"]
+    others = Counter(c["validation"] for c in ours.cells if c["setting"] == setting and c not in cells)
+    if others:
+        names = ", ".join(f"{_tuned_on(name)} ({n})" for name, n in others.items())
+        notes.append(f"Also in the results, by what they were tuned on: {names}; `--validation` shows them.")
     if ours.left_out[setting]:
         notes.append(f"{ours.left_out[setting]} results of other options, or measured again, are not shown.")
     return notes
 
 
+def _tuned_on(validation: str) -> str:
+    return "none: defaults" if validation == NO_VALIDATION else title(validation)
+
+
 def extended(
-    ours: Summary, setting: str, label: str, methods: Sequence[str], metrics: Iterable[str] = METRICS, what: str = ""
+    ours: Averages, setting: str, label: str, metrics: Iterable[str] = METRICS, what: str = "", also: str = ""
 ) -> list[Table]:
-    """Each OOD set, for each metric and each of our classifiers; the paper's own where there is nothing of ours."""
-    tables = []
+    """Each OOD set, for each metric and each of our classifiers; the paper's own where there is nothing of ours.
+
+    Methods are those of the label, and of the label `also`.
+    """
+    tables, methods = [], reported.methods(label=also or label)
     mine = [key for key in ours.classifiers() if ours.of(setting, key)]
-    for key in mine or rows_of(Summary(), label):
+    for key in mine or rows_of(Averages(), label):
         theirs = {"label": label, "setting": setting, **key.paper}
         printed = list(dict.fromkeys(r.ood for r in reported.find(**theirs) if r.ood != "average"))
         both = [o for o in ours.ood(setting, key, methods) if o in printed or not printed] if key.weights else printed
-        sets = list(dict.fromkeys([*ours.ood(setting, key), *printed]))
         for metric in metrics:
             rows, shared = [], []
-            for ood in sets:
+            for ood in dict.fromkeys([*ours.ood(setting, key), *printed]):
                 values = [ours.value(setting, key, ood, m, metric) for m in methods]
                 paper = [reported.first(**theirs, ood=ood, method=m, metric=metric) for m in methods]
                 rows.append([title(ood), *_bold([pair(v, p) for v, p in zip(values, paper, strict=True)], values)])
-                if ood in both:
-                    shared.append((values, paper))
+                shared += [(values, paper)] if ood in both else []
             rows.append(_common(shared, len(methods)))
-            header = ["OOD set", *map(method_title, methods)]
             name = f"{what or setting}: {key}: {METRICS[metric]}"
-            tables.append(Table(label, name, header, rows, _how(ours, setting) if key.weights else ()))
+            notes = _how(ours, setting) if key.weights else ()
+            tables.append(Table(label, name, ["OOD set", *_names(methods)], rows, notes))
     return tables
 
 
@@ -165,60 +166,60 @@ def _common(shared: list[tuple[list[float | None], list[float | None]]], columns
     return [f"mean, sets: {len(shared)}", *cells]
 
 
-def hyperparameters(ours: Summary) -> list[Table]:
-    """Temperatures and steps that were found."""
-    label = "tab:best_hyperparameters"
-    columns = [("black-box", m) for m in LOGITS[1:]] + [("grey-box", m) for m in LOGITS[1:]]
-    columns += [("white-box-fgsm", m) for m in WHITE]
-    rows = []
+def _columns(label: str) -> list[tuple[str, str]]:
+    """Settings and methods of a table, in the order of the print."""
+    return list(dict.fromkeys((r.setting, r.method) for r in reported.find(label=label)))
+
+
+def hyperparameters(ours: Averages) -> list[Table]:
+    """Temperatures and steps that tuning chose."""
+    label, rows = "tab:best_hyperparameters", []
     for key in rows_of(ours, label):
         row = [str(key)]
-        for setting, method in columns:
-            found = {r.metric: r.value for r in reported.find(label=label, setting=setting, method=method, **key.paper)}
-            first, second = (_found(r, setting) for r in (ours.tuning(setting, key, method), found))
-            row.append(f"{first}; {second}" if found else first)
+        for setting, method in _columns(label):
+            theirs = reported.find(label=label, setting=setting, method=method, **key.paper)
+            mine = ours.tuning(setting, key, method) or {}
+            cells = [_chosen(record, setting) for record in (mine, {r.metric: r.value for r in theirs})]
+            row.append("; ".join(cells if theirs else cells[:1]))
         rows.append(row)
-    header = ["network, in-distribution", *(f"{s}: {method_title(m)}" for s, m in columns)]
     note = "Each cell: ours; the paper's. T, or (T, ε) with ε in pixel units. Ours in the white box has no input "
     note += "step, and on adversarial samples it keeps temperature 1."
-    return [Table(label, "hyper-parameters found", header, rows, [note])]
+    return [Table(label, "hyper-parameters found", [NETWORK, *_names(_columns(label))], rows, [note])]
 
 
-def _found(record: Record | None, setting: str) -> str:
-    if not record:
-        return MISSING
+def _chosen(record: Record, setting: str) -> str:
     parts = [f"{record[k]:.4g}" for k in ("temperature", "epsilon") if record.get(k) is not None]
+    if not parts:
+        return MISSING
     return parts[0] if setting == "black-box" else f"({', '.join(parts)})"
 
 
-def validation_choice(ours: Summary) -> list[Table]:
+def validation_choice(ours: Averages) -> list[Table]:
     """Mean TNR for each set to tune on."""
     label, tables = "tab:robust", []
-    columns = [("black-box", m) for m in LOGITS] + [("grey-box", m) for m in LOGITS[1:]]
     for key in rows_of(ours, label):
-        mine = [
-            c["validation"] for s in ("black-box", "grey-box") for c in ours.cells if c["setting"] == s and key.fits(c)
-        ]
+        settings = dict.fromkeys(setting for setting, _ in _columns(label))
+        mine = [c["validation"] for s in settings for c in ours.cells if c["setting"] == s and key.fits(c)]
         theirs = [r.validation for r in reported.find(label=label, **key.paper) if r.validation != "average"]
         rows = []
         for validation in dict.fromkeys([*mine, *theirs]):
-            row = ["none: defaults" if validation == "none" else title(validation)]
-            for setting, method in columns:
-                found = [c["tnr"] for c in ours.of(setting, key, validation) if c["method"] == method]
+            row = [_tuned_on(validation)]
+            for setting, method in _columns(label):
+                tnr = [100 * c["tnr"] for c in ours.of(setting, key, validation) if c["method"] == method]
                 asked = {"label": label, "validation": validation, "setting": setting, "method": method, **key.paper}
-                row.append(pair(100 * fmean(found) if found else None, reported.first(**asked)))
+                row.append(pair(fmean(tnr) if tnr else None, reported.first(**asked)))
             rows.append(row)
-        header = ["tuned on", *(f"{s}: {method_title(m)}" for s, m in columns)]
         note = "Mean TNR over the sets measured, without the one tuned on; the paper's over its eight others."
+        header = ["tuned on", *_names(_columns(label))]
         tables.append(Table(label, f"choice of the validation set: {key}", header, rows, [note]))
     return tables
 
 
-def seeds(ours: Summary) -> list[Table]:
+def seeds(ours: Averages) -> list[Table]:
     """Mean and deviation over trainings of one architecture."""
     label, tables = "tab:seed_model_error", []
-    kinds = [Key(k.network, k.in_distribution) for k in rows_of(ours, label)]
-    for kind in dict.fromkeys(kinds):
+    methods = reported.methods(label=label)
+    for kind in dict.fromkeys(Key(k.network, k.in_distribution) for k in rows_of(ours, label)):
         trainings = [k for k in ours.classifiers() if k.paper == kind.paper and ours.of("black-box", k)]
         theirs = {"label": label, **kind.paper}
         sets = [ood for key in trainings for ood in ours.ood("black-box", key)]
@@ -226,98 +227,92 @@ def seeds(ours: Summary) -> list[Table]:
         for metric in ("tnr", "auroc"):
             rows = []
             for ood in dict.fromkeys(sets):
-                row = [title(ood)]
-                for method in LOGITS:
-                    mine = _mean([ours.value("black-box", key, ood, method, metric) for key in trainings])
-                    row.append(_spread(mine, **theirs, ood=ood, method=method, metric=metric))
-                rows.append(row)
+                means = {m: _mean([ours.value("black-box", key, ood, m, metric) for key in trainings]) for m in methods}
+                cells = [_spread(mean, **theirs, ood=ood, method=m, metric=metric) for m, mean in means.items()]
+                rows.append([title(ood), *cells])
             note = f"Trainings of ours: {len(trainings)}; the paper's mean ± deviation is over 5."
-            header = ["OOD set", *map(method_title, LOGITS)]
-            tables.append(Table(label, f"training seeds: {kind}: {METRICS[metric]}", header, rows, [note]))
+            name = f"training seeds: {kind}: {METRICS[metric]}"
+            tables.append(Table(label, name, ["OOD set", *_names(methods)], rows, [note]))
     return tables
 
 
-def accuracy(ours: Summary) -> list[Table]:
+def accuracy(ours: Averages) -> list[Table]:
     """Test accuracy by softmax and by the nearest centroid."""
     columns = {"accuracy": "softmax", "accuracy_fisher_rao": "Fisher–Rao"}
     return [_of_networks(ours, "tab:model_accuracy", "accuracy", columns, ours.networks)]
 
 
-def adversarial(ours: Summary) -> list[Table]:
+def adversarial(ours: Averages) -> list[Table]:
     """Size of the adversarial samples, and the accuracy that they leave."""
     columns = {"linf": "mean L∞, normalised", "adversarial_accuracy": "accuracy left"}
-    tuned = [ours.tuning("white-box-fgsm", key, method) for key in ours.classifiers() for method in WHITE]
-    names = {"linf": "linf", "adversarial_accuracy": "accuracy", "test_images": "samples"}
-    found = [{"weights": t["weights"], **{k: t["attack"][v] for k, v in names.items()}} for t in tuned if t]
-    return [_of_networks(ours, "tab:adversarial_table", "adversarial samples", columns, found)]
+    methods = reported.methods(setting="white-box-fgsm")
+    tuned = [ours.tuning("white-box-fgsm", key, method) for key in ours.classifiers() for method in methods]
+    attacks = [(t["weights"], t["tuning"]["attack"]) for t in tuned if t and t["tuning"]]
+    records = [
+        {"weights": weights, "linf": a["linf"], "adversarial_accuracy": a["accuracy"], "test_images": a["samples"]}
+        for weights, a in attacks
+    ]
+    return [_of_networks(ours, "tab:adversarial_table", "adversarial samples", columns, records)]
 
 
-def _of_networks(ours: Summary, label: str, what: str, columns: dict[str, str], records: list[Record]) -> Table:
-    rows = []
+def _of_networks(ours: Averages, label: str, what: str, columns: dict[str, str], records: list[Record]) -> Table:
+    rows, by_weights = [], {record["weights"]: record for record in records}
     for key in rows_of(ours, label):
+        mine = by_weights.get(key.weights, {})
         row = [str(key)]
         for metric in columns:
-            factor = 1 if metric == "linf" else 100
-            mine = [factor * r[metric] for r in records if key.weights == r["weights"]]
-            theirs = reported.first(label=label, metric=metric, **key.paper)
-            row.append(pair(mine[-1] if mine else None, theirs, ".2f"))
-        counts = [r["test_images"] for r in records if key.weights == r["weights"]]
-        rows.append([*row, f"{counts[-1]:,}" if counts else MISSING])
-    return Table(label, what, ["network, in-distribution", *columns.values(), "images"], rows)
+            value = mine[metric] * (1 if metric == "linf" else 100) if mine else None
+            row.append(pair(value, reported.first(label=label, metric=metric, **key.paper), ".2f"))
+        rows.append([*row, f"{mine['test_images']:,}" if mine else MISSING])
+    return Table(label, what, [NETWORK, *columns.values(), "images"], rows)
 
 
-def others(ours: Summary) -> list[Table]:
+def others(ours: Averages) -> list[Table]:
     """Other white-box methods, whose numbers are quoted as the paper reports them."""
     tables = []
-    for label, setting, names in (
-        ("tab:other_comparisons", "white-box", ("res-flow",)),
-        ("tab:other_comparisons_adv", "white-box-fgsm", ("gram-matrix", "deconf-c", "res-flow")),
-    ):
-        rows, methods = [], (*names, *WHITE)
+    for label, setting in (("tab:other_comparisons", "white-box"), ("tab:other_comparisons_adv", "white-box-fgsm")):
+        rows, methods = [], reported.methods(label=label)
         for key in rows_of(ours, label):
             theirs = {"label": label, "metric": "tnr", **key.paper}
             printed = [r.ood for r in reported.find(**theirs) if r.ood != "average"]
             for ood in dict.fromkeys([*ours.ood(setting, key), *printed]):
-                paper = (reported.first(**theirs, ood=ood, method=m) for m in methods)
-                mine = (ours.value(setting, key, ood, m, "tnr") for m in methods)
-                rows.append([str(key), title(ood), *(pair(v, p) for v, p in zip(mine, paper, strict=True))])
-        header = ["network, in-distribution", "OOD set", *map(method_title, methods)]
-        quoted = ", ".join(map(method_title, names))
-        note = (
-            f"In parentheses as the paper reports them; {quoted} and Mahalanobis there are quoted from their authors."
-        )
+                paper = [reported.first(**theirs, ood=ood, method=m) for m in methods]
+                mine = [ours.value(setting, key, ood, m, "tnr") for m in methods]
+                rows.append([str(key), title(ood), *map(pair, mine, paper)])
+        note = "In parentheses as the paper reports them; it quotes all but IGEOOD and IGEOOD+ from their authors."
+        header = [NETWORK, "OOD set", *_names(methods)]
         tables.append(Table(label, f"other white-box methods, {setting}: {METRICS['tnr']}", header, rows, [note]))
     return tables
 
 
-def covariance(ours: Summary) -> list[Table]:
+def covariance(ours: Averages) -> list[Table]:
     """How Gaussian each layer is, and how well its covariance and the diagonal of it are conditioned."""
     tables = []
     for key, line in zip(ours.classifiers(), ours.networks, strict=True):
         rows = []
         for place, (layer, width) in enumerate(line["layers"], start=1):
-            found = line["diagnostics"][layer]
+            layer_line = line["diagnostics"][layer]
             conditions = [
-                pair(found[m], reported.first(label="sec:covariance", metric=f"{m}:{place}", **key.paper), ".2g")
+                pair(layer_line[m], reported.first(label="sec:covariance", metric=f"{m}:{place}", **key.paper), ".2g")
                 for m in ("condition_full", "condition_diagonal")
             ]
-            rows.append([layer, str(width), f"{found['shapiro_w']:.3f}", *conditions, str(found["dead"])])
+            rows.append([layer, str(width), f"{layer_line['shapiro_w']:.3f}", *conditions, str(layer_line["dead"])])
         header = ["layer", "channels", "mean W", "condition of the covariance", "of its diagonal", "dead channels"]
         note = "Ours is the ratio of the largest to the smallest eigenvalue; the paper's is in the infinity norm."
         tables.append(Table("sec:covariance", f"layers of {key}", header, rows, [note]))
     return tables
 
 
-def _box(setting: str, average: str, each: str, methods: Sequence[str]) -> Callable[[Summary], list[Table]]:
-    return lambda ours: [averages(ours, setting, average, methods), *extended(ours, setting, each, methods)]
+def _box(average: str, each: str, setting: str, ours: Averages) -> list[Table]:
+    return [averages(ours, setting, average), *extended(ours, setting, each, also=average)]
 
 
-TABLES: dict[str, Callable[[Summary], list[Table]]] = {
-    "black-box": _box("black-box", "tab:black_box_avg", "tab:black_box_extended", LOGITS),
-    "grey-box": _box("grey-box", "tab:grey_box_avg", "tab:grey_box_extended", LOGITS[1:]),
-    "white-box": _box("white-box", "tab:white_box_avg", "tab:wb_ood_extended", WHITE),
-    "white-box-fgsm": _box("white-box-fgsm", "tab:white_box_avg", "tab:wb_adv_extended", WHITE),
-    "kl": lambda o: extended(o, "black-box", "tab:kl", KL, ("tnr",), "Fisher–Rao and KL, black-box"),
+TABLES: dict[str, Callable[[Averages], list[Table]]] = {
+    "black-box": partial(_box, "tab:black_box_avg", "tab:black_box_extended", "black-box"),
+    "grey-box": partial(_box, "tab:grey_box_avg", "tab:grey_box_extended", "grey-box"),
+    "white-box": partial(_box, "tab:white_box_avg", "tab:wb_ood_extended", "white-box"),
+    "white-box-fgsm": partial(_box, "tab:white_box_avg", "tab:wb_adv_extended", "white-box-fgsm"),
+    "kl": lambda ours: extended(ours, "black-box", "tab:kl", ("tnr",), "Fisher–Rao and KL, black-box"),
     "hyperparameters": hyperparameters,
     "validation-choice": validation_choice,
     "seeds": seeds,

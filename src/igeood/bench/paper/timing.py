@@ -6,61 +6,58 @@ from statistics import median
 
 import torch
 
-from igeood.benchmark.network import Network
-from igeood.benchmark.summary import Summary
+from igeood.bench.networks.tasks import normalised
+from igeood.bench.paper import reported
+from igeood.bench.paper.plots import kept
+from igeood.bench.paper.tables import MISSING, NETWORK, Table, rows_of
+from igeood.bench.runs.averages import Averages, Key
+from igeood.bench.runs.network import Network
 from igeood.detectors import detector
-from igeood.networks.training import normalised
 from igeood.outputs import Outputs
-from igeood.paper import reported
-from igeood.paper.plots import kept
-from igeood.paper.tables import MISSING, Table, rows_of
 
+LABEL = "tab:time_analysis"
 RUNS = 5  # as in the paper
+COLUMNS = {  # of the paper's table: metric and method
+    "logits of the training set": ("train_logits_seconds", ""),
+    "centroids": ("centroid_seconds", "igeood-logits"),
+    "network, an image": ("inference_seconds", ""),
+    "MSP, an image": ("score_seconds", "msp"),
+    "IGEOOD, an image": ("score_seconds", "igeood-logits"),
+}
 
 
-def timing(ours: Summary, networks: list[Network]) -> list[Table]:
+def timing(ours: Averages, networks: list[Network]) -> list[Table]:
     """Seconds of the network, the centroids and the scores; the network's own only if it was given."""
-    label, rows = "tab:time_analysis", []
-    mine = dict(zip(ours.classifiers(), ours.networks, strict=True))
-    for key in rows_of(ours, label):
-        line = mine.get(key, {"weights": "", "data": {}})
-        train, test = (kept(ours, line, part) if key.weights else None for part in ("train", "test"))
-        model = next((n for n in networks if n.weights == line["weights"]), None)
-        theirs = {"label": label, **key.paper}
-        inference = None if model is None else _inference(model)
-        scores: list[tuple[float | None, float | None]] = [(None, None)] * 2
-        if train is not None and test is not None:
-            scores = [_score(method, train, test) for method in ("msp", "igeood-logits")]
-        whole = None if inference is None or train is None else inference * len(train)
-        row = [
-            str(key),
-            _cell(whole, theirs, "train_logits_seconds", ""),
-            _cell(scores[1][0], theirs, "centroid_seconds", "igeood-logits"),
-            _cell(inference, theirs, "inference_seconds", ""),
-            _cell(scores[0][1], theirs, "score_seconds", "msp"),
-            _cell(scores[1][1], theirs, "score_seconds", "igeood-logits"),
-        ]
-        rows.append([*row, MISSING if train is None else f"{len(train):,}"])
-    columns = ["logits of the training set", "centroids", "network, an image", "MSP, an image", "IGEOOD, an image"]
-    header = ["network, in-distribution", *columns, "training images"]
+    lines = dict(zip(ours.classifiers(), ours.networks, strict=True))
+    rows = []
+    for key in rows_of(ours, LABEL):
+        train, test = (kept(ours, lines[key], part) if key in lines else None for part in ("train", "test"))
+        model = next((network for network in networks if network.weights == key.weights), None)
+        seconds = _seconds_of(model, train, test)
+        cells = [_cell(seconds.get(column), key, *names) for column, names in COLUMNS.items()]
+        rows.append([str(key), *cells, MISSING if train is None else f"{len(train):,}"])
     note = (
         f"Median of {RUNS} runs on this machine's CPU, in batches; the paper's on one GPU, 50,000 training images. "
         "The logits' time is the network's for one image times their number."
     )
-    return [Table(label, "times", header, rows, [note])]
+    return [Table(LABEL, "times", [NETWORK, *COLUMNS, "training images"], rows, [note])]
 
 
-def _score(method: str, train: Outputs, test: Outputs) -> tuple[float, float]:
-    """Seconds of fitting, and of scoring an image."""
-    made = detector(method).fit(train)
-    return _seconds(lambda: detector(method).fit(train)), _seconds(lambda: made.score(test)) / len(test)
-
-
-def _inference(network: Network) -> float:
-    """Seconds of the network for an image, in a batch of 100."""
-    x = normalised(torch.zeros(100, 3, 32, 32), network.mean, network.std)
-    with torch.inference_mode():
-        return _seconds(lambda: network.model(x)) / len(x)
+def _seconds_of(network: Network | None, train: Outputs | None, test: Outputs | None) -> dict[str, float]:
+    """Seconds by column, as far as there is something to measure."""
+    whole, centroids, inference, *each = COLUMNS
+    seconds: dict[str, float] = {}
+    if network is not None:
+        x = normalised(torch.zeros(100, 3, 32, 32), network.mean, network.std)
+        with torch.inference_mode():
+            seconds[inference] = _seconds(lambda: network.model(x)) / len(x)
+        seconds |= {} if train is None else {whole: seconds[inference] * len(train)}
+    if train is not None and test is not None:
+        for column in each:
+            scorer = detector(COLUMNS[column][1]).fit(train)
+            seconds[column] = _seconds(lambda scorer=scorer: scorer.score(test)) / len(test)  # type: ignore[misc]
+        seconds[centroids] = _seconds(lambda: detector(COLUMNS[centroids][1]).fit(train))
+    return seconds
 
 
 def _seconds(work: Callable[[], object]) -> float:
@@ -72,8 +69,8 @@ def _seconds(work: Callable[[], object]) -> float:
     return median(once() for _ in range(RUNS))
 
 
-def _cell(seconds: float | None, theirs: dict[str, str], metric: str, method: str) -> str:
-    ours, paper = _text(seconds), reported.first(**theirs, metric=metric, method=method)
+def _cell(seconds: float | None, key: Key, metric: str, method: str) -> str:
+    ours, paper = _text(seconds), reported.first(label=LABEL, metric=metric, method=method, **key.paper)
     return ours if paper is None else f"{ours} ({_text(paper)})"
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from markupsafe import Markup, escape
 
-from igeood.figures import render
+from igeood.bench.figures.drawing import render
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

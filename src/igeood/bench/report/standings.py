@@ -5,11 +5,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from igeood.benchmark.summary import Key, Summary, title
-from igeood.figures import STYLE
+from igeood.bench.figures.drawing import look_of
+from igeood.bench.runs.averages import Averages, Key, title
+from igeood.detectors import METHODS
 
 METRICS = ("tnr", "auroc", "aupr")
-ACCESS = {  # in the order of what a method is told
+ACCESS = {  # in the order of what a method may use
     "black-box": "black box",
     "grey-box": "grey box",
     "white-box-validation": "white box",
@@ -21,11 +22,12 @@ TUNED = {"own": "tuned on samples of each OOD set", "fgsm": "tuned on adversaria
 
 @dataclass(frozen=True)
 class Row:
-    """One method in one setting: figures in percent by metric and OOD set, and the number of OOD images."""
+    """One method in one setting: percentages by metric and OOD set, and the number of OOD images."""
 
     setting: str
     method: str
     validation: str
+    is_tuned: bool
     figures: dict[str, dict[str, float]]
     images: dict[str, int]
 
@@ -37,15 +39,11 @@ class Row:
     @property
     def name(self) -> str:
         """The method's name for readers."""
-        return STYLE[self.method].title if self.method in STYLE else self.method
-
-    @property
-    def where(self) -> str:
-        """The access, and what it was tuned on."""
-        return ACCESS[self.setting] if self.method == "msp" else group_title(self.setting, self.validation)
+        return look_of(self.method).title
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.where})"
+        where = group_title(self.setting, self.validation) if self.is_tuned else ACCESS[self.setting]
+        return f"{self.name} ({where})"
 
 
 def group_title(setting: str, validation: str) -> str:
@@ -68,9 +66,9 @@ class Standings:
 
     def average(self, row: Row, metric: str = "tnr") -> float | None:
         """Over the sets that are compared, in percent; None if the row lacks one."""
-        found = [row.figures[metric].get(ood) for ood in self.compared]
-        known = [value for value in found if value is not None]
-        return fmean(known) if len(known) == len(found) else None
+        if not row.images.keys() >= set(self.compared):
+            return None
+        return fmean(row.figures[metric][ood] for ood in self.compared)
 
     def ranked(self, rows: Iterable[Row] | None = None) -> list[Row]:
         """Rows by their average TNR, then AUROC, the highest first; those without an average are left out."""
@@ -79,12 +77,12 @@ class Standings:
 
     @property
     def leader(self) -> Row:
-        """The row with the highest average TNR."""
+        """The row with the highest average."""
         return self.ranked()[0]
 
     @property
     def shown(self) -> Row:
-        """The leading IGEOOD method, or without one the leader: what figures and pictures are of."""
+        """The row whose scores and pictures are shown: the best of IGEOOD, or else the leader."""
         ranked = self.ranked()
         return next((row for row in ranked if row.family == "igeood"), ranked[0])
 
@@ -97,22 +95,29 @@ class Standings:
 
     def groups(self) -> dict[str, list[Row]]:
         """Rows by setting, as the table groups them."""
-        found: dict[str, list[Row]] = {}
+        groups: dict[str, list[Row]] = {}
         for row in self.rows:
-            found.setdefault(group_title(row.setting, row.validation), []).append(row)
-        return found
+            groups.setdefault(group_title(row.setting, row.validation), []).append(row)
+        return groups
 
     def verdict(self) -> list[str]:
         """Who is ahead, by how much, and where it is weakest: sentences, the first the most important."""
-        found = [self._ahead(), *self._told(self.leader), *self._weakest(self.leader, self.leader.name)]
+        sentences = [self._ahead(), *self._without_ood(), *self._weakest(self.leader, self.leader.name)]
         if self.shown != self.leader:
-            found += self._weakest(self.shown, str(self.shown))
-        return found
+            sentences += self._weakest(self.shown, str(self.shown))
+        return sentences
 
     def by_access(self) -> list[str]:
         """The best of each setting, where there are several."""
-        groups = {name: rows for name, rows in self.groups().items() if self.ranked(rows)}
-        return [self._within(name, rows) for name, rows in groups.items()] if len(groups) > 1 else []
+        ranked = {name: self.ranked(rows) for name, rows in self.groups().items()}
+        sentences = [self._within(name, *rows) for name, rows in ranked.items() if rows]
+        return sentences if len(sentences) > 1 else []
+
+    def _within(self, name: str, best: Row, *rest: Row) -> str:
+        """The best of a setting, and the best of IGEOOD there, or of the others."""
+        rival = next((r for r in rest if "igeood" in (r.family, best.family) and r.family != best.family), None)
+        beside = f", {rival.name} {self._tnr(rival)}" if rival else ""
+        return f"{name[0].upper()}{name[1:]}: {best.name} {self._tnr(best)}{beside}."
 
     def _ahead(self) -> str:
         leader, others = self.leader, self.families()[1:]
@@ -133,27 +138,19 @@ class Standings:
         noise = " (within the sampling error of so few images)" if gap < 2 * self._error(leader, rival) else ""
         return f"{start}; {who}, refuses {self._tnr(rival)}: {behind}{noise}."
 
-    def _told(self, leader: Row) -> list[str]:
+    def _without_ood(self) -> list[str]:
         """If the leader has seen samples of the OOD sets: who is ahead of those that have not."""
         others = self.ranked(row for row in self.rows if row.validation != "own")
-        if leader.validation != "own" or not others:
+        if self.leader.validation != "own" or not others:
             return []
-        best = others[0]
-        told = "Its tuning saw samples of these sets, which few have in practice"
-        return [f"{told}; without, {best} refuses {self._tnr(best)}."]
-
-    def _within(self, name: str, rows: list[Row]) -> str:
-        """The best of a setting, and the best of IGEOOD there, or of the others."""
-        best, *rest = self.ranked(rows)
-        other = next((row for row in rest if "igeood" in (row.family, best.family) and row.family != best.family), None)
-        beside = f", {other.name} {self._tnr(other)}" if other else ""
-        return f"{name[0].upper()}{name[1:]}: {best.name} {self._tnr(best)}{beside}."
+        start = "Its tuning saw samples of these sets, which few have in practice"
+        return [f"{start}; without, {others[0]} refuses {self._tnr(others[0])}."]
 
     def _weakest(self, row: Row, who: str) -> list[str]:
-        found = {ood: row.figures["tnr"][ood] for ood in self.compared}
-        worst = min(found, key=lambda ood: found[ood])
-        even = max(found.values()) - found[worst] < 0.05
-        return [] if even else [f"{who} is weakest on {title(worst)}, where it refuses {found[worst]:.1f}%."]
+        tnr = {ood: row.figures["tnr"][ood] for ood in self.compared}
+        worst = min(tnr, key=lambda ood: tnr[ood])
+        is_even = max(tnr.values()) - tnr[worst] < 0.05
+        return [] if is_even else [f"{who} is weakest on {title(worst)}, where it refuses {tnr[worst]:.1f}%."]
 
     def _tnr(self, row: Row) -> str:
         return f"{self.average(row):.1f}%"
@@ -164,22 +161,22 @@ class Standings:
         return 100 * math.sqrt(sum(p * (1 - p) / n for p, n in each)) / len(self.compared)
 
 
-def standings(ours: Summary, key: Key) -> Standings | None:
+def standings(ours: Averages, key: Key) -> Standings | None:
     """A network's; None if nothing of it was measured."""
+    cells = [cell for setting in ACCESS for cell in ours.of(setting, key)]
     rows: dict[tuple[str, str], Row] = {}
-    for setting in ACCESS:
-        for cell in ours.of(setting, key):
-            where = (setting, cell["method"])
-            row = rows.setdefault(where, Row(*where, cell["validation"], {m: {} for m in METRICS}, {}))
-            row.images[cell["ood"]] = max(cell["ood_images"], row.images.get(cell["ood"], 0))
-            for metric in METRICS:
-                row.figures[metric][cell["ood"]] = ours.value(setting, key, cell["ood"], cell["method"], metric) or 0.0
+    for cell in cells:
+        where, ood = (cell["setting"], cell["method"]), cell["ood"]
+        is_tuned = cell["setting"] != "black-box" or cell["temperature"] is not None
+        row = rows.setdefault(where, Row(*where, cell["validation"], is_tuned, {m: {} for m in METRICS}, {}))
+        row.images[ood] = max(cell["ood_images"], row.images.get(ood, 0))
+        for metric in METRICS:
+            row.figures[metric][ood] = ours.value(cell["setting"], key, ood, cell["method"], metric) or 0.0
     if not rows:
         return None
-    sets = list(dict.fromkeys(ood for row in rows.values() for ood in row.images))
-    order = [*STYLE, *(method for _, method in rows)]  # unknown methods last
+    order = [*METHODS, *(method for _, method in rows)]  # methods that are not registered come last
     shown = sorted(rows.values(), key=lambda row: (list(ACCESS).index(row.setting), order.index(row.method)))
+    sets = list(dict.fromkeys(ood for row in rows.values() for ood in row.images))
     shared = [ood for ood in sets if all(ood in row.images for row in shown)]
     widest = max((list(row.images) for row in shown), key=len)
-    tpr = next(cell["tpr"] for setting in ACCESS for cell in ours.of(setting, key))
-    return Standings(shown, sets, shared or widest, tpr)
+    return Standings(shown, sets, shared or widest, cells[0]["tpr"])

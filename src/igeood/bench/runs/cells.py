@@ -1,4 +1,4 @@
-"""The benchmark itself: how each cell is tuned, and what it measures.
+"""The benchmark itself: each cell is tuned as a guard is, and measured.
 
 A cell is one network, setting, method, validation set and OOD set. In-distribution test images are split once: some are
 for validation, the others are what every setting is measured on. A set that a method is tuned on is never what it is
@@ -6,41 +6,43 @@ measured on: named validation sets are left out of the results that they tuned, 
 samples of the OOD set itself as in the paper, is measured on the others.
 """
 
-import copy
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from igeood import datasets, storage
-from igeood.benchmark.network import Network
-from igeood.benchmark.observing import Observer, Progress, key_of
-from igeood.benchmark.plan import NO_VALIDATION, Cell, Plan, cells
-from igeood.benchmark.results import Record, Results
-from igeood.datasets import ImageSet
-from igeood.detectors import Detector, Ensemble, IgeoodLogits, detector
-from igeood.detectors.ensemble import FEWEST
-from igeood.diagnostics import diagnose
+from igeood.bench import datasets
+from igeood.bench.datasets import ImageSet
+from igeood.bench.runs.network import Network
+from igeood.bench.runs.observing import Notify, Observer, key_of
+from igeood.bench.runs.plan import NO_VALIDATION, Cell, Plan, cells
+from igeood.bench.runs.results import Record, Results
+from igeood.detectors import METHODS, Detector, IgeoodLogits, detector
+from igeood.detectors.base import Samples
+from igeood.detectors.weighted import FEWEST
 from igeood.errors import InputError
-from igeood.extraction import random_state_kept
-from igeood.files import only_one
-from igeood.guard import EPSILONS
+from igeood.files import only_one, write_record
+from igeood.guard.diagnose import diagnose
+from igeood.guard.guard import EPSILONS
+from igeood.guard.tuning import tune_detector
 from igeood.metrics import evaluate
+from igeood.model.reader import random_state_kept
+from igeood.model.step import Attack
 from igeood.outputs import Outputs
-from igeood.perturbation import Attack
-from igeood.tuning import Trial, tune_temperature
+from igeood.summary import Needs, Summary
 from igeood.version import __version__
 
-UNTUNED = ("msp", "mahalanobis")  # methods without a temperature of their own
 VALIDATION = 1000  # images of each kind to tune on, as in the paper; of a smaller set, half
-GREY_EPSILON = 0.0012  # without validation
+GREY_EPSILON = 0.0012  # before tuning: the default of `igeood.grey_box`
 UNNAMED = ("own", "fgsm", NO_VALIDATION)  # what is tuned on without a set's name
 EXTREMES = 8  # images with the highest, and with the lowest scores, that are kept with them
 
+Root = str | Path | None
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -49,8 +51,8 @@ def run(
     plan: Plan,
     folder: str | Path,
     *,
-    root: str | Path | None = None,
-    progress: Progress | None = None,
+    root: Root = None,
+    notify: Notify | None = None,
     done: Callable[[int, int, Record], None] | None = None,
 ) -> Results:
     """Measure every cell that is not measured yet.
@@ -64,8 +66,8 @@ def run(
     folder : path
         Where results are kept; one process at a time.
     root : path, optional
-        Where the data sets are: see `igeood.datasets.data_root`.
-    progress : callable, optional
+        Where the data sets are: see `igeood.bench.datasets.data_root`.
+    notify : callable, optional
         Called with a text, the images done and their number, as a network runs.
     done : callable, optional
         Called after each cell with its number, the number of all, and its record.
@@ -84,10 +86,9 @@ def run(
         total = sum(1 for network in networks for _ in cells(plan, network.in_distribution))
         number = 0
         for network in networks:
-            bench = _Bench(network, plan, results, root, progress)
-            for cell in cells(plan, network.in_distribution):
+            bench = _Bench(network, plan, results, root, notify)
+            for number, cell in enumerate(cells(plan, network.in_distribution), start=number + 1):  # noqa: B020
                 record = bench.measure(cell)
-                number += 1
                 if done is not None:
                     done(number, total, record)
     return results
@@ -100,7 +101,7 @@ def halves(n: int, seed: int) -> tuple[Rows, Rows]:
     return np.sort(order[:size]), np.sort(order[size:])
 
 
-def _check(network: Network, plan: Plan, root: str | Path | None) -> None:
+def _check(network: Network, plan: Plan, root: Root) -> None:
     """Find out what cannot be measured before the network runs: it may take an hour."""
     own = network.in_distribution
     if own in plan.validation:
@@ -110,259 +111,151 @@ def _check(network: Network, plan: Plan, root: str | Path | None) -> None:
             f"ood: nothing to measure on {network.file}: {', '.join(plan.methods)} in {', '.join(plan.settings)}, "
             f"on {', '.join(plan.ood)} without what it was trained or tuned on"
         )
-    for split in ("train", "test"):
-        if datasets.load(own, root=root, split=split).labels is None:
-            raise InputError(f"in-distribution: {own} has no labels; it must be what {network.file} was trained on")
-    for name in (*plan.validation, *plan.ood):
+    for name in dict.fromkeys([*plan.validation, *plan.ood]):
         n = VALIDATION if name == NO_VALIDATION else len(datasets.load(name, root=root))
         if n < 2 * FEWEST and ("white-box" in plan.settings or name in plan.validation):
             raise InputError(f"ood: {name} has {n} images; tuning on it needs at least {2 * FEWEST}")
 
 
-def _load(plan: Plan, root: str | Path | None, name: str, part: str) -> ImageSet:
-    limit = {"train": plan.train, "validation": VALIDATION}.get(part, plan.images)
-    return datasets.load(name, root=root, split="train" if part == "train" else "test", limit=limit)
-
-
-def _fit(method: str, temperature: float | None, train: Outputs) -> Detector:
-    options = {} if temperature is None or method in UNTUNED else {"temperature": temperature}
-    return detector(method, **options).fit(train)
-
-
-def _noted(search: str, trials: list[Trial]) -> Record:
-    """A search of the temperature as its tuning's record has it: whoever shares it need not do it again."""
-    return {"search": search if trials else None, "trials": [list(asdict(trial).values()) for trial in trials]}
-
-
 class _Bench:
     """One network's cells."""
 
-    def __init__(
-        self, network: Network, plan: Plan, results: Results, root: str | Path | None, progress: Progress | None
-    ) -> None:
-        self.network, self.plan, self.results, self.root = network, plan, results, root
-        self.own = own = network.in_distribution
-        self.observer = see = Observer(network, results.folder / "outputs", progress)
-        # Of a set and its part, train, test or validation. None refers to `self`: a network's outputs go with it.
-        self._set = load = cache(partial(_load, plan, root))
-        self._outputs = outputs = cache(lambda name, part: see.outputs(load(name, part), part))
-        self._whole = cache(lambda name: datasets.load(name, root=root).contents())
-        self._fit = cache(lambda method, temperature: _fit(method, temperature, outputs(own, "train")))
-        self._tuned: dict[tuple[Any, ...], tuple[Detector, Record]] = {}
-        self._temperatures: dict[tuple[Any, ...], list[Trial]] = {}
+    def __init__(self, network: Network, plan: Plan, results: Results, root: Root, notify: Notify | None) -> None:
+        self.network, self.plan, self.results, self.own = network, plan, results, network.in_distribution
+        self.observer = Observer(network, results.folder / "outputs", notify)
+        limits = {"train": ("train", plan.train), "validation": ("test", VALIDATION), "test": ("test", plan.images)}
+        # None of these refers to `self`: a network's outputs go with it.
+        load = partial(datasets.load, root=root)
+        self._set = cache(lambda name, part: load(name, split=limits[part][0], limit=limits[part][1]))
+        self._contents = cache(lambda name: load(name).contents())
+        self._learnt: dict[str, tuple[Detector, Samples]] = {}
+        self._tuned: dict[Cell, tuple[Detector, Record]] = {}
         self._describe()
 
-    # What there is to see.
-
-    @property
-    def _train(self) -> Outputs:
-        return self._outputs(self.own, "train")
-
-    def _halves(self, name: str, seed: int) -> tuple[Rows, Rows]:
-        return halves(len(self._set(name, "test")), seed)
-
-    def _limited(self, rows: Rows) -> Rows:
-        n = min(self.plan.limit or len(rows), len(rows))
-        return rows[np.linspace(0, len(rows) - 1, n).round().astype(np.int64)]
-
-    # What is asked.
+    def _describe(self) -> None:
+        """Put the network's own line beside the results: its layers, how Gaussian they are, and its accuracy."""
+        sets = {part: self._set(self.own, part) for part in ("train", "test")}
+        asked = {**self.network.about, "data": {part: images.digest()[:16] for part, images in sets.items()}}
+        if self.results.networks.find(asked) is not None:
+            return
+        train, test = (self.observer.outputs(images, Needs(), part) for part, images in sets.items())
+        nearest = torch.as_tensor(IgeoodLogits().fit(train).predict_class(test))
+        right = [float((guess == test.labels).double().mean()) for guess in (test.logits.argmax(dim=1), nearest)]
+        about = {
+            "file": self.network.file, "classes": train.n_classes, "accuracy": right[0],
+            "accuracy_fisher_rao": right[1], "train_images": len(train), "test_images": len(test),
+            "layers": [[layer, int(value.shape[1])] for layer, value in train.features.items()],
+            "notes": [f"{part}: {images.note}" for part, images in sets.items() if images.note],
+            "diagnostics": {layer: asdict(d) for layer, d in diagnose(train).items()},
+        }  # fmt: skip
+        self.results.networks.append({**asked, **about})
 
     def _asked(self, cell: Cell) -> Record:
-        """Everything that a cell's figures depend on, but for the code."""
-        sets = {"train": (self.own, "train"), "test": (self.own, "test"), "ood": (cell.ood, "test")}
-        if cell.validation not in UNNAMED:
-            sets["validation"] = (cell.validation, "validation")
+        """Everything that a cell's numbers depend on, but for the code; a tuning for all OOD sets has none."""
+        sets = {"train": (self.own, "train"), "test": (self.own, "test")}
+        sets |= {"ood": (cell.ood, "test")} if cell.ood else {}
+        sets |= {"validation": (cell.validation, "validation")} if cell.validation not in UNNAMED else {}
         digests = {part: self._set(*where).digest()[:16] for part, where in sets.items()}
-        asked = {**self._identity(), **asdict(cell), "tpr": self.plan.tpr, "data": digests}
-        if cell.setting == "grey-box":
-            asked["limit"] = self.plan.limit
-        if cell.setting == "white-box-fgsm":
-            asked["attack_size"] = self.plan.attack
-        return asked
-
-    def _identity(self) -> Record:
-        network = self.network
-        about = {"network": network.name, "weights": network.weights, "in_distribution": self.own}
-        return {**about, "mean": list(network.mean), "std": list(network.std)}
+        options = {"limit": self.plan.limit} if cell.setting == "grey-box" else {}
+        options |= {"attack_size": self.plan.attack} if cell.setting == "white-box-fgsm" else {}
+        return {**self.network.about, **asdict(cell), "tpr": self.plan.tpr, "data": digests, **options}
 
     def _check_apart(self, cell: Cell) -> None:
         """Raise if images are measured on that were tuned on, or are known, under another set's name."""
         for name, what in {cell.validation: "was tuned on", self.own: "the network was trained on"}.items():
-            shared = 0 if name in UNNAMED else len(self._whole(name) & self._whole(cell.ood))
+            shared = 0 if name in UNNAMED else len(self._contents(name) & self._contents(cell.ood))
             if shared:
                 raise InputError(f"ood: {shared} images of {cell.ood} are also in {name}, which {what}; leave them out")
 
     def measure(self, cell: Cell) -> Record:
         """The cell's record: from the results, or measured and put there."""
         asked = self._asked(cell)
-        found = self.results.cells.find(asked)
-        if found is not None:
-            return found
+        known = self.results.cells.find(asked)
+        if known is not None:
+            return known
         self._check_apart(cell)
-        made, tuned = self._tune(cell)
-        rows = {"id": self._halves(self.own, cell.seed)[1], "ood": np.arange(len(self._set(cell.ood, "test")))}
-        if cell.setting == "white-box":
-            rows["ood"] = self._halves(cell.ood, cell.seed)[1]
-        if cell.setting == "grey-box":
-            rows = {side: self._limited(each) for side, each in rows.items()}
-        scores = {side: self._score(made, tuned, cell, side, each) for side, each in rows.items()}
-        name = f"{key_of(asked)}.safetensors"
-        path = self.results.folder / "scores" / name
+        scorer, tuning = self._tune(cell)
+        tensors: dict[str, Tensor] = {}
+        for side, name in (("id", self.own), ("ood", cell.ood)):
+            (outputs,) = self._seen(cell, scorer, (tuning["epsilon"],), name, tune=False)
+            images = self._set(name, "test")[self._rows(cell, name, tune=False)]
+            tensors |= {f"{side}{end}": tensor for end, tensor in _scored(scorer, outputs, images).items()}
+        path = self.results.folder / "scores" / f"{key_of(asked)}.safetensors"
         path.parent.mkdir(exist_ok=True)
-        columns = {"columns": made.columns_} if isinstance(made, Ensemble) else {}
-        storage.write(path, {"cell": asdict(cell), **columns}, self._kept_scores(made, cell, rows, scores))
-        figures = evaluate(scores["id"], scores["ood"], self.plan.tpr)
-        record = {
-            **asked, "file": self.network.file, "id_images": len(rows["id"]), "ood_images": len(rows["ood"]),
-            "tnr": figures.tnr_at_tpr, "auroc": figures.auroc, "aupr": figures.aupr,
-            "temperature": tuned["temperature"], "epsilon": tuned["epsilon"], "scores": name,
+        write_record(path, {"kind": "scores", "cell": asdict(cell), "columns": scorer.columns_}, tensors)
+        metrics = evaluate(tensors["id"], tensors["ood"], self.plan.tpr)
+        measured = {
+            "file": self.network.file, "id_images": len(tensors["id"]), "ood_images": len(tensors["ood"]),
+            "tnr": metrics.tnr_at_tpr, "auroc": metrics.auroc, "aupr": metrics.aupr,
+            "temperature": tuning["temperature"], "epsilon": tuning["epsilon"], "scores": path.name,
             "igeood": __version__, "torch": torch.__version__,
         }  # fmt: skip
-        return self.results.cells.append(record)
+        return self.results.cells.append({**asked, **measured})
 
-    def _score(self, made: Detector, tuned: Record, cell: Cell, side: str, rows: Rows) -> torch.Tensor:
-        name = self.own if side == "id" else cell.ood
+    def _rows(self, cell: Cell, name: str, part: str = "test", *, tune: bool = True) -> Rows:
+        """Rows of a set that a cell is tuned on, or else measured on: halves of a set that it is both."""
+        rows = np.arange(len(self._set(name, part)))
+        if name == self.own or cell.validation == "own":
+            rows = halves(len(rows), cell.seed)[0 if tune else 1]
+        if cell.setting == "grey-box" and (self.plan.limit or len(rows)) < len(rows):  # it runs the network anew
+            rows = rows[np.linspace(0, len(rows) - 1, self.plan.limit or 0).round().astype(np.int64)]
+        return rows
+
+    def _seen(
+        self, cell: Cell, scorer: Detector, epsilons: Sequence[float], name: str, part: str = "test", tune: bool = True
+    ) -> list[Outputs]:
+        """Outputs of a set's images as the setting sees them, for each size of the input step."""
+        images, rows = self._set(name, part), self._rows(cell, name, part, tune=tune)
         if cell.setting == "grey-box":
-            images = self._set(name, "test")[rows]
-            outputs = self.observer.stepped(images, made, self._fitted_on(), (tuned["epsilon"],))[0]
-        else:
-            outputs = self._outputs(name, "test")[torch.from_numpy(rows)]
-        return torch.as_tensor(made.score(outputs))
-
-    def _kept_scores(
-        self, made: Detector, cell: Cell, rows: dict[str, Rows], scores: dict[str, torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        """What is written of a cell: scores, what they are made of in a white box, and the extreme images."""
-        tensors = dict(scores)
-        for side, name in (("id", self.own), ("ood", cell.ood)):
-            order = scores[side].argsort(descending=True, stable=True)
-            for which, at in (("most", order[:EXTREMES]), ("least", order.flip(0)[:EXTREMES])):
-                tensors[f"{side}_{which}_rows"] = at.clone()
-                images = self._set(name, "test")[rows[side][at.numpy()]].images()
-                tensors[f"{side}_{which}"] = torch.from_numpy(images)
-            if isinstance(made, Ensemble):
-                outputs = self._outputs(name, "test")[torch.from_numpy(rows[side])]
-                tensors[f"{side}_parts"] = torch.as_tensor(made.contributions(outputs)).float()
-        return tensors
-
-    def _fitted_on(self) -> str:
-        return self._set(self.own, "train").digest()
-
-    # How a cell is tuned.
+            return self.observer.stepped(images[rows], scorer, self._set(self.own, "train").digest(), epsilons)
+        return [self.observer.outputs(images, scorer.needs, part)[torch.from_numpy(rows)]] * len(epsilons)
 
     def _tune(self, cell: Cell) -> tuple[Detector, Record]:
-        """The cell's detector, ready to score, and how it came about.
+        """The cell's detector, ready to score, and how it was tuned: as `Guard.tune` does it.
 
         Cells that differ in the OOD set only share it, unless they are tuned on that set.
         """
-        own = cell.ood if cell.validation == "own" else ""
-        key = (cell.setting, cell.method, cell.validation, own, cell.seed)
-        if key not in self._tuned:
-            self._tuned.clear()  # cells come in the order of their tunings: no other is needed again
-            asked = {**self._asked(cell), "ood": own}
-            asked["data"] = {k: v for k, v in asked["data"].items() if own or k != "ood"}
-            tune = self._tune_white if cell.setting.startswith("white-box") else self._tune_logits
-            self._tuned[key] = tune(cell, asked)
-        return self._tuned[key]
+        cell = replace(cell, ood=cell.ood if cell.validation == "own" else "")
+        if cell not in self._tuned:
+            scorer, samples = self._fit(cell.method)
+            is_grey, tuning = cell.setting == "grey-box", None
+            epsilon = GREY_EPSILON if is_grey else 0.0
+            if cell.validation != NO_VALIDATION and METHODS[cell.method].tunes:
+                scorer, tuning = tune_detector(
+                    scorer, samples, partial(self._validation, cell), EPSILONS if is_grey else (0.0,),
+                    epsilon=epsilon, tpr=self.plan.tpr, seed=cell.seed,
+                )  # fmt: skip
+                epsilon = tuning.epsilon
+            asked, chosen = self._asked(cell), {"temperature": scorer.params().get("temperature"), "epsilon": epsilon}
+            record = {**asked, **chosen, "tuning": None if tuning is None else asdict(tuning)}
+            self._tuned = {cell: (scorer, self.results.tunings.find(asked) or self.results.tunings.append(record))}
+        return self._tuned[cell]
 
-    def _remember(self, asked: Record, found: Record) -> Record:
-        assert not asked.keys() & found.keys()  # noqa: S101 (else what was found would hide what was asked)
-        return self.results.tunings.find(asked) or self.results.tunings.append({**asked, **found})
+    def _fit(self, method: str) -> tuple[Detector, Samples]:
+        """A method's detector, fitted once for all cells that follow."""
+        if method not in self._learnt:
+            needs = METHODS[method].needs
+            summary = Summary.of(self.observer.outputs(self._set(self.own, "train"), needs, "train"), needs)
+            self._learnt = {method: (detector(method).learn(summary), summary.samples)}
+        return self._learnt[method]
 
-    def _tune_logits(self, cell: Cell, asked: Record) -> tuple[Detector, Record]:
-        record = self.results.tunings.find(asked)
-        if record is None:
-            named, grey = cell.validation != NO_VALIDATION, cell.setting == "grey-box"
-            trials: list[Trial] = []
-            if named and cell.method not in UNTUNED:
-                outside = self._outputs(cell.validation, "validation")
-                trials = self._tried(asked, cell.method, self._fitted(cell.method, None), cell, outside)
-            default = getattr(detector(cell.method), "temperature", None)
-            best = max(trials, key=Trial.rank).temperature if trials else default
-            steps = self._steps(cell, best) if grey and named else []
-            epsilon = max(steps, key=lambda s: (s[1], -s[0]))[0] if steps else GREY_EPSILON if grey else 0.0
-            found = {"temperature": best, "epsilon": epsilon, **_noted(cell.method, trials), "steps": steps}
-            record = self._remember(asked, found)
-        return self._fitted(cell.method, record["temperature"]), record
-
-    def _fitted(self, method: str, temperature: float | None) -> Detector:
-        """A copy of the method's detector, fitted once."""
-        return copy.copy(self._fit(method, temperature))
-
-    def _inside(self, cell: Cell) -> Outputs:
-        """The in-distribution images to tune on."""
-        return self._outputs(self.own, "test")[torch.from_numpy(self._halves(self.own, cell.seed)[0])]
-
-    def _tried(self, asked: Record, name: str, start: Detector, cell: Cell, outside: Outputs) -> list[Trial]:
-        """Temperatures tried on validation samples; black and grey box share them, and so do IGEOOD and IGEOOD+."""
-        key = (name, cell.validation, asked["ood"], cell.seed)
-        if key not in self._temperatures:
-            common = {k: v for k, v in asked.items() if k not in ("setting", "method", "limit", "attack_size")}
-            before = self.results.tunings.find({**common, "search": name})  # by a run that was stopped
-            found = [Trial(*values) for values in before["trials"]] if before else self._search(start, cell, outside)
-            self._temperatures[key] = found
-        return self._temperatures[key]
-
-    def _search(self, start: Detector, cell: Cell, outside: Outputs) -> list[Trial]:
-        inside = self._inside(cell)
-        return list(tune_temperature(start, self._train, inside, outside, tpr=self.plan.tpr, seed=cell.seed).trials)
-
-    def _steps(self, cell: Cell, temperature: float | None) -> list[list[float]]:
-        """Sizes of the input step tried on the validation set, with the TNR that they reached."""
-        made = self._fitted(cell.method, temperature)
-        inside = self._set(self.own, "test")[self._limited(self._halves(self.own, cell.seed)[0])]
-        outside = self._set(cell.validation, "validation").limited(self.plan.limit)
-        both = [self.observer.stepped(images, made, self._fitted_on(), EPSILONS) for images in (inside, outside)]
-        scored = [(made.score(a), made.score(b)) for a, b in zip(*both, strict=True)]
-        return [[e, evaluate(a, b, self.plan.tpr).tnr_at_tpr] for e, (a, b) in zip(EPSILONS, scored, strict=True)]
-
-    def _tune_white(self, cell: Cell, asked: Record) -> tuple[Detector, Record]:
-        """Temperature and weights on OOD samples; weights only on adversarial samples; neither without validation."""
-        made = self._fitted(cell.method, None)
-        if not isinstance(made, Ensemble):
-            raise InputError(f"method: {cell.method!r} is not one for a white box")
-        outside, attack = self._foreign(cell)
-        trials: list[Trial] = []
-        if outside is not None and attack is None and made.output_ is not None:
-            trials = self._tried(asked, "white", made.output_, cell, outside)
-            best = max(trials, key=Trial.rank)
-            made = made.at_temperature(best.temperature, self._train)
-        weights = None
-        if outside is not None:
-            weights = made.fit_weights(self._inside(cell), outside, tpr=self.plan.tpr, seed=cell.seed)
-        found = {
-            "temperature": getattr(made, "temperature", None), "epsilon": 0.0,
-            "strength": weights and weights.strength, "tnr_in_folds": weights and weights.tnr,
-            "columns": made.columns_, "column_weights": made.weights_.tolist(), "attack": attack and asdict(attack),
-            **_noted("white", trials),
-        }  # fmt: skip
-        return made, self._remember(asked, found)
-
-    def _foreign(self, cell: Cell) -> tuple[Outputs | None, Attack | None]:
-        """What a white box is tuned on: adversarial samples, samples of the OOD set itself, a named set, or none."""
+    def _validation(
+        self, cell: Cell, scorer: Detector, epsilons: Sequence[float]
+    ) -> tuple[list[Outputs], list[Outputs], Attack | None]:
+        """Outputs to tune on, of both kinds: the foreign ones adversarial, of the OOD set itself, or of a named set."""
+        see = partial(self._seen, cell, scorer, epsilons)
         if cell.validation == "fgsm":
-            rows = self._halves(self.own, cell.seed)[0]
-            return self.observer.attacked(self._set(self.own, "test")[rows], self.plan.attack)
-        if cell.validation == "own":
-            return self._outputs(cell.ood, "test")[torch.from_numpy(self._halves(cell.ood, cell.seed)[0])], None
-        return None if cell.validation == NO_VALIDATION else self._outputs(cell.validation, "validation"), None
+            images = self._set(self.own, "test")[self._rows(cell, self.own)]
+            outputs, attack = self.observer.attacked(images, scorer.needs, self.plan.attack)
+            return see(self.own), [outputs] * len(epsilons), attack
+        return see(self.own), see(cell.ood) if cell.validation == "own" else see(cell.validation, "validation"), None
 
-    def _describe(self) -> None:
-        """Put the network's own line beside the results: its layers, how Gaussian they are, and its accuracy."""
-        sets = {part: self._set(self.own, part) for part in ("train", "test")}
-        asked = {**self._identity(), "data": {part: images.digest()[:16] for part, images in sets.items()}}
-        if self.results.networks.find(asked) is not None:
-            return
-        train, test = self._train, self._outputs(self.own, "test")
-        assert test.labels is not None  # noqa: S101 (`_check` has seen to it; this tells the type checker)
-        nearest = torch.as_tensor(IgeoodLogits().fit(train).predict_class(test))
-        found = {
-            "file": self.network.file, "classes": train.n_classes,
-            "layers": [[layer, int(value.shape[1])] for layer, value in train.features.items()],
-            "train_images": len(train), "test_images": len(test),
-            "notes": [f"{part}: {images.note}" for part, images in sets.items() if images.note],
-            "accuracy": float((test.logits.argmax(dim=1) == test.labels).double().mean()),
-            "accuracy_fisher_rao": float((nearest == test.labels).double().mean()),
-            "diagnostics": {layer: asdict(d) for layer, d in diagnose(train).items()},
-        }  # fmt: skip
-        self.results.networks.append({**asked, **found})
+
+def _scored(scorer: Detector, outputs: Outputs, images: ImageSet) -> dict[str, Tensor]:
+    """Scores, their parts, and the images with extreme scores; each by the end of its name."""
+    scores = torch.as_tensor(scorer.score(outputs))
+    tensors = {"": scores, "_parts": torch.as_tensor(scorer.contributions(outputs)).float()}
+    order = scores.argsort(descending=True, stable=True)
+    for which, rows in (("most", order[:EXTREMES]), ("least", order.flip(0)[:EXTREMES])):
+        tensors |= {f"_{which}_rows": rows.clone(), f"_{which}": torch.from_numpy(images[rows.numpy()].images())}
+    return tensors

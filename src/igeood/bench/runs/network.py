@@ -4,15 +4,16 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from igeood.datasets import DATASETS, ImageSet
+from igeood.bench.datasets import DATASETS, ImageSet
+from igeood.bench.networks import NETWORKS, build, load_weights, read_weights
+from igeood.bench.networks.tasks import normalised
 from igeood.errors import InputError
-from igeood.fingerprints import fingerprint
-from igeood.networks import NETWORKS, build, load_weights, read_weights
-from igeood.networks.training import normalised
+from igeood.model.fingerprint import fingerprint
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +44,12 @@ class Network:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
+    @property
+    def about(self) -> dict[str, Any]:
+        """What tells one network from another."""
+        about = {"network": self.name, "weights": self.weights, "in_distribution": self.in_distribution}
+        return {**about, "mean": list(self.mean), "std": list(self.std)}
+
     def batches(self, images: ImageSet, size: int) -> Iterator[tuple[Tensor, ...]]:
         """What the model takes: normalised images, `size` at a time, with their classes where they have any."""
         start = 0
@@ -59,46 +66,43 @@ def load_network(spec: str, *, in_distribution: str | None = None) -> Network:
     ----------
     spec : str
         `PATH` of weights that say what they are, as those of `igeood train` do; or `NAME:PATH`, with NAME one of
-        `igeood.networks.NETWORKS`.
+        `igeood.bench.networks.NETWORKS`.
     in_distribution : str, optional
         The data set that it was trained on, if the file does not say it.
     """
     name, _, rest = spec.partition(":")
-    if name not in NETWORKS and Path(rest).is_file() and not Path(spec).is_file():
-        build(name)  # tells which names there are
-    path = Path(os.path.expanduser(rest if name in NETWORKS and rest else spec))  # noqa: PTH111 (any user's name)
+    is_named = bool(rest) and (name in NETWORKS or (Path(rest).is_file() and not Path(spec).is_file()))
+    path = Path(os.path.expanduser(rest if is_named else spec))  # noqa: PTH111 (any user's name)
     tensors, about = read_weights(path)
-    if not (name in NETWORKS and rest):
+    if not is_named:
         name = about.get("network") or about.get("architecture", "").split(" ")[0].lower()
         if name not in NETWORKS:
             names = ", ".join(NETWORKS)
             raise InputError(f"network: {path} does not say what it is; give NAME:{path}, with NAME one of {names}")
-    said, given = (
-        n.lower() if n.lower() in DATASETS else n for n in (about.get("trained_on", ""), in_distribution or "")
-    )
-    known = said or given
-    if given not in ("", known):
-        raise InputError(
-            f"in-distribution: {path} says that it was trained on {said}, not {given}; leave the option out"
-        )
-    if not known:
-        raise InputError(f"in-distribution: {path} does not say what it was trained on; add --in-distribution NAME")
+    trained_on = _trained_on(about.get("trained_on", ""), in_distribution or "", path)
     classes = next((len(t) for t in reversed(tensors.values()) if t.ndim == 2), 0)  # those of the last linear layer
     model = load_weights(build(name, classes), path)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    mean, std = (_numbers(about.get(key, ""), key, path) for key in ("mean", "std"))
-    if not mean and known in DATASETS:
-        mean, std = DATASETS[known].mean or (), DATASETS[known].std or ()
+    usual = DATASETS.get(trained_on)
+    mean, std = (
+        tuple(map(float, about[key].split(","))) if key in about else getattr(usual, key, None)
+        for key in ("mean", "std")
+    )
     if not (mean and std):
         raise InputError(
-            f"network: {path} does not say how its inputs are normalised, and {known} has no usual way; "
+            f"network: {path} does not say how its inputs are normalised, and {trained_on} has no usual way; "
             "`igeood train` writes files that say it"
         )
-    return Network(name, path.name, fingerprint(model), model, known, mean, std)
+    return Network(name, path.name, fingerprint(model), model, trained_on, mean, std)
 
 
-def _numbers(text: str, key: str, path: Path) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(",")) if text else ()
-    except ValueError:
-        raise InputError(f"network: {path} says {key}={text!r}; expected numbers with commas between") from None
+def _trained_on(said: str, given: str, path: Path) -> str:
+    """The set that a file names, or that the user names; they must agree."""
+    said, given = (name.lower() if name.lower() in DATASETS else name for name in (said, given))
+    if said and given not in ("", said):
+        raise InputError(
+            f"in-distribution: {path} says that it was trained on {said}, not {given}; leave the option out"
+        )
+    if not (said or given):
+        raise InputError(f"in-distribution: {path} does not say what it was trained on; add --in-distribution NAME")
+    return said or given

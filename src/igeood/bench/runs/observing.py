@@ -1,42 +1,42 @@
-"""What a network makes of images, kept on disk by content: weights, images and layers make the key.
+"""Outputs of a network, kept on disk by content: weights, images, layers and statistic make the key.
 
 Images go through the network in shards, and each shard is a file of its own: a run that is killed loses one of them.
 """
 
 import hashlib
 import json
-import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from igeood import storage
-from igeood.benchmark.network import Network
-from igeood.datasets import ImageSet
+from igeood.bench.datasets import ImageSet
+from igeood.bench.runs.network import Network
 from igeood.detectors import Detector, MaxSoftmax, method_name
-from igeood.errors import GuardFileError, InputError
-from igeood.extraction import extract, resolve_layers
-from igeood.inputs import ModelInputs, collect
-from igeood.networks.training import normalised
-from igeood.outputs import Outputs
-from igeood.perturbation import Attack
-
-log = logging.getLogger("igeood")
+from igeood.errors import GuardFileError
+from igeood.files import read_record, write_record
+from igeood.guard.inputs import ModelInputs
+from igeood.model.batches import Batch, as_batch
+from igeood.model.layers import choose_layers
+from igeood.model.step import Attack
+from igeood.outputs import HEAD, Outputs
+from igeood.summary import Needs
 
 SHARD = 500  # images a file
 BATCH = 25  # images that go through the network at a time: on a CPU larger ones leave the cache, and take twice as long
-VERSION = 1  # raised when the same key would have other content
+CLEAN = "clean-all-mean"  # the block ends' means, which serve most methods
 
-Progress = Callable[[str, int, int], None]  # what, images done, of how many
+Notify = Callable[[str, int, int], None]  # what, done, of how many
 Tensors = dict[str, Tensor]
 
 
 class Observer:
-    """Runs a network, or reads what it gave before.
+    """Runs a network, or reads what it returned before.
 
     Parameters
     ----------
@@ -44,89 +44,92 @@ class Observer:
         Whose outputs are wanted.
     folder : Path
         Where they are kept.
-    progress : callable, optional
+    notify : callable, optional
         Called after each shard that had to be made.
     """
 
-    def __init__(self, network: Network, folder: Path, progress: Progress | None = None) -> None:
-        self.network, self.folder, self.progress = network, folder, progress
-        sample = normalised(torch.zeros(2, 3, 32, 32), network.mean, network.std)
-        self.layers = resolve_layers(network.model, sample, "auto")
+    def __init__(self, network: Network, folder: Path, notify: Notify | None = None) -> None:
+        self.network, self.folder, self.notify = network, folder, notify
+        sample = as_batch(torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0)))
+        self._layers = cache(lambda kind: choose_layers(network.model, sample, kind))
+        self._memory: dict[tuple[str, ...], Outputs] = {}
 
-    def outputs(self, images: ImageSet, part: str = "test") -> Outputs:
-        """Logits, features of all layers, and labels."""
+    def _inputs(self, needs: Needs) -> tuple[str, ModelInputs]:
+        """What reads all that the needs ask for, and its name; most methods read the block ends' means."""
+        kind = needs.layers if needs.layers in ("convolutions", "norms") else "all"
+        inputs = ModelInputs(self.network.model, (), mean=self.network.mean, std=self.network.std)
+        inputs.read([*self._layers(kind), *[HEAD] * needs.head], None, needs.statistic)
+        return "-".join([kind, needs.statistic, *["head"] * needs.head]), inputs
 
-        def make(chunk: ImageSet) -> Tensors:
-            return _tensors(extract(self.network.model, self._batches(chunk), self.layers))
+    def outputs(self, images: ImageSet, needs: Needs, part: str = "test") -> Outputs:
+        """Logits, features, labels and keys."""
+        name, inputs = self._inputs(needs)
 
-        return _outputs(self._kept({"kind": "clean", "part": part, "layers": self.layers}, images, make))
+        def make(batches: list[Batch]) -> Tensors:
+            return _tensors(Outputs.concat([inputs.outputs(batch, labels=True, keys=True) for batch in batches]))
 
-    def attacked(self, images: ImageSet, size: float) -> tuple[Outputs, Attack]:
-        """Outputs of FGSM samples made from labelled images, and what the attack did."""
-        eyes = ModelInputs(self.network.model, self.layers, mean=self.network.mean, std=self.network.std)
+        place = (name, part, images.digest())
+        if place not in self._memory:
+            self._memory[place] = _outputs(self._kept(f"clean-{name}", images, make, part=part, layers=inputs.layers))
+        return self._memory[place]
 
-        def make(chunk: ImageSet) -> Tensors:
-            (outputs,), attack = eyes.attack(self._batches(chunk), MaxSoftmax(), size)  # without a step, any detector
-            figures = torch.tensor([[attack.linf, attack.accuracy]], dtype=torch.float64)
-            return {**_tensors(outputs), "attack": figures.expand(len(chunk), 2)}
+    def attacked(self, images: ImageSet, needs: Needs, size: float) -> tuple[Outputs, Attack]:
+        """Outputs of FGSM samples made from labelled images, and how strong the attack is."""
+        name, inputs = self._inputs(needs)
 
-        kept = self._kept({"kind": "fgsm", "size": size, "layers": self.layers}, images, make)
-        linf, accuracy = kept.pop("attack").mean(dim=0).tolist()
-        return _outputs(kept), Attack(len(images), linf, accuracy)
+        def make(batches: list[Batch]) -> Tensors:
+            parts = [inputs.attacked(batch, MaxSoftmax(), size, (0.0,)) for batch in batches]  # no step: any detector
+            strengths = [torch.tensor([[a.linf, a.accuracy]] * a.samples, dtype=torch.float64) for _, a in parts]
+            return {**_tensors(Outputs.concat([o for (o,), _ in parts])), "attack": torch.cat(strengths)}
 
-    def stepped(self, images: ImageSet, detector: Detector, train: str, epsilons: Sequence[float]) -> list[Outputs]:
-        """Logits after the detector's input step, for each of its sizes; `train` tells what it was fitted on."""
-        eyes = ModelInputs(self.network.model, (), std=self.network.std)
+        tensors = self._kept(f"fgsm-{name}", images, make, size=size, layers=inputs.layers)
+        return _outputs(tensors), Attack(len(images), *tensors["attack"].mean(dim=0).tolist())
 
-        def make(chunk: ImageSet) -> Tensors:
-            seen = eyes.see(self._batches(chunk), detector, epsilons=epsilons, keyed=False)
-            return {"logits": torch.stack([part.logits for part in collect(seen)[1]], dim=1)}  # (n, E, C)
+    def stepped(self, images: ImageSet, scorer: Detector, train: str, epsilons: Sequence[float]) -> list[Outputs]:
+        """Logits after the input step, for each of its sizes; `train` is the digest of what the scorer learnt from."""
+        inputs = ModelInputs(self.network.model, (), std=self.network.std)
 
-        what = {"kind": "step", "method": method_name(detector), "params": detector.params(), "train": train}
-        kept = self._kept({**what, "epsilons": list(epsilons)}, images, make)["logits"]
-        return [Outputs(kept[:, i].contiguous()) for i in range(len(epsilons))]
+        def make(batches: list[Batch]) -> Tensors:
+            parts = [inputs.stepped(batch, scorer, epsilons)[1] for batch in batches]
+            return {"logits": torch.cat([torch.stack([o.logits for o in part], dim=1) for part in parts])}  # (n, E, C)
 
-    def _batches(self, images: ImageSet) -> list[tuple[Tensor, ...]]:
-        return list(self.network.batches(images, BATCH))
+        about = {"part": method_name(scorer), "params": scorer.params(), "train": train, "epsilons": list(epsilons)}
+        logits = self._kept("step", images, make, **about)["logits"]
+        return [Outputs(logits[:, i].contiguous()) for i in range(len(epsilons))]
 
-    def _kept(self, what: Mapping[str, Any], images: ImageSet, make: Callable[[ImageSet], Tensors]) -> Tensors:
+    def _batches(self, images: ImageSet) -> list[Batch]:
+        return [as_batch(batch) for batch in self.network.batches(images, BATCH)]
+
+    def _kept(
+        self, kind: str, images: ImageSet, make: Callable[[list[Batch]], Tensors], part: str = "fgsm", **options: Any
+    ) -> Tensors:
         """Tensors of all images, shard by shard: from the disk where they are there, else made and put there."""
+        network, total = self.network, len(images)
         about = {
-            "version": VERSION, "network": self.network.name, "weights": self.network.weights,
-            "mean": list(self.network.mean), "std": list(self.network.std),
-            "data": images.name, "images": images.digest(), "count": len(images), **what,
+            "kind": "outputs", "of": kind, "part": part, **network.about, "data": images.name,
+            "images": images.digest(), "count": total, **options,
         }  # fmt: skip
-        folder = self.folder / key_of(about)
-        if len(images) == 0:
-            raise InputError(f"{images.name}: no image in it")
+        folder = self.folder / f"{kind}-{network.weights}-{images.digest()[:16]}-{key_of(about)}"
         shards = []
-        for start in range(0, len(images), SHARD):
+        for start in range(0, total, SHARD):
             path = folder / f"{start:06d}.safetensors"
-            found = _read(path)
-            if found is None:
+            shard = _read(path)
+            if shard is None:
                 folder.mkdir(parents=True, exist_ok=True)
-                found = make(images[start : start + SHARD])
-                storage.write(path, about, found)
-                if self.progress is not None:
-                    done = min(start + SHARD, len(images))
-                    why = about.get("part") or about.get("method", about["kind"])
-                    self.progress(f"{self.network.name}: {images.title}, {why}", done, len(images))
-            shards.append(found)
+                shard = make(self._batches(images[start : start + SHARD]))
+                write_record(path, about, shard)
+                if self.notify is not None:
+                    self.notify(f"{network.name}: {images.title}, {part}", min(start + SHARD, total), total)
+            shards.append(shard)
         return _joined(shards)
 
 
 def recall(folder: Path, *, weights: str, images: str) -> Outputs | None:
-    """Clean outputs that were kept before, of images whose digest begins so; None if they are not there whole."""
-    for first in sorted(folder.glob("*/000000.safetensors")):
-        try:
-            with safe_open(first, framework="pt") as file:
-                about = json.loads((file.metadata() or {}).get("igeood", "{}"))
-            if (about.get("kind"), about.get("weights")) == ("clean", weights) and about["images"].startswith(images):
-                shards = [_read(path) or {} for path in sorted(first.parent.glob("*.safetensors"))]
-                if all(shards) and sum(len(shard["logits"]) for shard in shards) == about["count"]:
-                    return _outputs(_joined(shards))
-        except (SafetensorError, ValueError, KeyError, IndexError, TypeError, AttributeError, RuntimeError):  # noqa: PERF203
-            continue  # damaged, or none of ours: as if it were not there
+    """Clean outputs that were kept, of images whose digest begins so; None if there are none."""
+    for place in sorted(folder.glob(f"{CLEAN}-{weights}-{images}*")):
+        shards = [_read(path) for path in sorted(place.glob("*.safetensors"))]
+        if shards and None not in shards:
+            return _outputs(_joined([shard for shard in shards if shard is not None]))
     return None
 
 
@@ -140,23 +143,22 @@ def _joined(shards: Sequence[Tensors]) -> Tensors:
 
 
 def _read(path: Path) -> Tensors | None:
-    if not path.exists():
-        return None
-    try:
-        return storage.read(path, "outputs")[1]
-    except GuardFileError as error:
-        log.warning("%s; it is made again", error)
-        return None
+    """Tensors of a shard; None if it is missing or damaged."""
+    with suppress(GuardFileError):
+        return read_record(path, "outputs")[1]
+    return None
 
 
 def _tensors(outputs: Outputs) -> Tensors:
-    features = {f"feature.{i:03d}.{layer}": value for i, (layer, value) in enumerate(outputs.features.items())}
+    features = {f"feature.{i:03d}.{block}": value for i, (block, value) in enumerate(outputs.features.items())}
     labels = {} if outputs.labels is None else {"labels": outputs.labels}
-    return {"logits": outputs.logits, **features, **labels}
+    keys = torch.from_numpy(outputs.keys.view(np.int64))
+    return {"logits": outputs.logits, "keys": keys, **features, **labels}
 
 
 def _outputs(tensors: Tensors) -> Outputs:
-    """The inverse of `_tensors`; the number in a feature's name keeps the layers in their order."""
+    """The inverse of `_tensors`; the number in a feature's name keeps the blocks in their order."""
     names = sorted(name for name in tensors if name.startswith("feature."))
     features = {name.split(".", 2)[2]: tensors[name] for name in names}
-    return Outputs(tensors["logits"], features, tensors.get("labels"))
+    keys = tensors["keys"].numpy().view(np.uint64)
+    return Outputs(tensors["logits"], features, tensors.get("labels"), keys=keys)

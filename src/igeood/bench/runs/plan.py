@@ -1,9 +1,10 @@
 """Which cells a benchmark has, from what it is asked to run."""
 
+import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from igeood import datasets
+from igeood.bench import datasets
 from igeood.detectors import METHODS
 from igeood.errors import InputError
 
@@ -11,6 +12,7 @@ PAPER = ("black-box", "grey-box", "white-box", "white-box-fgsm")
 SETTINGS = (*PAPER, "white-box-validation")
 GREY = ("odin", "energy", "igeood-logits")  # those that the paper gives an input step
 NO_VALIDATION = "none"
+TUNED_ON = {"white-box": ("own",), "white-box-fgsm": ("fgsm",)}  # other settings: a named set, or none
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Plan:
 
     ood: tuple[str, ...]
     settings: tuple[str, ...] = PAPER
-    methods: tuple[str, ...] = tuple(METHODS)
+    methods: tuple[str, ...] = field(default_factory=lambda: tuple(METHODS))
     validation: tuple[str, ...] = ()
     limit: int | None = 300
     images: int | None = None
@@ -57,23 +59,17 @@ class Plan:
     attack: float = 0.05
 
     def __post_init__(self) -> None:
-        for name, given, known in (("settings", self.settings, SETTINGS), ("methods", self.methods, METHODS)):
-            for value in given:
+        for name, known in (("settings", SETTINGS), ("methods", METHODS)):
+            for value in getattr(self, name):
                 if value not in known:
                     raise InputError.unknown(name, value, known)
-        if not self.ood:
-            raise InputError("ood: name at least one OOD data set to measure on")
         for name in ("ood", "validation"):  # one name for one set, however its path is spelt
             object.__setattr__(self, name, tuple(dict.fromkeys(map(datasets.canonical, getattr(self, name)))))
-        for name in ("limit", "images", "train", "splits"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name}: must be at least 1, got {value}")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of a table: see the module's text."""
+    """One network's method in one setting, tuned on one set and measured on another."""
 
     setting: str
     method: str
@@ -84,15 +80,12 @@ class Cell:
 
 def cells(plan: Plan, in_distribution: str) -> Iterator[Cell]:
     """All cells of a network in the order in which they are run."""
-    outside = [name for name in plan.ood if name != in_distribution]
-    for setting in plan.settings:
-        for method in plan.methods:
-            white = setting.startswith("white-box")
-            if METHODS[method].needs_layers != white or (setting == "grey-box" and method not in GREY):
-                continue
-            named = {"white-box": ("own",), "white-box-fgsm": ("fgsm",)}
-            for validation in named.get(setting, plan.validation or (NO_VALIDATION,)):
-                for ood in outside:
-                    for split in range(plan.splits if setting == "white-box" else 1):
-                        if ood != validation:
-                            yield Cell(setting, method, validation, ood, plan.seed + split)
+    for setting, method in itertools.product(plan.settings, plan.methods):
+        needs_layers = METHODS[method].needs.layers != "none"
+        if needs_layers != setting.startswith("white-box") or (setting == "grey-box" and method not in GREY):
+            continue
+        splits = plan.splits if setting == "white-box" else 1
+        for validation in TUNED_ON.get(setting) or plan.validation or (NO_VALIDATION,):
+            for ood, split in itertools.product(plan.ood, range(splits)):
+                if ood not in (validation, in_distribution):
+                    yield Cell(setting, method, validation, ood, plan.seed + split)

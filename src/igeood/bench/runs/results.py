@@ -1,6 +1,5 @@
-"""Results on disk: JSON lines that survive a kill, and a folder that holds them."""
+"""Results on disk: JSON lines that survive a kill, and the folder that holds them."""
 
-import errno
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -11,6 +10,9 @@ from igeood.errors import InputError
 from igeood.version import __version__
 
 Record = dict[str, Any]
+FIELDS = frozenset(
+    ["network", "weights", "setting", "method", "validation", "ood", "seed", "data", "tnr"]
+)  # of a result
 
 
 class Lines:
@@ -20,47 +22,39 @@ class Lines:
     ----------
     path : path
         The file; it need not be there yet.
+    fields : set of str
+        What every line has.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], fields: frozenset[str] = frozenset()) -> None:
         self.path = Path(path)
-        self.records = list(self._read())
+        self.records = list(self._read(fields)) if self.path.exists() else []
 
-    def _read(self) -> Iterator[Record]:
-        if not self.path.exists():
-            return
+    def _read(self, fields: frozenset[str]) -> Iterator[Record]:
         content = self.path.read_bytes()
         for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), start=1):
             try:
                 record = json.loads(line)
             except (ValueError, RecursionError):
                 record = None
-            if not isinstance(record, dict):
-                raise InputError(f"{self.path}: line {number} is no JSON object; mend or delete the line")
+            if not isinstance(record, dict) or not record.keys() >= fields:
+                raise InputError(f"{self.path}: line {number} is no record of a benchmark; fix or delete the line")
             yield record
 
     def find(self, asked: Mapping[str, Any]) -> Record | None:
         """The last record that has all that is asked."""
         plain = json.loads(json.dumps(asked))
-        fits = (r for r in reversed(self.records) if all(key in r and r[key] == plain[key] for key in plain))
-        return next(fits, None)
+        return next((r for r in reversed(self.records) if plain.items() <= r.items()), None)
 
     def append(self, record: Mapping[str, Any]) -> Record:
-        """Add a line: it is on disk whole when this returns, and not at all if it fails."""
+        """Add a line; it is on disk whole when this returns."""
         line = json.dumps(record, sort_keys=True).encode() + b"\n"
-        with self.path.open("ab+", buffering=0) as file:
+        with self.path.open("ab+") as file:
             file.seek(0)
-            end = file.read().rfind(b"\n") + 1
-            file.truncate(end)
-            try:
-                if file.write(line) != len(line):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))  # noqa: TRY301
-                os.fsync(file.fileno())
-            except BaseException as error:
-                file.truncate(end)
-                if isinstance(error, OSError):
-                    error.filename = str(self.path)
-                raise
+            file.truncate(file.read().rfind(b"\n") + 1)  # what a killed run left
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
         self.records.append(json.loads(line))
         return self.records[-1]
 
@@ -76,7 +70,7 @@ class Results:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
-        self.cells = Lines(self.folder / "results.jsonl")
+        self.cells = Lines(self.folder / "results.jsonl", FIELDS)
         self.tunings = Lines(self.folder / "tunings.jsonl")
         self.networks = Lines(self.folder / "networks.jsonl")
         self.commands = Lines(self.folder / "commands.jsonl")

@@ -1,4 +1,4 @@
-"""A benchmark's results as the tables and figures ask for them: by classifier, setting, method and OOD set."""
+"""A benchmark's results as tables and figures need them: by classifier, setting, method and OOD set."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from statistics import fmean
 
-from igeood.benchmark.plan import GREY
-from igeood.benchmark.results import Record, Results
-from igeood.datasets import DATASETS, EMBEDDED, canonical
+from igeood.bench.datasets import DATASETS, EMBEDDED, canonical
+from igeood.bench.runs.plan import TUNED_ON
+from igeood.bench.runs.results import Record, Results
 from igeood.errors import InputError
 
-NAMED = ("black-box", "grey-box", "white-box-validation")  # settings that are tuned on a named set
+Search = tuple[list[float], list[float], float]  # values tried, the TNR of each, and the value chosen
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Key:
     network: str
     in_distribution: str
     weights: str = ""
-    file: str = ""  # told where several have the same architecture
+    file: str = ""  # only where several have the same architecture
 
     def __str__(self) -> str:
         return f"{self.network}, {title(self.in_distribution)}" + (f" ({self.file})" if self.file else "")
@@ -33,7 +33,7 @@ class Key:
 
     @property
     def paper(self) -> dict[str, str]:
-        """How the paper's numbers are asked for."""
+        """The fields that select the paper's numbers."""
         return {"network": self.network, "in_distribution": self.in_distribution}
 
 
@@ -50,8 +50,8 @@ def title(name: str) -> str:
     return parts[-1] if parts else name
 
 
-class Summary:
-    """Our results, ready to be asked for averages.
+class Averages:
+    """Results with their means.
 
     Cells that were measured with different options (other images, another limit) are never mixed: the options that most
     cells have are shown, of equals the last ones, and `left_out` counts the others in each setting.
@@ -70,73 +70,77 @@ class Summary:
         self.cells = _alike(every)
         self.left_out = Counter(c["setting"] for c in every) - Counter(c["setting"] for c in self.cells)
         self.networks = self._shown_networks()
-        tuned = list(dict.fromkeys(c["validation"] for c in self.cells if c["setting"] in NAMED))
+        tuned = list(dict.fromkeys(c["validation"] for c in self.cells if c["setting"] not in TUNED_ON))
         first = "isun" if "isun" in tuned or not tuned else tuned[0]
         self.validation = first if validation is None else canonical(validation)
         if tuned and self.validation not in tuned:
             raise InputError(f"validation: no results tuned on {self.validation!r}; there are {', '.join(tuned)}")
 
     def _shown_networks(self) -> list[Record]:
-        """One record a network: of the images that most of its cells shown are measured on, else the last."""
-        found: dict[str, Record] = {}
-        for r in self.results.networks.records if self.results else []:
-            tests = Counter(c["data"]["test"] for c in self.cells if c["weights"] == r["weights"] and "data" in c)
-            fits = not tests or r["data"]["test"] == tests.most_common(1)[0][0]
-            if fits or r["weights"] not in found:
-                found[r["weights"]] = r
-        return list(found.values())
+        """The last record of each network, of images that cells shown are measured on if there is one."""
+        records = self.results.networks.records if self.results else []
+        measured = {(c["weights"], c["data"]["test"]) for c in self.cells}
+        fitting = [r for r in records if (r["weights"], r["data"]["test"]) in measured]
+        return list({r["weights"]: r for r in [*records, *fitting]}.values())
 
     def classifiers(self) -> list[Key]:
-        """Our classifiers."""
-        kinds = Counter((n["network"], n["in_distribution"]) for n in self.networks)
-        found = []
-        for n in self.networks:
-            kind = (n["network"], n["in_distribution"])
-            found.append(Key(*kind, n["weights"], n["file"] if kinds[kind] > 1 else ""))
-        return found
+        """Our classifiers, in the order of `networks`."""
+        kinds = [(n["network"], n["in_distribution"]) for n in self.networks]
+        pairs = zip(kinds, self.networks, strict=True)
+        return [Key(*kind, n["weights"], n["file"] if kinds.count(kind) > 1 else "") for kind, n in pairs]
+
+    def of(self, setting: str, key: Key | None = None, validation: str | None = None) -> list[Record]:
+        """Cells of a setting."""
+        (tuned_on,) = TUNED_ON.get(setting, (validation or self.validation,))
+        cells = [c for c in self.cells if (c["setting"], c["validation"]) == (setting, tuned_on)]
+        return cells if key is None else [c for c in cells if key.fits(c)]
 
     def ood(self, setting: str, key: Key | None = None, methods: Sequence[str] = ()) -> list[str]:
         """OOD sets measured in a setting; for those of the methods that were run at all, by every one of them."""
         cells = self.of(setting, key)
-        run = [method for method in methods if any(c["method"] == method for c in cells)]
         measured = {(c["method"], c["ood"]) for c in cells}
+        run = [method for method in methods if any(method == m for m, _ in measured)]
         return [ood for ood in dict.fromkeys(c["ood"] for c in cells) if all((m, ood) in measured for m in run)]
 
-    def of(self, setting: str, key: Key | None = None, validation: str | None = None) -> list[Record]:
-        """Cells of a setting."""
-        wanted = {"white-box": "own", "white-box-fgsm": "fgsm"}.get(setting, validation or self.validation)
-        found = [c for c in self.cells if (c["setting"], c["validation"]) == (setting, wanted)]
-        return found if key is None else [c for c in found if key.fits(c)]
-
     def value(self, setting: str, key: Key, ood: str, method: str, metric: str) -> float | None:
-        """A figure in percent, the mean over splits; None if it was not measured."""
-        found = [100 * c[metric] for c in self.of(setting, key) if (c["ood"], c["method"]) == (ood, method)]
-        return fmean(found) if found else None
+        """A metric in percent, the mean over splits; None if it was not measured."""
+        values = [100 * c[metric] for c in self.of(setting, key) if (c["ood"], c["method"]) == (ood, method)]
+        return fmean(values) if values else None
 
     def tuning(self, setting: str, key: Key, method: str) -> Record | None:
-        """What was found in tuning, for all OOD sets: the last record of the options that are shown."""
-        wanted = {"white-box-fgsm": "fgsm"}.get(setting, self.validation)
+        """What tuning chose, for all OOD sets: the last record of the options that are shown."""
+        (tuned_on,) = TUNED_ON.get(setting, (self.validation,))
         shown = {_options(c) for c in self.of(setting, key)}
-        asked = (setting, method, wanted)
         for t in reversed(self.results.tunings.records if self.results else []):
-            if (t["setting"], t["method"], t["validation"]) == asked and key.fits(t) and _options(t) in shown:
+            same = (t["setting"], t["method"], t["validation"]) == (setting, method, tuned_on)
+            if same and key.fits(t) and _options(t) in shown:
                 return t
         return None
 
-    def searches(self, key: Key) -> dict[str, dict[str, tuple[list[float], list[float], float]]]:
-        """What was tried in tuning: by parameter and method the values, the TNR of each, and the value chosen."""
-        found: dict[str, dict[str, tuple[list[float], list[float], float]]] = {"temperature": {}, "epsilon": {}}
-        for setting, what, name in (("black-box", "trials", "temperature"), ("grey-box", "steps", "epsilon")):
-            for method in GREY:
+    def searches(self, key: Key) -> dict[str, dict[str, Search]]:
+        """What tuning tried, by parameter and method."""
+        searches: dict[str, dict[str, Search]] = {"temperature": {}, "epsilon": {}}
+        for setting, parameter in (("black-box", "temperature"), ("grey-box", "epsilon")):
+            for method in dict.fromkeys(c["method"] for c in self.of(setting, key)):
                 record = self.tuning(setting, key, method)
-                if record and record[what]:
-                    found[name][method] = (*([point[i] for point in record[what]] for i in (0, 1)), record[name])
-        return found
+                if record and (trials := _trials(record, parameter)):
+                    values, tnr = ([trial[name] for trial in trials] for name in (parameter, "tnr"))
+                    searches[parameter][method] = (values, tnr, record[parameter])
+        return searches
+
+
+def _trials(record: Record, parameter: str) -> list[Record]:
+    """Values of a parameter that a tuning tried."""
+    tuning = record["tuning"] or {"temperature": None, "steps": []}
+    trials: list[Record] = (
+        tuning["steps"] if parameter == "epsilon" else (tuning["temperature"] or {}).get("trials", [])
+    )
+    return trials
 
 
 def _options(record: Record) -> str:
-    """What a cell's figures depend on besides its place in a table and its OOD set."""
-    data = {part: digest for part, digest in record.get("data", {}).items() if part != "ood"}
+    """What a cell's numbers depend on besides its place in a table and its OOD set."""
+    data = {part: digest for part, digest in record["data"].items() if part != "ood"}
     return repr((data, *(record.get(name) for name in ("mean", "std", "tpr", "limit", "attack_size"))))
 
 

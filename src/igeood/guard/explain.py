@@ -4,12 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from igeood.detectors import Detector, Ensemble, IgeoodLogits
-from igeood.detectors.ensemble import OOD_SUFFIX
-from igeood.geometry import categorical
+from igeood.detectors import Detector
+from igeood.detectors.weighted import OOD_SUFFIX
 from igeood.outputs import Array, Outputs, as_kind
 
 
@@ -77,42 +73,15 @@ def raised(columns: Sequence[str], contributions: Sequence[float], usual: Sequen
     return dict(sorted(parts.items(), key=lambda pair: -pair[1]))
 
 
-def explain(detector: Detector, outputs: Outputs, top: int = 5, *, is_numpy: bool = False) -> Explanation:
-    """Explain the scores of outputs, as the detector sees them; in NumPy arrays if `is_numpy`."""
-    found = _explain(detector, outputs, top)
-    if not is_numpy:
-        return found
+def explain(detector: Detector, outputs: Outputs, top: int = 5, *, to_numpy: bool = False) -> Explanation:
+    """Explain the scores of outputs, as the detector sees them; in NumPy arrays if `to_numpy`."""
+    batch = detector._scorable(outputs)
+    contributions = detector._contributions(batch)
+    reasons = {"contributions": contributions, "score": contributions.sum(dim=1), **detector._explain(batch, top)}
 
     def converted(value: Any) -> Any:
         if isinstance(value, dict):
             return {name: converted(part) for name, part in value.items()}
-        return as_kind(value, True) if isinstance(value, Tensor) else value
+        return as_kind(value, to_numpy)
 
-    return Explanation(**{name: converted(value) for name, value in vars(found).items()})
-
-
-def _explain(detector: Detector, outputs: Outputs, top: int) -> Explanation:
-    batch = detector._scorable(Outputs.checked(outputs.logits, outputs.features, outputs.labels, False))
-    distance = _centroid_distance(detector, batch)
-    if not isinstance(detector, Ensemble):
-        score = detector._score(batch)
-        return Explanation(score, ["output"], score[:, None], centroid_distance=distance)
-    contributions = detector._contributions(batch)
-    nearest: dict[str, Array] = {}
-    channels: dict[str, Array] = {}
-    shares: dict[str, Array] = {}
-    for layer in detector.features_.layers_:
-        parts, nearest[layer] = detector.features_.channel_shares(batch, layer)
-        largest = parts.topk(min(top, parts.shape[1]), dim=1)
-        channels[layer] = largest.indices
-        shares[layer] = largest.values / parts.sum(dim=1, keepdim=True).clamp(min=torch.finfo(parts.dtype).tiny)
-    return Explanation(contributions.sum(dim=1), detector.columns_, contributions, nearest, channels, shares, distance)
-
-
-def _centroid_distance(detector: Detector, batch: Outputs) -> Tensor | None:
-    part = detector.output_ if isinstance(detector, Ensemble) else detector
-    if not isinstance(part, IgeoodLogits):
-        return None
-    return categorical.pairwise_distance(
-        batch.logits.double(), part.centroids_.to(batch.logits.device), part.temperature
-    )
+    return Explanation(columns=detector.columns_, **converted(reasons))

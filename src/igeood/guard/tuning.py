@@ -3,19 +3,23 @@
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
+from torch import Tensor
 
-from igeood.detectors import Detector, Ensemble
-from igeood.detectors.ensemble import FEWEST as FEWEST_OOD
-from igeood.detectors.ensemble import WeightSearch
+from igeood.detectors import Detector
+from igeood.detectors.base import Samples
+from igeood.detectors.weighted import FEWEST as FEWEST_OOD
+from igeood.detectors.weighted import WeightSearch
 from igeood.errors import InputError, MissingExtraError
+from igeood.guard.inputs import ArrayInputs, ModelInputs
 from igeood.metrics import evaluate
-from igeood.outputs import Outputs
-from igeood.perturbation import Attack
+from igeood.model.batches import at_batch
+from igeood.model.step import Attack
+from igeood.outputs import NO_KEYS, Keys, Outputs
 
 Search = Literal["sweep", "bayes"]
 Progress = Callable[[int, int], None]  # done, of how many
@@ -60,7 +64,7 @@ class StepTrial:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What `Guard.tune` found, on how many validation samples.
+    """What `Guard.tune` has chosen, on how many validation samples.
 
     Attributes
     ----------
@@ -100,6 +104,81 @@ class Tuning:
 
 
 See = Callable[[Detector, Sequence[float]], tuple[list[Outputs], list[Outputs], Attack | None]]
+Select = Callable[[Keys], Tensor]  # keys → which rows, (N,) bool
+
+
+class Validation:
+    """Samples to tune on: a share of the in-distribution ones, with OOD ones or with attacks on that share.
+
+    Parameters
+    ----------
+    inputs : ArrayInputs or ModelInputs
+        How they are read.
+    id_data, ood
+        As in `Guard.tune`; they may be read more than once.
+    select : callable
+        Which of the in-distribution samples to use, by their keys.
+    attack : float
+        Size of the adversarial step.
+    """
+
+    def __init__(
+        self, inputs: ArrayInputs | ModelInputs, id_data: Any, ood: Any, select: Select, attack: float
+    ) -> None:
+        for name, source in (("id_data", id_data), ("ood", ood)):
+            if isinstance(source, Iterator):
+                raise InputError(f"{name}: is read more than once; give a loader or a list, not a generator")
+        if isinstance(ood, str) and ood != "fgsm":
+            raise InputError(f"ood: expected OOD samples, got {ood!r}; give an array or a loader, or 'fgsm'")
+        self.inputs, self.id_data, self.ood, self.select, self.attack = inputs, id_data, ood, select, attack
+        self.used: Keys = NO_KEYS  # keys of the in-distribution samples that `see` has read
+
+    def see(self, detector: Detector, epsilons: Sequence[float]) -> tuple[list[Outputs], list[Outputs], Attack | None]:
+        """Outputs of both kinds for each size of the input step, and what the attack did, if there was one."""
+        keys, inside = self._read(self.id_data, "id_data", detector, epsilons, self.select)
+        if len(self.used) and not np.array_equal(np.sort(keys), np.sort(self.used)):
+            raise InputError("id_data: has other samples each time it is read; leave random augmentation out of it")
+        self.used = keys
+        if isinstance(self.ood, str):
+            return inside, *self._attacked(detector, epsilons)
+        keys, outside = self._read(self.ood, "ood", detector, epsilons, None)
+        shared = int(np.isin(keys, self.used).sum())
+        if shared:
+            raise InputError(
+                f"ood: {shared} of {len(keys)} samples are among the in-distribution ones too; remove them"
+            )
+        return inside, outside, None
+
+    def _chosen(self, source: Any, name: str, select: Select | None) -> Iterator[tuple[int, Any, Keys]]:
+        batches: Iterator[Any] = self.inputs.batches(source, name)
+        for number, batch in enumerate(batches):
+            keys = self.inputs.keys(batch)
+            rows = None if select is None else select(keys)
+            chosen = batch if rows is None else batch[rows]
+            if len(chosen):
+                yield number, chosen, keys if rows is None else keys[rows.numpy()]
+
+    def _read(
+        self, source: Any, name: str, detector: Detector, epsilons: Sequence[float], select: Select | None
+    ) -> tuple[Keys, list[Outputs]]:
+        keys, parts = [NO_KEYS], []
+        for number, batch, batch_keys in self._chosen(source, name, select):
+            with at_batch(name, number) if self.inputs.model is not None else nullcontext():
+                parts.append(self.inputs.stepped(batch, detector, epsilons)[1])
+            keys.append(batch_keys)
+        return np.concatenate(keys), [Outputs.concat(column) for column in zip(*parts, strict=True)]
+
+    def _attacked(self, detector: Detector, epsilons: Sequence[float]) -> tuple[list[Outputs], Attack]:
+        parts, reports = [], []
+        for _, batch, _ in self._chosen(self.id_data, "id_data", self.select):
+            outputs, report = self.inputs.attacked(batch, detector, self.attack, epsilons)
+            parts.append(outputs)
+            reports.append(report)
+        if not parts:
+            raise InputError("id_data: no sample to attack; give more, or a larger share")
+        n = sum(report.samples for report in reports)
+        linf, accuracy = (sum(r.samples * getattr(r, name) for r in reports) / n for name in ("linf", "accuracy"))
+        return [Outputs.concat(column) for column in zip(*parts, strict=True)], Attack(n, linf, accuracy)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,18 +192,18 @@ class _Candidate:
     steps: tuple[StepTrial, ...]
 
 
-def tune_guard(
+def tune_detector(
     detector: Detector,
-    train: Outputs,
+    samples: Samples,
     see: See,
-    epsilons: Sequence[float],
+    epsilons: Sequence[float] = (0.0,),
     *,
-    epsilon: float,
-    tpr: float,
-    search: Search,
-    seed: int,
-    trials: int,
-    progress: Progress | None,
+    epsilon: float = 0.0,
+    tpr: float = 0.95,
+    search: Search = "sweep",
+    seed: int = 0,
+    trials: int = BAYES_TRIALS,
+    progress: Progress | None = None,
 ) -> tuple[Detector, Tuning]:
     """Choose temperature, then input step and weights together, on validation samples.
 
@@ -135,10 +214,10 @@ def tune_guard(
     ----------
     detector : Detector
         Fitted; it is not changed.
-    train : Outputs
-        Training logits, to refit centroids with.
+    samples : mapping of str to Sample
+        `Summary.samples` of the training data, to learn centroids at other temperatures.
     see : callable
-        Gives validation outputs of both kinds for each size of the input step, and what an attack did.
+        Returns validation outputs of both kinds for each size of the input step, and what an attack did.
     epsilons : sequence of float
         Sizes of the step to try.
     epsilon : float
@@ -155,63 +234,65 @@ def tune_guard(
     """
     inside, outside, attack = see(detector, (0.0, epsilon) if epsilon else (0.0,))
     _check_enough(inside, outside)
-    pair, start = (inside[0], outside[0]), (inside[-1], outside[-1])  # clean, and as they are judged before tuning
-    before = evaluate(detector.score(start[0]), detector.score(start[1]), tpr).tnr_at_tpr
-    temperature, tried = None, [detector]
-    softmax_part = detector.output_ if isinstance(detector, Ensemble) else detector
-    if isinstance(detector, Ensemble) and attack is not None:
-        softmax_part = None  # adversarial samples are made to fool the output: they tell nothing of its temperature
-    if softmax_part is not None:
-        options: dict[str, Any] = {"tpr": tpr, "search": search, "seed": seed, "trials": trials, "progress": progress}
-        temperature = tune_temperature(softmax_part, train, *pair, **options)
-        tried = [detector.at_temperature(temperature.best.temperature, train)]
-        tried += [detector] if isinstance(detector, Ensemble) else []
-    made = [_candidate(each, see, pair, epsilons, tpr, seed) for each in tried]
-    best = max(made, key=lambda c: c.tnr)  # of equals, the temperature that was found
+    clean, start = (inside[0], outside[0]), (inside[-1], outside[-1])  # start: as they are judged before tuning
+    before = _rate(detector, start, tpr)
+    temperature, candidates, part = None, [detector], detector.softmax_part
+    if part is not detector and attack is not None:
+        part = None  # adversarial samples are made to fool the output: they say nothing of its temperature
+    if part is not None:
+        temperature = tune_temperature(
+            part, samples, *clean, tpr=tpr, search=search, seed=seed, trials=trials, progress=progress
+        )
+        candidates = [detector.at_temperature(temperature.best.temperature, samples)]
+        candidates += [detector] if part is not detector else []
+    tried = [_candidate(each, see, clean, epsilons, tpr, seed) for each in candidates]
+    best = max(tried, key=lambda candidate: candidate.tnr)  # of equals, the temperature that was found
     if before > best.tnr:
         best = _Candidate(detector, epsilon, before, None, best.steps)
-    if temperature is not None and softmax_part is not None:
-        temperature = _as_chosen(temperature, best.detector, softmax_part, pair, tpr)
-    n_id, n_ood = map(len, pair)
+    if temperature is not None and part is not None:
+        temperature = _as_chosen(temperature, best.detector, part, clean, tpr)
+    n_id, n_ood = map(len, clean)
     return best.detector, Tuning(
         temperature, best.epsilon, best.steps, best.weights, attack, n_id, n_ood, before, best.tnr
     )
 
 
+def _rate(detector: Detector, pair: tuple[Outputs, Outputs], tpr: float) -> float:
+    return evaluate(detector.score(pair[0]), detector.score(pair[1]), tpr).tnr_at_tpr
+
+
 def _candidate(
-    detector: Detector, see: See, pair: tuple[Outputs, Outputs], epsilons: Sequence[float], tpr: float, seed: int
+    detector: Detector, see: See, clean: tuple[Outputs, Outputs], epsilons: Sequence[float], tpr: float, seed: int
 ) -> _Candidate:
     """The detector at the best size of its step, its weights learnt there where it has any."""
-    inside, outside = ([part] for part in pair)
+    inside, outside = ([part] for part in clean)
     if any(epsilons):
         inside, outside, _ = see(detector, epsilons)
-    found = [_finish(detector, *both, tpr, seed) for both in zip(inside, outside, strict=True)]
-    steps = tuple(StepTrial(epsilon, tnr) for epsilon, (_, tnr, _) in zip(epsilons, found, strict=True))
+    finished = [_finish(detector, pair, tpr, seed) for pair in zip(inside, outside, strict=True)]
+    steps = tuple(StepTrial(epsilon, tnr) for epsilon, (_, tnr, _) in zip(epsilons, finished, strict=True))
     best = max(range(len(steps)), key=lambda i: (steps[i].tnr, -epsilons[i]))  # of equals, the smallest step
-    made, tnr, weights = found[best]
-    return _Candidate(made, float(epsilons[best]), tnr, weights, steps)
+    ready, tnr, weights = finished[best]
+    return _Candidate(ready, float(epsilons[best]), tnr, weights, steps)
 
 
 def _as_chosen(
-    search: TemperatureSearch, chosen: Detector, first: Detector, pair: tuple[Outputs, Outputs], tpr: float
+    search: TemperatureSearch, chosen: Detector, first: Detector, clean: tuple[Outputs, Outputs], tpr: float
 ) -> TemperatureSearch:
     """The search with the temperature that was taken as its best, be it the one before."""
     temperature = float(chosen.params().get("temperature", search.best.temperature))
     if temperature == search.best.temperature:
         return search
-    found = evaluate(first.score(pair[0]), first.score(pair[1]), tpr)
-    return TemperatureSearch(Trial(temperature, found.tnr_at_tpr, found.auroc), search.trials)
+    rates = evaluate(first.score(clean[0]), first.score(clean[1]), tpr)
+    return TemperatureSearch(Trial(temperature, rates.tnr_at_tpr, rates.auroc), search.trials)
 
 
 def _finish(
-    detector: Detector, inside: Outputs, outside: Outputs, tpr: float, seed: int
+    detector: Detector, pair: tuple[Outputs, Outputs], tpr: float, seed: int
 ) -> tuple[Detector, float, WeightSearch | None]:
     """The detector with its weights learnt, where it has any, and the TNR that it reaches."""
-    if not isinstance(detector, Ensemble):
-        return detector, evaluate(detector.score(inside), detector.score(outside), tpr).tnr_at_tpr, None
-    weighted = copy.copy(detector)
-    weights = weighted.fit_weights(inside, outside, tpr=tpr, seed=seed)
-    return weighted, weights.tnr, weights
+    ready = copy.copy(detector)
+    weights: WeightSearch | None = ready.learn_weights(*pair, tpr=tpr, seed=seed)
+    return ready, _rate(detector, pair, tpr) if weights is None else weights.tnr, weights
 
 
 def _check_enough(inside: list[Outputs], outside: list[Outputs]) -> None:
@@ -224,7 +305,7 @@ def _check_enough(inside: list[Outputs], outside: list[Outputs]) -> None:
 
 def tune_temperature(
     detector: Detector,
-    train: Outputs,
+    samples: Samples,
     id_validation: Outputs,
     ood_validation: Outputs,
     *,
@@ -240,8 +321,8 @@ def tune_temperature(
     ----------
     detector : Detector
         Fitted; tells the method and its other options, and is not changed.
-    train : Outputs
-        What to fit at each temperature.
+    samples : mapping of str to Sample
+        `Summary.samples` of the training data: a part of it is learnt from at each temperature.
     id_validation, ood_validation : Outputs
         Validation samples. Report results on others.
     tpr : float
@@ -265,12 +346,13 @@ def tune_temperature(
         if len(outputs) == 0:
             raise InputError(f"{name}: empty; give validation samples of both kinds")
     detector.check_fitted()
-    made = detector.over_temperatures(train)
+    latest = detector
 
     def attempt(temperature: float) -> Trial:
-        tried = made(temperature)
-        found = evaluate(tried.score(id_validation), tried.score(ood_validation), tpr)
-        return Trial(temperature, found.tnr_at_tpr, found.auroc)
+        nonlocal latest
+        latest = detector.at_temperature(temperature, samples, latest)  # each fit starts at its neighbour's solution
+        rates = evaluate(latest.score(id_validation), latest.score(ood_validation), tpr)
+        return Trial(temperature, rates.tnr_at_tpr, rates.auroc)
 
     if search == "sweep":
         tried = _sweep(attempt, progress)

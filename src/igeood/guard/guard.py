@@ -1,35 +1,36 @@
 """The guard: a detector with its inputs and its threshold, from fit to predict."""
 
+import copy
 import logging
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from igeood import storage, validation
-from igeood.batches import without_gradients
 from igeood.calibration import Calibration, Guarantee, needed_samples
-from igeood.detectors import Detector, Ensemble, method_name
-from igeood.diagnostics import LayerDiagnostics, diagnose
+from igeood.detectors import Detector
 from igeood.errors import IgeoodWarning, InputError, NotReadyError
-from igeood.explanation import Explanation, explain
-from igeood.extraction import random_state_kept
-from igeood.inputs import ArrayInputs, ModelInputs, Seen, ValidationSamples, collect
-from igeood.outputs import Array, Keys, Outputs, RowBuffer, as_kind
-from igeood.perturbation import check_epsilon
-from igeood.tuning import BAYES_TRIALS, Progress, Search, Tuning, tune_guard
+from igeood.guard import shares
+from igeood.guard.diagnose import LayerDiagnostics, diagnose
+from igeood.guard.explain import Explanation, explain
+from igeood.guard.inputs import ArrayInputs, ModelInputs, is_numpy
+from igeood.guard.tuning import BAYES_TRIALS, Progress, Search, Tuning, Validation, tune_detector
+from igeood.model.batches import at_batch
+from igeood.model.reader import random_state_kept
+from igeood.model.step import check_epsilon
+from igeood.outputs import NO_KEYS, Array, Keys, Outputs, as_kind
+from igeood.summary import BUDGET, Summary
 
 log = logging.getLogger("igeood")
 
 Access = Literal["black box", "grey box", "white box"]
 
-CALIBRATION_FIELDS = ("tpr", "guarantee", "confidence", "left_out", "trained_on")
 EPSILONS = tuple(round(0.0002 * i, 4) for i in range(21))  # the paper's 21 sizes of the input step
 
 
@@ -68,7 +69,7 @@ class Guard:
     in-distribution samples kept apart, then `predict`. A step that fails leaves the guard as it was.
 
     A guard with a model takes what the model takes: a loader of batches `(x, y)`, a tensor, a mapping of keywords.
-    One without takes logits: an array, an `Outputs`, or an iterable of blocks of them. Samples are known again by
+    One without takes logits: an array, an `Outputs`, or an iterable of blocks of them. Samples are recognised by
     their content: loaders should not augment at random.
 
     Parameters
@@ -76,7 +77,7 @@ class Guard:
     detector : Detector
         What scores.
     inputs : ArrayInputs or ModelInputs
-        How the inputs are seen.
+        How the inputs are read.
     access : {"black box", "grey box", "white box"}
         What of the model is used: its logits, its gradients too, or its layers too.
     """
@@ -86,15 +87,15 @@ class Guard:
     ) -> None:
         self.detector = detector
         self.access = access
-        self.inputs = inputs or ArrayInputs("auto" if isinstance(detector, Ensemble) else ())
+        self.inputs = inputs or ArrayInputs()
+        self.summary: Summary | None = None  # of the training samples; files do not keep it
         self.calibration: Calibration | None = None
         self.tuning: Tuning | None = None
         self.preparation: dict[str, Any] | None = None  # how images become inputs, where the command line made them
+        self.fitted_on: Keys = NO_KEYS  # sorted unique keys of the training samples, up to a million
         self._first = (detector.params(), self.inputs.epsilon)  # what `fit` starts from, whatever `tune` has chosen
-        self._first_tuned_on: Keys = np.empty(0, dtype=np.uint64)  # what a loaded guard was tuned on before
-        self._train: Outputs | None = None
-        self.fitted_on: Keys = np.empty(0, dtype=np.uint64)  # keys of the training samples, sorted, each once
-        self._tuned_on: Keys = np.empty(0, dtype=np.uint64)
+        self._first_tuned_on: Keys = NO_KEYS  # what a loaded guard was tuned on before
+        self._tuned_on: Keys = NO_KEYS
 
     @property
     def epsilon(self) -> float:
@@ -116,44 +117,74 @@ class Guard:
         """What the threshold promises, in a sentence."""
         return self._calibrated("promise").promise
 
-    def fit(self, data: Any, labels: Any = None) -> "Guard":
+    def fit(self, data: Any, labels: Any = None, *, budget: int = BUDGET) -> "Guard":
         """Learn the classes from training samples; an earlier tuning and calibration are undone.
 
         Parameters
         ----------
-        data : loader, or array of logits
-            Training samples: batches `(x, y)` for a guard with a model, read once; (N, C) logits for one without.
+        data : loader, array of logits, or Summary
+            Training samples: batches `(x, y)` for a guard with a model, read once; (N, C) logits for one without. Or
+            what `igeood.summarise` returned.
         labels : array of int, optional
             (N,) true classes, where `data` is one array.
+        budget : int
+            Bytes of training rows to keep; above it, a sample of each class is kept.
         """
-        logits, classes, keys = RowBuffer(), RowBuffer(), RowBuffer()
-
-        def clean(seen: Iterable[Seen]) -> Iterator[Outputs]:
-            for part in seen:
-                keys.append(torch.from_numpy(part.keys.view(np.int64)))
-                logits.append(part.clean.logits.detach())
-                if part.clean.labels is not None:
-                    classes.append(part.clean.labels)
-                yield part.clean
-
         params, epsilon = self._first
         fresh = type(self.detector)(**params)
-        layers = self.inputs.layers
-        with random_state_kept(), without_gradients():
-            try:
-                self.inputs.prepare()
-                fresh.fit_batches(clean(self.inputs.see(data, fresh, labels=labels, fitting=True)))
-            except BaseException:
-                self.inputs.layers = layers
-                raise
-        for note in fresh.notes_:
+        if isinstance(data, Summary):
+            inputs, summary = copy.copy(self.inputs), data
+            self._check_model(summary)
+        else:
+            inputs, summary = self._summarise(data, labels, budget)
+        fresh.learn(summary)
+        if isinstance(data, Summary):
+            self._follow(inputs, summary)
+        for note in (*fresh.notes_, *_sample_notes(summary)):
             log.warning(note)
-        self.inputs.settle()
-        self.detector, self.inputs.epsilon = fresh, epsilon
-        self._train = Outputs.checked(logits.rows, {}, classes.rows if len(classes) else None, False)
+        inputs.epsilon = epsilon
+        self.detector, self.inputs, self.summary = fresh, inputs, summary
         self.tuning = self.calibration = None
-        self.fitted_on, self._tuned_on = np.unique(keys.rows.numpy().view(np.uint64)), self._first_tuned_on
+        self.fitted_on, self._tuned_on = summary.keys, self._first_tuned_on
         return self
+
+    def _summarise(self, data: Any, labels: Any, budget: int) -> tuple[ArrayInputs | ModelInputs, Summary]:
+        """Inputs that are prepared for the training samples, and the samples' summary."""
+        inputs, needs = copy.copy(self.inputs), self.detector.needs
+        before = None if inputs.model is None else ModelInputs(inputs.model, ()).fingerprint
+        summary = Summary(needs, budget=budget, model=before)
+        is_new = True
+        with random_state_kept():
+            batches: Iterator[Any] = inputs.batches(data, "data", labels)
+            for number, batch in enumerate(batches):
+                if not len(batch):
+                    continue
+                with at_batch("data", number) if inputs.model is not None else nullcontext():
+                    if is_new:
+                        inputs.prepare(batch, needs)
+                        is_new = False
+                    outputs = inputs.outputs(batch, labels=True, keys=True)
+                    summary.add(self.detector.read(outputs))
+        inputs.settle(before)
+        summary.settle()
+        return inputs, summary
+
+    def _check_model(self, summary: Summary) -> None:
+        if self.inputs.model is None:
+            return
+        mine = ModelInputs(self.inputs.model, ()).fingerprint
+        if summary.model != mine:
+            raise InputError(
+                f"summary: was made with model {summary.model}, this guard's is {mine}; make it with this model"
+            )
+
+    def _follow(self, inputs: ArrayInputs | ModelInputs, summary: Summary) -> None:
+        """Read the layers that a summary has."""
+        if isinstance(inputs, ModelInputs):
+            inputs.read(summary.blocks, None, self.detector.needs.statistic)
+        else:
+            inputs.layers = summary.blocks
+        inputs.settle()
 
     def tune(
         self,
@@ -171,8 +202,8 @@ class Guard:
     ) -> "Guard":
         """Choose temperature, input step and weights that refuse most OOD samples at `tpr`; calibrate afterwards.
 
-        Where nothing that was tried is better than before, the guard stays as it was; `guard.tuning` tells both
-        rates. A white box that is tuned on adversarial samples keeps its temperature: they are made to fool the output.
+        Where nothing that was tried is better than before, the guard stays as it was; `guard.tuning` has both rates.
+        A white box that is tuned on adversarial samples keeps its temperature: they are made to fool the output.
 
         Parameters
         ----------
@@ -186,7 +217,7 @@ class Guard:
         tpr : float
             The operating point.
         search : {"sweep", "bayes"}
-            How the temperature is sought: see `igeood.tuning.tune_temperature`.
+            How the temperature is sought: see `igeood.guard.tuning.tune_temperature`.
         epsilons : sequence of float, optional
             Sizes of the input step to try. By default 21 from 0 to 0.004 for a grey box, else the guard's own.
         attack : float
@@ -198,21 +229,23 @@ class Guard:
         progress : callable, optional
             Called with the number of temperatures tried and their total.
         """
-        train = self._training_outputs()
+        self._check_fitted("tune")
+        if self.summary is None and self.detector.needs.samples:
+            raise NotReadyError("tune: a loaded guard has no training sample; call fit again first")
         grid = self._grid(epsilons)
         check_epsilon(attack, "attack")
-        samples = ValidationSamples(
-            self.inputs, id_data, ood, lambda keys: validation.chosen(keys, share, seed), attack
-        )
-        with random_state_kept(), without_gradients():
-            tuned, tuning = tune_guard(
-                self.detector, train, samples.see, grid, epsilon=self.epsilon, tpr=tpr, search=search, seed=seed,
+        self.inputs.check_weights(strict=True)
+        validation = Validation(self.inputs, id_data, ood, lambda keys: shares.chosen(keys, share, seed), attack)
+        samples = {} if self.summary is None else self.summary.samples
+        with random_state_kept(), torch.no_grad():
+            tuned, tuning = tune_detector(
+                self.detector, samples, validation.see, grid, epsilon=self.epsilon, tpr=tpr, search=search, seed=seed,
                 trials=trials, progress=progress,
             )  # fmt: skip
         self.detector, self.tuning, self.calibration = tuned, tuning, None
         self.inputs.epsilon = tuning.epsilon
-        self._tuned_on = validation.merge(self._tuned_on, samples.used)
-        log.info("tune: used %d in-distribution samples of the seeded share %g", len(samples.used), share)
+        self._tuned_on = shares.merge(self._tuned_on, validation.used)
+        log.info("tune: used %d in-distribution samples of the seeded share %g", len(validation.used), share)
         if tuning.after <= tuning.before:
             log.warning("tune: no more OOD validation samples are refused than before, %.1f%%", 100 * tuning.before)
         return self
@@ -247,20 +280,21 @@ class Guard:
         """
         self._check_fitted("calibrate")
         needed = needed_samples(tpr, guarantee, confidence)
-        keys, scores, _, _ = self._judge(id_data, name="id_data", keyed=True)
-        fresh = validation.unused(keys, self._tuned_on)
-        kept, left_out = int(fresh.sum()), int((~fresh).sum())
+        self.inputs.check_weights(strict=True)
+        scores, _, keys = self._judge(id_data, "id_data", keyed=True)
+        unused = shares.unused(keys, self._tuned_on)
+        kept, left_out = int(unused.sum()), int((~unused).sum())
         if kept < needed:
             used = f" ({left_out} more were used by tune)" if left_out else ""
             raise InputError(
                 f"id_data: {kept} samples{used} cannot promise tpr={tpr:g}; at least {needed} are needed that neither "
                 f"training nor tune has used"
             )
-        seen_before = int(np.isin(keys[fresh.numpy()], self.fitted_on).sum())
-        calibration = Calibration(scores.cpu()[fresh], tpr, guarantee, confidence, left_out, seen_before)
-        if seen_before:
+        trained_on = int(np.isin(keys[unused.numpy()], self.fitted_on).sum())
+        calibration = Calibration(scores.cpu()[unused], tpr, guarantee, confidence, left_out, trained_on)
+        if trained_on:
             warnings.warn(
-                f"id_data: {seen_before} of {kept} samples are training samples; classifiers are surer of them than of "
+                f"id_data: {trained_on} of {kept} samples are training samples; classifiers are surer of them than of "
                 f"new ones, so the threshold's promise does not hold; calibrate on samples kept apart",
                 IgeoodWarning,
                 stacklevel=2,
@@ -273,17 +307,18 @@ class Guard:
     def score(self, data: Any) -> Array:
         """Scores (N,) of a tensor, a loader, or logits: higher is more out-of-distribution."""
         self._check_fitted("score")
-        _, score, _, is_numpy = self._judge(data)
-        return as_kind(score, is_numpy)
+        self._warn_of_weights()
+        scores, _, _ = self._judge(data)
+        return as_kind(scores, is_numpy(data))
 
     def predict(self, data: Any) -> Verdict:
         """Judge a tensor, a loader, or logits; the guard must be calibrated."""
         self._check_fitted("predict")
         calibration = self._calibrated("predict")
-        _, score, label, is_numpy = self._judge(data)
-        p_value = torch.as_tensor(calibration.p_values(score))
-        results = (score > calibration.threshold, score, p_value, label)
-        return Verdict(*(as_kind(result, is_numpy) for result in results))
+        self._warn_of_weights()
+        score, label, _ = self._judge(data)
+        results = (score > calibration.threshold, score, calibration.tensor_p_values(score), label)
+        return Verdict(*(as_kind(result, is_numpy(data)) for result in results))
 
     def explain(self, data: Any, *, top: int = 5) -> Explanation:
         """Say why: what each layer added to the score, the nearest classes, and the channels that stand out.
@@ -298,12 +333,13 @@ class Guard:
         self._check_fitted("explain")
         if isinstance(top, bool) or not isinstance(top, int) or top < 1:
             raise InputError(f"top: must be a whole number of channels, at least 1; got {top!r}")
-        with random_state_kept():
-            _, stepped = collect(self.inputs.see(data, self.detector, epsilons=(self.epsilon,)))
-        if not stepped:
-            raise InputError("data: no sample to explain")
-        with torch.no_grad():
-            return explain(self.detector, stepped[0], top, is_numpy=stepped[0].numpy or _is_numpy(data))
+        self._warn_of_weights()
+        with self._quietly(data):
+            pairs = [outputs[0] for _, outputs, _ in self._stepped(data, "x")]
+            whole = Outputs.concat(pairs)
+            if not len(whole):
+                raise InputError("data: no sample to explain; give at least one")
+            return explain(self.detector, whole.as_tensors(), top, to_numpy=is_numpy(data))
 
     def diagnose(self, data: Any, labels: Any = None) -> dict[str, LayerDiagnostics]:
         """Say how Gaussian the features of in-distribution samples are, for each layer: see `igeood.diagnose`.
@@ -314,66 +350,61 @@ class Guard:
             As in `fit`.
         """
         self._check_fitted("diagnose")
-        with random_state_kept():
-            _, outputs = collect(self.inputs.see(data, self.detector, labels=labels, fitting=True))
-        if not outputs:
-            raise InputError("data: no sample to diagnose")
-        return diagnose(outputs[0])
+        with self._quietly(data):
+            batches: Iterator[Any] = self.inputs.batches(data, "data", labels)
+            return diagnose(Outputs.concat(self.inputs.outputs(batch, labels=True) for batch in batches))
 
-    def _judge(self, data: Any, name: str = "x", *, keyed: bool = False) -> tuple[Keys, Tensor, Tensor, bool]:
-        """Keys if they are wanted, scores and the classifier's labels of all samples; and whether they go as NumPy."""
-        keys: list[Keys] = []
+    @contextmanager
+    def _quietly(self, data: Any) -> Iterator[None]:
+        """No gradients; and the random state is kept where a loader may draw from it."""
+        is_loader = not isinstance(data, (Tensor, np.ndarray, dict, Outputs))
+        with random_state_kept() if is_loader else nullcontext(), torch.no_grad():
+            yield
+
+    def _stepped(self, data: Any, name: str) -> Iterator[tuple[Outputs, list[Outputs], Any]]:
+        """For each batch its clean outputs, those to score, and the batch itself."""
+        places = self.inputs.model is not None
+        batches: Iterator[Any] = self.inputs.batches(data, name)
+        for number, batch in enumerate(batches):
+            with at_batch(name, number) if places else nullcontext():
+                clean, outputs = self.inputs.stepped(batch, self.detector, (self.epsilon,))
+                yield clean, outputs, batch
+
+    def _judge(self, data: Any, name: str = "x", *, keyed: bool = False) -> tuple[Tensor, Tensor, Keys]:
+        """Scores and the classifier's labels of all samples, and their keys if they are wanted."""
+        keys: list[Keys] = [NO_KEYS]
         scores: list[Tensor] = []
         labels: list[Tensor] = []
-        name = "logits" if name == "x" and self.inputs.model is None else name
-        is_loader = not isinstance(data, (Tensor, np.ndarray, Mapping, Outputs))
-        with random_state_kept() if is_loader else nullcontext(), without_gradients():
-            for part in self.inputs.see(data, self.detector, name=name, epsilons=(self.epsilon,), keyed=keyed):
-                keys.append(part.keys)
-                scores.append(torch.as_tensor(self.detector.score(_as_tensors(part.stepped[0]))))
-                labels.append(part.clean.logits.argmax(dim=1))
-        if not keys:
-            raise InputError(f"{name}: no batch in the loader; is it a generator that was read already?")
-        is_numpy = part.clean.numpy or _is_numpy(data)
-        return np.concatenate(keys), torch.cat(scores), torch.cat(labels), is_numpy
+        with self._quietly(data):
+            for clean, outputs, batch in self._stepped(data, name):
+                scores.append(self.detector._score(self.detector._scorable(outputs[0])))
+                labels.append(clean.logits.argmax(dim=1))
+                if keyed:
+                    keys.append(self.inputs.keys(batch))
+        if len(scores) == 1:
+            return scores[0], labels[0], keys[-1]
+        return torch.cat(scores), torch.cat(labels), np.concatenate(keys)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the guard to one safetensors file. The training outputs stay out: `tune` needs `fit` after `load`."""
+        """Write the guard to one safetensors file. The training sample stays out: `tune` needs `fit` after `load`."""
+        from igeood.guard.file import save  # noqa: PLC0415 (it builds guards)
+
         self._check_fitted("save")
-        tensors = {f"detector.{name}": value for name, value in self.detector.state().items()}
-        for name, keys in (("fitted_on", self.fitted_on), ("tuned_on", self._tuned_on)):
-            tensors[name] = torch.from_numpy(keys.view(np.int64).copy())
-        record: dict[str, Any] = {
-            "access": self.access,
-            "method": method_name(self.detector),
-            "params": self.detector.params(),
-            "n_classes": self.detector.n_classes_,
-            "layers": self.layers,
-            "epsilon": self.epsilon,
-            "mean": getattr(self.inputs, "mean", None),
-            "std": getattr(self.inputs, "std", 1.0),
-            "fold": getattr(self.inputs, "fold", False),
-            "model": self.inputs.fingerprint,
-            "preparation": self.preparation,
-            "tuning": None if self.tuning is None else asdict(self.tuning),
-            "calibration": None,
-        }
-        if self.calibration is not None:
-            tensors["calibration.scores"] = self.calibration.scores
-            promised = {name: getattr(self.calibration, name) for name in CALIBRATION_FIELDS}
-            record["calibration"] = {"n": len(self.calibration.scores), "threshold": self.threshold, **promised}
-        storage.write(path, record, tensors)
+        save(self, path)
+
+    def _warn_of_weights(self) -> None:
+        if not self.inputs.check_weights(strict=False):
+            warnings.warn(
+                "model: its weights have changed since the guard was fitted; its classes and threshold are of the old "
+                "weights: fit and calibrate again",
+                IgeoodWarning,
+                stacklevel=3,
+            )
 
     def _check_fitted(self, what: str) -> None:
         if not hasattr(self.detector, "n_classes_"):
             how = "fit(logits, labels)" if self.inputs.model is None else "fit(train_loader)"
             raise NotReadyError(f"{what}: the guard is not fitted yet; call {how} first")
-
-    def _training_outputs(self) -> Outputs:
-        self._check_fitted("tune")
-        if self._train is None:
-            raise NotReadyError("tune: a loaded guard has no training outputs; call fit again first")
-        return self._train
 
     def _calibrated(self, what: str) -> Calibration:
         if self.calibration is None:
@@ -387,14 +418,25 @@ class Guard:
         return f"Guard({self.access}: {self.detector!r}{layers}{step}; {promise})"
 
 
-def _is_numpy(data: Any) -> bool:
-    """Whether results go back as NumPy arrays: for arrays, lists of numbers, and outputs made of them."""
-    if isinstance(data, Outputs):
-        return data.numpy
-    if isinstance(data, (list, tuple)):
-        return bool(data) and not any(isinstance(item, (Tensor, dict, tuple, Outputs)) for item in data)
-    return hasattr(data, "__array__") and not isinstance(data, Tensor)
+def summarise(guard: Guard, data: Any, labels: Any = None, *, budget: int = BUDGET) -> Summary:
+    """Sum up training samples for a guard, in one pass; summaries of shards add with ``+``, and `guard.fit` takes one.
+
+    Parameters
+    ----------
+    guard : Guard
+        Whose method and model it is for; it is not changed.
+    data, labels, budget
+        As in `Guard.fit`.
+    """
+    return guard._summarise(data, labels, budget)[1]
 
 
-def _as_tensors(batch: Outputs) -> Outputs:
-    return Outputs.checked(batch.logits, batch.features, batch.labels, False)
+def _sample_notes(summary: Summary) -> Iterator[str]:
+    """How many rows of each class were kept, where not all were."""
+    for kind, sample in summary.samples.items():
+        kept = sample.kept
+        if sample.quota < int(sample.totals.max()):
+            yield (
+                f"fit: the budget of {summary.budget >> 20} MiB keeps {kept.min()} to {kept.max()} of "
+                f"{sample.totals.min()} to {sample.totals.max()} rows of a class, with {kind}"
+            )

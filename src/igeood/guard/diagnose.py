@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from igeood.detectors.features import ClassSums
 from igeood.errors import InputError
 from igeood.outputs import Outputs
+from igeood.summary import ClassSums
 
 MOST_FOR_SHAPIRO = 5000  # its p-value's tables end there; W itself needs no more
 
@@ -60,7 +60,7 @@ def _layer(outputs: Outputs, layer: str) -> LayerDiagnostics:
 
     assert outputs.labels is not None  # noqa: S101 (diagnose has checked it; this tells the type checker)
     features = outputs.features[layer].detach().double()
-    sums = ClassSums.of(features, outputs.labels, outputs.n_classes, full=True)
+    sums = ClassSums.of(features, outputs.labels, outputs.n_classes, "full")
     covariance = sums.covariance
     diagonal = covariance.diagonal()
     eigenvalues = torch.linalg.eigvalsh(covariance).clamp(min=0.0)

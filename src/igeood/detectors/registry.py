@@ -1,0 +1,133 @@
+"""The one table of methods: a decorator puts a detector in it, and everything else reads it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from igeood.detectors.base import Detector, parameter_names
+from igeood.errors import InputError
+from igeood.summary import Needs
+
+K = TypeVar("K", bound=type[Detector])
+Style = tuple[str, str, str]
+
+DEFAULT_STYLE: Style = ("#7F7F7F", "-", ".")
+
+
+@dataclass(frozen=True)
+class Method:
+    """A registered method.
+
+    Attributes
+    ----------
+    kind : type of Detector
+        Its class.
+    title : str
+        Its name in tables and plots.
+    fixed : mapping
+        Options that the name fixes.
+    style : tuple of str
+        In plots: colour, line and marker, as matplotlib names them.
+    tunes : bool
+        Whether comparisons tune it on OOD samples.
+    """
+
+    kind: type[Detector]
+    title: str
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    style: Style = DEFAULT_STYLE
+    tunes: bool = True
+
+    @property
+    def needs(self) -> Needs:
+        """What the method needs."""
+        return self.kind.needs
+
+    @property
+    def needs_layers(self) -> bool:
+        """Whether it reads hidden layers: a method for the white box."""
+        return self.needs.layers != "none" or self.needs.head
+
+    @property
+    def options(self) -> list[str]:
+        """Options that are left to the user."""
+        return [name for name in parameter_names(self.kind) if name not in self.fixed]
+
+
+METHODS: dict[str, Method] = {}
+
+
+def register(
+    name: str,
+    *,
+    title: str | None = None,
+    fixed: Mapping[str, Any] | None = None,
+    style: Style = DEFAULT_STYLE,
+    tunes: bool = True,
+) -> Callable[[K], K]:
+    """Class decorator that makes a detector a method: guards, command line, tables and plots know it by its name.
+
+    Parameters
+    ----------
+    name : str
+        Such as `"my-method"`.
+    title : str, optional
+        Its name in tables and plots; by default `name`.
+    fixed : mapping, optional
+        Options that this name fixes; a class may have several names.
+    style : tuple of str, optional
+        In plots: colour, line and marker, as matplotlib names them.
+    tunes : bool
+        Whether comparisons tune it on OOD samples.
+    """
+
+    def add(kind: K) -> K:
+        if not (isinstance(kind, type) and issubclass(kind, Detector)):
+            raise InputError(f"register: expected a subclass of igeood.Detector, got {kind!r}")
+        known = METHODS.get(name)
+        if known is not None and (known.kind.__module__, known.kind.__qualname__) != (
+            kind.__module__,
+            kind.__qualname__,
+        ):
+            raise InputError(f"name: {name!r} is {known.kind.__qualname__} already; choose another")
+        METHODS[name] = Method(kind, title or name, dict(fixed or {}), style, tunes)
+        return kind
+
+    return add
+
+
+def detector(name: str, **options: Any) -> Detector:
+    """Make a detector by its method's name, one of `METHODS`.
+
+    Parameters
+    ----------
+    name : str
+        Such as `"energy"`.
+    options
+        Constructor arguments of the method's class, except those that the name fixes.
+
+    Examples
+    --------
+    >>> detector("energy", temperature=2.0)
+    Energy(temperature=2.0, probabilities=False)
+    """
+    method = METHODS.get(name)
+    if method is None:
+        raise InputError.unknown("method", name, METHODS)
+    for option in options:
+        if option in method.fixed:
+            raise InputError(f"{option}: {name!r} means {option}={method.fixed[option]!r}; pick another method instead")
+        if option not in method.options:
+            raise InputError(f"{option}: {name!r} has no such option; it takes {', '.join(method.options)}")
+    return method.kind(**method.fixed, **options)
+
+
+def method_name(instance: Detector) -> str:
+    """Name under which a detector is registered."""
+    params = instance.params()
+    for name, method in METHODS.items():
+        if type(instance) is method.kind and all(params[key] == value for key, value in method.fixed.items()):
+            return name
+    raise InputError(
+        f"detector: {type(instance).__name__} is not registered; decorate its class with @igeood.register(name)"
+    )

@@ -1,0 +1,131 @@
+"""Guards by what the user has of the model: its logits, its gradients, its hidden layers."""
+
+from typing import Any
+
+from torch import nn
+
+from igeood.detectors import METHODS, Detector
+from igeood.detectors import detector as make_detector
+from igeood.errors import InputError
+from igeood.guard.guard import Access, Guard
+from igeood.guard.inputs import ArrayInputs, ModelInputs
+from igeood.model.layers import Layers
+from igeood.model.step import Channels, check_epsilon
+
+
+def black_box(
+    model: nn.Module | None = None,
+    *,
+    method: str | Detector = "igeood-logits",
+    temperature: float | None = None,
+    probabilities: bool = False,
+) -> Guard:
+    """Make a guard that uses logits only: a model's, or arrays from any framework.
+
+    Parameters
+    ----------
+    model : Module, optional
+        The classifier. Without it the guard takes logits in place of inputs.
+    method : str or Detector
+        One of `igeood.METHODS` that needs no layers, or a detector of your own options.
+    temperature : float, optional
+        Of the softmax; each method has its own default.
+    probabilities : bool
+        The model, or the arrays, give probabilities, not logits.
+
+    Examples
+    --------
+    >>> guard = black_box().fit([[4.0, 0, 0], [0, 5.0, 0], [0, 0, 3.0]], [0, 1, 2])
+    >>> guard.score([[0.1, 0.2, 0.0]]).shape
+    (1,)
+    """
+    detector = _detector(method, "black box", temperature, probabilities)
+    return Guard(detector, ArrayInputs() if model is None else ModelInputs(model), "black box")
+
+
+def grey_box(
+    model: nn.Module,
+    *,
+    epsilon: float = 0.0012,
+    std: Channels = 1.0,
+    method: str | Detector = "igeood-logits",
+    temperature: float | None = None,
+    probabilities: bool = False,
+) -> Guard:
+    """Make a guard that moves each input one signed-gradient step before scoring its logits (Eq. 6).
+
+    Parameters
+    ----------
+    model : Module
+        The classifier.
+    epsilon : float
+        Size of the step in pixel units; `tune` chooses one.
+    std : float or one for each channel
+        Of the input's normalisation; 1 for inputs in [0, 1].
+    method, temperature, probabilities
+        As in `black_box`.
+    """
+    check_epsilon(epsilon)
+    detector = _detector(method, "grey box", temperature, probabilities)
+    return Guard(detector, ModelInputs(model, epsilon=epsilon, std=std), "grey box")
+
+
+def white_box(
+    model: nn.Module | None = None,
+    *,
+    layers: Layers = "auto",
+    plus: bool = False,
+    epsilon: float = 0.0,
+    mean: Channels | None = None,
+    std: Channels = 1.0,
+    method: str | Detector | None = None,
+    temperature: float | None = None,
+) -> Guard:
+    """Make a guard that uses hidden layers too: IGEOOD, which works before `tune`, with no OOD sample.
+
+    Parameters
+    ----------
+    model : Module, optional
+        The classifier. Without it the guard takes `Outputs` with features in place of inputs.
+    layers : "auto" or names
+        Keys of `model.named_modules()`; "auto" finds the ends of the model's blocks, or takes all features there are.
+    plus : bool
+        IGEOOD+: `tune` learns the OOD samples' own statistics as well.
+    epsilon : float
+        Size of the input step in pixel units; 0 for none.
+    mean, std : float or one for each channel
+        Of the input's normalisation: for the step, and for adversarial samples.
+    method : str or Detector, optional
+        Another white-box method, such as `"mahalanobis"`.
+    temperature : float, optional
+        Of the softmax in FR₀.
+    """
+    check_epsilon(epsilon)
+    if layers != "auto" and not isinstance(layers, str) and not list(layers):
+        raise InputError("layers: empty; name at least one layer, or leave it to 'auto'")
+    if method is not None and plus:
+        raise InputError("plus: means method='igeood+'; give one of the two")
+    detector = _detector(method or ("igeood+" if plus else "igeood"), "white box", temperature, False)
+    if model is None:
+        if epsilon:
+            raise InputError("epsilon: an input step needs the model; give it, or leave epsilon at 0")
+        return Guard(detector, ArrayInputs(layers), "white box")
+    return Guard(detector, ModelInputs(model, layers, epsilon=epsilon, mean=mean, std=std), "white box")
+
+
+def _detector(method: str | Detector, access: Access, temperature: float | None, probabilities: bool) -> Detector:
+    is_white = access == "white box"
+    if isinstance(method, Detector):
+        if temperature is not None or probabilities:
+            raise InputError("method: a detector has its own options; give temperature and probabilities to it")
+        if (method.needs.layers != "none" or method.needs.head) != is_white:
+            raise InputError(f"method: {type(method).__name__} is not a detector for a {access}")
+        return method
+    options: dict[str, Any] = {} if temperature is None else {"temperature": temperature}
+    if probabilities:
+        options["probabilities"] = True
+    detector = make_detector(method, **options)
+    if METHODS[method].needs_layers != is_white:
+        fitting = [name for name, entry in METHODS.items() if entry.needs_layers == is_white]
+        raise InputError(f"method: {method!r} is not one for a {access}; those are {', '.join(fitting)}")
+    return detector

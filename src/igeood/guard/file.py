@@ -1,0 +1,166 @@
+"""A guard's file: one safetensors file, read only if nothing in it has changed. Nothing in it is executed."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from igeood.calibration import Calibration
+from igeood.detectors import METHODS, Detector, method_name
+from igeood.detectors import detector as make_detector
+from igeood.detectors.weighted import WeightSearch
+from igeood.errors import GuardFileError, InputError
+from igeood.files import read_record, write_record
+from igeood.guard.guard import Guard
+from igeood.guard.inputs import ArrayInputs, ModelInputs
+from igeood.guard.tuning import StepTrial, TemperatureSearch, Trial, Tuning
+from igeood.model.fingerprint import fingerprint
+from igeood.model.step import Attack, check_channels
+from igeood.outputs import Keys, Outputs
+
+CALIBRATION_FIELDS = ("tpr", "guarantee", "confidence", "left_out", "trained_on")
+
+
+def save(guard: Guard, path: str | os.PathLike[str]) -> None:
+    """Write a fitted guard; see `Guard.save`."""
+    guard.inputs.check_weights(strict=True)
+    tensors = {f"detector.{name}": value for name, value in guard.detector.state().items()}
+    for name, keys in (("fitted_on", guard.fitted_on), ("tuned_on", guard._tuned_on)):
+        tensors[name] = torch.from_numpy(keys.view(np.int64).copy())
+    record: dict[str, Any] = {
+        "kind": "guard",
+        "access": guard.access,
+        "method": method_name(guard.detector),
+        "params": guard.detector.params(),
+        "n_classes": guard.detector.n_classes_,
+        "blocks": list(guard.detector.widths_),
+        "layers": guard.layers,
+        "layouts": dict(guard.inputs.layouts),
+        "epsilon": guard.epsilon,
+        "mean": getattr(guard.inputs, "mean", None),
+        "std": getattr(guard.inputs, "std", 1.0),
+        "model": guard.inputs.fingerprint,
+        "preparation": guard.preparation,
+        "tuning": None if guard.tuning is None else asdict(guard.tuning),
+        "calibration": None,
+    }
+    if guard.calibration is not None:
+        tensors["calibration.scores"] = guard.calibration.scores
+        promised = {name: getattr(guard.calibration, name) for name in CALIBRATION_FIELDS}
+        record["calibration"] = {"n": len(guard.calibration.scores), "threshold": guard.threshold, **promised}
+    write_record(path, record, tensors)
+
+
+def load(path: str | os.PathLike[str], model: nn.Module | None = None, *, strict: bool = True) -> Guard:
+    """Read a guard that `Guard.save` wrote. A damaged, foreign or newer file is an error, and nothing is executed.
+
+    Parameters
+    ----------
+    path : path
+        The file.
+    model : Module, optional
+        The classifier that the guard was made with, if it was made with one.
+    strict : bool
+        Refuse another model than that, by its fingerprint.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise InputError(f"path: expected the guard's file, got {type(path).__name__}; call load(path, model)")
+    if not (model is None or isinstance(model, nn.Module)):
+        raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}; give the model itself")
+    record, tensors = read_record(path, "guard")
+    if record.get("method") not in METHODS:
+        raise GuardFileError(
+            f"path: {path} holds a guard of method {record.get('method')!r}, which is not registered here; import the "
+            f"module whose class has @igeood.register({record.get('method')!r}) first"
+        )
+    _check_model(path, record.get("model"), model, strict)
+    try:
+        with torch.inference_mode(False):  # what is made in it cannot serve for gradients
+            return _restored(record, tensors, model)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        reason = " ".join(str(error).split())  # it may quote the file
+        raise GuardFileError(f"path: {path} does not describe a guard ({reason}); save it again") from error
+
+
+def _check_model(path: Any, wanted: str | None, model: nn.Module | None, strict: bool) -> None:
+    if wanted is None and model is not None:
+        raise InputError(f"model: the guard in {path} was made without a model; leave it out")
+    if model is None:
+        if wanted is not None:
+            raise InputError(f"model: the guard in {path} needs its model: load(path, model), or --model")
+        return
+    given = fingerprint(model)
+    if strict and given != wanted:
+        raise InputError(
+            f"model: its fingerprint is {given}, the guard in {path} was made with {wanted}: other weights, "
+            f"precision or architecture; load that model, or pass strict=False"
+        )
+
+
+def _restored(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Module | None) -> Guard:
+    method, classes = record["method"], record["n_classes"]
+    if isinstance(classes, bool) or not isinstance(classes, int) or not 2 <= classes <= 1 << 22:
+        raise InputError(f"n_classes: {classes!r}")
+    options = {name: value for name, value in record["params"].items() if name not in METHODS[method].fixed}
+    prefix = "detector."
+    state = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    detector = make_detector(method, **options).load_state(state, classes)
+    inputs: ArrayInputs | ModelInputs = ArrayInputs([str(layer) for layer in record["layers"]])
+    if model is not None:
+        given = {name: record[name] for name in ("epsilon", "mean", "std", "layouts")}
+        inputs = ModelInputs(model, [str(layer) for layer in record["layers"]], **given)
+        inputs.read(record["blocks"], record["layouts"], METHODS[method].needs.statistic)
+        inputs.settle()
+    guard = Guard(detector, inputs, record["access"])
+    guard._tuned_on = guard._first_tuned_on = _keys(tensors["tuned_on"])
+    guard.fitted_on = _keys(tensors["fitted_on"])
+    guard.preparation = _preparation(record["preparation"])
+    guard.tuning = None if record["tuning"] is None else _restored_tuning(record["tuning"])
+    if record["calibration"] is not None:
+        fields = {name: record["calibration"][name] for name in CALIBRATION_FIELDS}
+        guard.calibration = Calibration(tensors["calibration.scores"], **fields)
+    _try_out(detector)
+    return guard
+
+
+def _keys(tensor: Tensor) -> Keys:
+    if tensor.dtype != torch.int64 or tensor.ndim != 1:
+        raise InputError(f"keys of samples: expected int64 of shape (N,), got {tensor.dtype} {tuple(tensor.shape)}")
+    return tensor.numpy().view(np.uint64)
+
+
+def _preparation(record: Any) -> dict[str, Any] | None:
+    """How images become inputs, if it can be followed."""
+    if record is None:
+        return None
+    if not isinstance(record["size"], int) or not 1 <= record["size"] <= 4096:
+        raise InputError(f"preparation: size {record['size']!r}")
+    for name in ("mean", "std"):
+        check_channels(record[name], name, positive=name == "std")
+        if len(record[name]) not in (1, 3):
+            raise InputError(f"preparation: {len(record[name])} values of {name}, for three channels")
+    return dict(record)
+
+
+def _restored_tuning(record: Mapping[str, Any]) -> Tuning:
+    fields = dict(record)
+    if fields["temperature"] is not None:
+        trials = tuple(Trial(**trial) for trial in fields["temperature"]["trials"])
+        fields["temperature"] = TemperatureSearch(Trial(**fields["temperature"]["best"]), trials)
+    fields["steps"] = tuple(StepTrial(**step) for step in fields["steps"])
+    for name, kind in (("weights", WeightSearch), ("attack", Attack)):
+        fields[name] = None if fields[name] is None else kind(**fields[name])
+    return Tuning(**fields)
+
+
+def _try_out(detector: Detector) -> None:
+    """Score one made-up sample: a state whose shapes do not fit fails here, not at the first input."""
+    features = {block: torch.zeros(1, width) for block, width in detector.widths_.items()}
+    logits = 2.0 * torch.arange(float(detector.n_classes_))[None]  # nobody takes them for probabilities
+    score = detector.score(Outputs(logits.softmax(dim=1) if detector.probabilities else logits, features))
+    if not bool(torch.as_tensor(score).isfinite().all()):
+        raise InputError("its state has values that are not finite")

@@ -1,0 +1,93 @@
+"""Sums over training rows that add: counts, means and scatter of classes."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from igeood.geometry.precision import chunk_rows, row_chunks, wide
+
+
+@dataclass(frozen=True)
+class ClassSums:
+    """Count, mean and scatter of the classes' features, in float64; those of batches and shards add with ``+``.
+
+    The scatter is about each class's own mean and summed over classes: (k,) for each channel, or (k, k) in full; it may
+    be left out. Means are kept as differences from an origin among them, so that a large offset does not round them.
+    """
+
+    count: Tensor  # (C,)
+    origin: Tensor  # (k,)
+    shift: Tensor  # (C, k)
+    scatter: Tensor  # (k,) or (k, k), or (0,) where it is left out
+
+    @classmethod
+    def of(cls, features: Tensor, labels: Tensor, n_classes: int, kind: str = "diagonal") -> "ClassSums":
+        """Sums of one batch: features (N, k) and labels (N,); `kind` is that of `Needs.sums`."""
+        x, k = features.detach(), features.shape[1]
+        few = wide(x[:256])
+        origin = few.sum(dim=0) / max(1, len(few))
+        shift = few.new_zeros(n_classes, k)
+        for part, classes in _chunks(x, labels, origin, k):
+            shift.index_add_(0, classes, part)
+        count = torch.bincount(labels, minlength=n_classes).to(shift.dtype)
+        shift /= count.clamp(min=1.0)[:, None]
+        scatter = shift.new_zeros({"full": (k, k), "diagonal": (k,)}.get(kind, (0,)))
+        for part, classes in _chunks(x, labels, origin, k // 4 if kind == "full" else k):  # a matmul wants more rows
+            if kind == "mean":
+                break
+            part.sub_(shift.index_select(0, classes))
+            if kind == "full":
+                scatter.addmm_(part.T, part)
+            else:
+                scatter += part.square_().sum(dim=0)
+        return cls(count, origin, shift, scatter)
+
+    def __add__(self, other: "ClassSums") -> "ClassSums":
+        count = self.count + other.count
+        apart = other.shift - self.shift
+        apart += other.origin - self.origin  # (C, k), between the means
+        share = other.count / count.clamp(min=1.0)  # (C,)
+        shift = torch.addcmul(self.shift, share[:, None], apart)
+        return ClassSums(count, self.origin, shift, self._scatter(other, self.count * share, apart))
+
+    def _scatter(self, other: "ClassSums", weights: Tensor, apart: Tensor) -> Tensor:
+        if not self.scatter.numel():
+            return self.scatter
+        return self.scatter + other.scatter + _weighted_squares(weights, apart, full=self.scatter.ndim == 2)
+
+    def pooled(self) -> "ClassSums":
+        """Sums of all classes taken as one, about their common mean."""
+        n = self.count.sum()
+        shift = (self.count[:, None] * self.shift).sum(dim=0, keepdim=True) / n  # (1, k)
+        between = _weighted_squares(self.count, self.shift - shift, full=self.scatter.ndim == 2)
+        return ClassSums(n[None], self.origin, shift, self.scatter + between)
+
+    @property
+    def mean(self) -> Tensor:
+        """Class means (C, k); undefined for a class without samples."""
+        return self.origin + self.shift
+
+    @property
+    def covariance(self) -> Tensor:
+        """Pooled covariance, or its diagonal, with 1/N (Eq. 8)."""
+        return self.scatter / self.count.sum()
+
+    @property
+    def variance(self) -> Tensor:
+        """Pooled variance of each channel, (k,)."""
+        covariance = self.covariance
+        return covariance.diagonal() if covariance.ndim == 2 else covariance
+
+
+def _chunks(x: Tensor, labels: Tensor, origin: Tensor, width: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows of x less the origin and their labels, by chunks, in one buffer: fresh memory costs more than sums do."""
+    buffer = origin.new_empty(min(len(x), chunk_rows(width)), x.shape[1])
+    for rows in row_chunks(len(x), width):
+        yield buffer[: rows.stop - rows.start].copy_(x[rows]).sub_(origin), labels[rows]
+
+
+def _weighted_squares(weights: Tensor, x: Tensor, *, full: bool) -> Tensor:
+    """Sum over rows of weight · xxᵀ, (k, k), or its diagonal (k,); overwrites x (C, k)."""
+    return x.T @ (weights[:, None] * x) if full else weights @ x.square_()
