@@ -143,7 +143,7 @@ class _Samples:
 
     def sums(self, centre: Tensor, counts: Tensor) -> _Sums:
         """One pass at the centres (C, C)."""
-        pull, scalars = torch.zeros_like(centre), torch.zeros_like(centre[:, :3])
+        pull, scalars = torch.zeros_like(centre), centre.new_zeros(len(centre), 3)
         for points, labels, weights in self:
             diff = points - centre.index_select(0, labels)
             half = (0.5 * torch.linalg.vector_norm(diff, dim=1)).clamp_(max=1.0)
