@@ -132,7 +132,7 @@ class Runner:
             if not parameters or not isinstance(value, Tensor):
                 return value
             fits = value.dtype in dtypes or not dtypes or not value.is_floating_point()
-            return value.to(parameters[0].device, value.dtype if fits else dtypes[0])
+            return value.to(parameters[0].device, value.dtype if fits else max(set(dtypes), key=dtypes.count))
 
         return batch.mapped(move)
 

@@ -1,0 +1,139 @@
+"""What comes in, batch by batch."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from igeood.errors import IgeoodWarning, InputError
+from igeood.model.batches import as_batch, at_batch, batches
+
+X, Y = torch.arange(60.0).reshape(20, 3), torch.arange(20) % 4
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(list(zip(X, Y, strict=True)))
+
+
+class Reused:
+    """A loader that fills the same buffers again and again."""
+
+    def __iter__(self):
+        x, y = torch.empty(5, 3), torch.empty(5, dtype=torch.int64)
+        for rows in torch.arange(20).split(5):
+            yield x.copy_(X[rows]), y.copy_(Y[rows])
+
+
+def read_only(array):
+    array.flags.writeable = False
+    return array
+
+
+SOURCES = {
+    "a pair": lambda: (X, Y),
+    "a list as a loader gives it": lambda: [X, Y],
+    "a mapping": lambda: {"x": X, "labels": Y},
+    "more in a batch": lambda: [(X, Y, "path", None)],
+    "a loader": lambda: DataLoader(TensorDataset(X, Y), batch_size=6),
+    "a loader of a stream": lambda: DataLoader(Stream(), batch_size=6),
+    "a generator": lambda: ((x, y) for x, y in zip(X.split(7), Y.split(7), strict=True)),
+    "an empty batch between": lambda: [(X[:5], Y[:5]), (X[:0], Y[:0]), (X[5:], Y[5:])],
+    "mappings of arrays": lambda: [{"x": X.numpy(), "label": Y.numpy()}],
+    "arrays": lambda: (X.numpy(), Y.numpy()),
+    "read-only arrays": lambda: (read_only(X.numpy().copy()), Y.numpy()),
+    "arrays of negative stride": lambda: (np.ascontiguousarray(X.numpy()[::-1])[::-1], Y.numpy()),
+    "labels in a list": lambda: (X, Y.tolist()),
+    "buffers that are filled again": Reused,
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_sources(source):
+    parts = [(b.x.clone(), torch.as_tensor(b.labels).clone(), b.keys) for b in batches(SOURCES[source]())]
+    assert torch.equal(torch.cat([x for x, _, _ in parts]), X)
+    assert torch.equal(torch.cat([y for _, y, _ in parts]), Y)
+    assert np.array_equal(np.concatenate([keys for _, _, keys in parts]), as_batch(X).keys)
+
+
+def test_a_whole_tensor_is_cut_with_its_labels():
+    x, y = torch.zeros(600, 2), torch.arange(600)
+    pieces = list(batches((x, y.tolist())))
+    assert [len(piece) for piece in pieces] == [256, 256, 88]
+    assert torch.equal(torch.cat([piece.labels for piece in pieces]), y)
+    with pytest.raises(InputError, match=r"^x: batch 0: labels: 256 of them for 600 samples"):
+        list(batches((x, y[:256])))
+    assert [len(piece) for piece in batches(x[:0])] == [0]
+
+
+def test_a_mappings_input_keys_and_rows():
+    ids, mask = torch.randint(50, (20, 6), generator=torch.Generator().manual_seed(0)), torch.ones(20, 6)
+    batch = as_batch({"attention_mask": mask, "input_ids": ids, "labels": Y, "flag": True})
+    assert batch.x is ids
+    assert set(batch.keywords) == {"attention_mask", "input_ids", "flag"}
+    assert len(np.unique(batch.keys)) == 20
+    other = as_batch({"attention_mask": mask * (torch.arange(6) > 0), "input_ids": ids})
+    assert not np.isin(batch.keys, other.keys).any()  # all tensors count
+    rows = batch[torch.arange(20) > 16]
+    assert (len(rows), len(rows.labels), rows.keywords["flag"]) == (3, 3, True)
+    pixels = torch.rand(20, 3, 2, 2)
+    batch = as_batch({"bool_masked_pos": mask, "pixel_values": pixels})
+    assert batch.x is pixels
+    moved = batch.with_x(pixels * 2)
+    assert torch.equal(moved.x, pixels * 2)
+    assert moved.keywords["bool_masked_pos"] is mask
+
+
+BAD = {
+    "a number": (3, "x: expected .* got int"),
+    "no batch": ([], "x: empty: no batch"),
+    "text": (["text"], "x: batch 0: expected .* got str"),
+    "an empty tuple": ([X, ()], "x: batch 1: expected .* got tuple"),
+    "a scalar": (torch.tensor(1.0), "x: batch 0: expected"),
+    "no tensor in a mapping": ([{"path": "a", "labels": Y}], "x: batch 0: the mapping has no tensor among .*'path'"),
+    "bytes": (X.to(torch.uint8), r"x: batch 0: images of bytes \(uint8\)"),
+    "NaN": (torch.where(X == 10, torch.nan, X), r"x: batch 0: sample 3 has NaN or infinity \(1 of 20 do\)"),
+    "infinity": ([X, X / 0], r"x: batch 1: sample 0 has NaN"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_no_batch(case):
+    source, message = BAD[case]
+    with pytest.raises(InputError, match=f"^{message}"):
+        list(batches(source))
+
+
+def test_large_finite_values_are_no_infinity():
+    assert len(as_batch(torch.full((2, 9), 3e38))) == 2  # whose sum is infinite
+    assert len(as_batch(torch.full((2, 9), 6e4, dtype=torch.float16))) == 2
+
+
+def test_a_loaders_own_exception_passes_through():
+    def broken():
+        yield X
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="disk"):
+        list(batches(broken()))
+    with pytest.raises(KeyError), at_batch("x", 0):
+        raise KeyError("a")
+
+
+class Stops(Dataset):
+    """A dataset with a bug: it raises StopIteration, which ends its loader."""
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, i):
+        if i >= 12:
+            raise StopIteration
+        return X[i]
+
+
+def test_a_loader_that_ends_early_is_a_warning():
+    with pytest.warns(IgeoodWarning, match="data: the loader ended after 3 of its 5 batches"):
+        assert len(list(batches(DataLoader(Stops(), batch_size=4), "data"))) == 3
+    assert len(list(batches(DataLoader(TensorDataset(X), batch_size=6, drop_last=True)))) == 3
+    assert len(list(batches(DataLoader(TensorDataset(X), batch_sampler=(range(5) for _ in "ab"))))) == 2  # no length

@@ -1,0 +1,145 @@
+"""Which weights a model has."""
+
+import copy
+import threading
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from igeood.model.fingerprint import Versions, fingerprint
+
+
+@torch.no_grad()
+def one_value(model):
+    model.fc.weight[0, 0] += 1.0
+
+
+def optimised(model):
+    model(torch.rand(4, 2, 5, 5)).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
+def loaded(model, **options):
+    model.load_state_dict({name: value + 1 for name, value in model.state_dict().items()}, **options)
+
+
+CHANGES = {
+    "one value": one_value,
+    "an optimiser": optimised,
+    "one buffer": lambda model: model.train()(torch.rand(4, 2, 5, 5)),
+    "other storage": lambda model: setattr(model.fc.weight, "data", model.fc.weight.data * 2),
+    "a new parameter": lambda model: setattr(model.fc, "bias", nn.Parameter(model.fc.bias.detach() + 1)),
+    "a new layer": lambda model: setattr(model, "hidden", nn.Linear(6, 5)),
+    "loaded": loaded,
+    "assigned": lambda model: loaded(model, assign=True),
+    "half precision": lambda model: model.half(),
+}
+SAME = {
+    "evaluation mode": lambda model: model.eval(),
+    "gradients": lambda model: model.eval()(torch.rand(4, 2, 5, 5)).sum().backward(),
+    "frozen": lambda model: model.requires_grad_(False),
+    "a pass": lambda model: model.eval()(torch.rand(4, 2, 5, 5)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changes_are_noticed(net, change):
+    before, versions = fingerprint(net), Versions(net)
+    assert not versions.changed()
+    CHANGES[change](net)
+    assert versions.changed()
+    assert fingerprint(net) != before
+
+
+@pytest.mark.parametrize("change", SAME)
+def test_what_is_no_change(net, change):
+    before, versions = fingerprint(net), Versions(net)
+    SAME[change](net)
+    assert not versions.changed()
+    assert fingerprint(net) == before
+
+
+def test_a_copy_has_the_fingerprint_and_the_versions_are_its_own(net):
+    other = copy.deepcopy(net)
+    versions = Versions(other)
+    assert fingerprint(other) == fingerprint(net)
+    one_value(net)
+    assert not versions.changed()
+
+
+def test_inference_tensors_have_no_counter():
+    with torch.inference_mode():
+        model = nn.Linear(2, 3)
+    versions = Versions(model)
+    assert not versions.changed()
+    model.weight = nn.Parameter(torch.ones(3, 2))
+    assert versions.changed()
+
+
+def test_the_fingerprint_is_the_same_in_every_process():
+    model = nn.Module()
+    model.a = nn.Parameter(torch.arange(12.0).reshape(3, 4).t())
+    model.b = nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
+    model.c = nn.Parameter(torch.zeros(0, 2, dtype=torch.bfloat16))
+    model.register_buffer("d", torch.tensor([True, False]))
+    model.register_buffer("e", torch.tensor(7))
+    model.register_buffer("f", torch.zeros(3), persistent=False)
+    assert fingerprint(model) == "6bfbc82443b2cb7e"
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_wrappers_do_not_count(net):
+    expected = fingerprint(net)
+    for wrapped in (nn.DataParallel(net), torch.compile(net, backend="eager"), nn.DataParallel(torch.compile(net))):
+        assert fingerprint(wrapped) == expected
+        assert not Versions(wrapped).changed()
+
+
+def quantised(value):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # on its way out, and still met
+        return torch.quantize_per_tensor(torch.tensor([1.0, value]), 0.1, 0, torch.qint8)
+
+
+STATES = {
+    "sparse": lambda a: torch.tensor([[0.0, a], [1.0, 0.0]]).to_sparse(),
+    "quantised": quantised,
+    "float8": lambda a: torch.tensor([a]).to(torch.float8_e4m3fn),
+    "complex, conjugate": lambda a: torch.tensor([1j * a]).conj(),
+    "packed": lambda a: (quantised(a), None),
+}
+
+
+def holding(value):
+    """A model with this in its state."""
+    model = nn.Linear(2, 2)
+    nn.init.ones_(model.weight)
+    nn.init.ones_(model.bias)
+    if isinstance(value, torch.Tensor):
+        model.register_buffer("more", value)
+    else:
+        model.__class__ = type("Extra", (nn.Linear,), {"get_extra_state": lambda _: value})
+    return model
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_tensors_of_every_kind_count_by_their_values(state):
+    make = STATES[state]
+    model = holding(make(2.0))
+    assert fingerprint(model) == fingerprint(holding(make(2.0))) != fingerprint(holding(make(3.0)))
+    assert not Versions(model).changed()
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, object(), threading.Lock(), torch.empty(3, device="meta")])
+def test_other_state_counts_by_its_kind(value):
+    assert fingerprint(holding(value)) == fingerprint(holding(value)) != fingerprint(holding(3.5))
+
+
+def test_lazy_models():
+    model = nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
+    before, versions = fingerprint(model), Versions(model)
+    model(torch.rand(2, 4))
+    assert versions.changed()
+    assert fingerprint(model) != before

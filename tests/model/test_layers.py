@@ -1,0 +1,212 @@
+"""Layers that are chosen, on networks of many kinds."""
+
+import pytest
+import torch
+from torch import nn
+
+from igeood.bench.networks import densenet_bc_100, resnet_34
+from igeood.errors import InputError
+from igeood.model.batches import as_batch
+from igeood.model.layers import check_layers, choose_layers
+from igeood.model.reader import Reader, extract
+
+IMAGES = torch.zeros(2, 3, 32, 32)
+
+
+def auto(model, x=IMAGES):
+    """Layers that are chosen, with the widths of their features."""
+    return {layer: features.shape[1] for layer, features in extract(model, x).features.items()}
+
+
+def test_densenet_has_the_papers_layers():
+    assert auto(densenet_bc_100()) == {"conv1": 24, "trans1": 108, "trans2": 150, "relu": 342}
+
+
+@pytest.mark.parametrize("prefix", ["", "1."])
+def test_resnet_has_the_papers_layers_also_inside_another_module(prefix):
+    model = nn.Sequential(nn.Identity(), resnet_34()) if prefix else resnet_34()
+    layers = auto(model)
+    assert list(layers.values()) == [64, 64, 128, 256, 512]
+    assert list(layers)[1:] == [f"{prefix}layer{i}" for i in (1, 2, 3, 4)]
+
+
+def make_cnn():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 12), nn.LayerNorm(12), nn.ReLU(), nn.Linear(12, 5),
+    )  # fmt: skip
+
+
+def test_plain_cnn_and_mlp():
+    assert list(auto(make_cnn()).values()) == [8, 16, 12]
+    mlp = nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3))
+    assert auto(mlp, torch.zeros(2, 20)) == {"1": 16, "3": 8}
+
+
+KINDS = {
+    "none": [], "all": ["2", "7", "10"], "last": ["10"], "last two": ["7", "10"],
+    "convolutions": ["0", "3"], "norms": ["4", "9"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds(kind):
+    assert choose_layers(make_cnn(), as_batch(IMAGES), kind) == KINDS[kind]
+    if kind in ("convolutions", "norms"):
+        assert list(extract(make_cnn(), IMAGES, kind).features) == KINDS[kind]
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, x):
+        h = self.norm1(x)
+        x = x + self.attention(h, h, h)[0]
+        return x + self.mlp(self.norm2(x))
+
+
+class ViT(nn.Module):
+    def __init__(self, depth, *, in_a_list, width=16):
+        super().__init__()
+        blocks = [Block(width) for _ in range(depth)]
+        self.patch = nn.Conv2d(3, width, 8, 8)
+        self.blocks = nn.ModuleList(blocks) if in_a_list else nn.Sequential(*blocks)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 5)
+
+    def forward(self, x):
+        x = self.patch(x).flatten(2).transpose(1, 2)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x).mean(1))
+
+
+@pytest.mark.parametrize(("depth", "in_a_list"), [(2, True), (4, False), (12, True), (12, False)])
+def test_vision_transformers_have_blocks_spread_over_the_depth(depth, in_a_list):
+    layers = auto(ViT(depth, in_a_list=in_a_list))
+    assert 2 <= len(layers) <= 6
+    assert set(layers.values()) == {16}
+    assert not any("attention" in name or "mlp" in name for name in layers)
+    assert sum(name.startswith("blocks") for name in layers) >= 1
+    assert list(layers)[-1] == "norm"
+
+
+def test_a_bert_like_classifier():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=50, hidden_size=24, num_hidden_layers=3, num_attention_heads=2, intermediate_size=32, num_labels=4
+    )
+    model = transformers.BertForSequenceClassification(config)
+    batch = {"input_ids": torch.randint(50, (3, 7)), "attention_mask": torch.ones(3, 7, dtype=torch.int64)}
+    layers = auto(model, batch)
+    assert 3 <= len(layers) <= 6
+    assert set(layers.values()) == {24}
+    assert sum(".layer." in name for name in layers) >= 2
+    outputs = extract(model, {**batch, "labels": torch.tensor([0, 3, 1])}, (), head=True)
+    assert outputs.labels.tolist() == [0, 3, 1]
+    weight, bias = model.classifier.weight, model.classifier.bias
+    torch.testing.assert_close(outputs.features["|head"] @ weight.T + bias, outputs.logits)
+
+
+class Patches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 24, 8, 8)
+
+    def forward(self, x):
+        return self.conv(x).flatten(2).transpose(1, 2)
+
+
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.gate = nn.Conv2d(3, 12, 3), nn.Linear(12, 12)
+
+    def forward(self, x):
+        x = self.conv(x)
+        return x * self.gate(x.mean((2, 3)))[:, :, None, None]
+
+
+class ChannelsLast(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(3)
+
+    def forward(self, x):
+        return self.norm(x.permute(0, 2, 3, 1))
+
+
+def chain(*parts, width):
+    return nn.Sequential(*parts, nn.Flatten(), nn.Linear(width, 3))
+
+
+WORDS = torch.ones(2, 4, dtype=torch.int64)
+LAYOUTS = {
+    "a signal as long as it is wide": (
+        chain(nn.Conv1d(2, 12, 1), nn.ReLU(), nn.InstanceNorm1d(12), width=144),
+        torch.rand(6, 2, 12), {"0": "second", "1": "second", "2": "second"},
+    ),
+    "a video": (chain(nn.Conv3d(2, 4, 1), nn.ReLU(), width=240), torch.rand(2, 2, 3, 4, 5), {"1": "second"}),
+    "tokens": (chain(Patches(), nn.Linear(24, 10), width=160), IMAGES, {"0": "last", "1": "last", "2": "flat"}),
+    "a gate": (chain(Gated(), nn.AdaptiveAvgPool2d(2), width=48), IMAGES, {"0": "second", "1": "second", "2": "flat"}),
+    "channels last": (chain(ChannelsLast(), width=3072), IMAGES, {"0": "last"}),
+    "as many words as channels": (chain(nn.Embedding(9, 4), nn.GELU(), width=16), WORDS, {"0": "last", "1": "last"}),
+    "nothing known": (chain(nn.Identity(), width=3072), IMAGES, {"0": "second"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_layouts(case):
+    model, x, layouts = LAYOUTS[case]
+    reader = Reader(model, list(layouts))
+    outputs = reader(as_batch(x))
+    assert reader.layouts == layouts
+    for layer, layout in layouts.items():
+        raw = model[: int(layer) + 1].eval()(x).detach()
+        axes = {"flat": [], "second": range(2, raw.ndim), "last": range(1, raw.ndim - 1)}[layout]
+        expected = raw.mean(tuple(axes)) if axes else raw
+        torch.testing.assert_close(outputs.features[layer].detach(), expected)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, *, batch_first):
+        super().__init__()
+        self.embed, self.fc, self.batch_first = nn.Embedding(9, 5), nn.Linear(14, 3), batch_first
+        self.rnn = nn.LSTM(5, 7, batch_first=batch_first, bidirectional=True)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        return self.fc(self.rnn(x)[0][:, -1] if self.batch_first else self.rnn(x.transpose(0, 1))[0][-1])
+
+
+def test_layers_whose_first_axis_is_time_are_not_chosen_and_not_read():
+    ids = torch.randint(9, (6, 7))
+    assert auto(Recurrent(batch_first=True), ids)["rnn"] == 14
+    assert "rnn" not in auto(Recurrent(batch_first=False), ids)
+    with pytest.raises(InputError, match=r"'rnn' returns a tensor of shape \(7, 6, 14\)"):
+        extract(Recurrent(batch_first=False), ids, ["rnn"])
+
+
+def test_names_that_are_none():
+    model = resnet_34()
+    with pytest.raises(InputError, match="layers: the model has no 'layer5'; near names: 'layer"):
+        check_layers(model, ["layer1", "layer5"])
+    with pytest.raises(InputError, match=r"layers: 'module.layer1' is named twice"):
+        check_layers(model, ["layer1", "module.layer1"])
+    with pytest.raises(InputError, match=r"layers: expected names, .* got 3"):
+        check_layers(model, [3])
+    with pytest.raises(InputError, match="layers: no layer to read in this model"):
+        choose_layers(nn.Sequential(nn.Flatten(), nn.Linear(3072, 3)), as_batch(IMAGES), "last")
+    with pytest.raises(InputError, match="empty; a sample is needed"):
+        choose_layers(model, as_batch(IMAGES[:0]), "all")
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_scripted_layers_cannot_be_read():
+    model = torch.jit.script(make_cnn().eval())
+    assert extract(model, IMAGES, ()).n_classes == 5
+    with pytest.raises(InputError, match="layers: '0' is scripted or traced"):
+        extract(model, IMAGES, ["0"])

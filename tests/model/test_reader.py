@@ -1,0 +1,344 @@
+"""A model's outputs, and the model as it was."""
+
+import copy
+import random
+import threading
+from collections import OrderedDict, namedtuple
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from igeood.errors import InputError
+from igeood.model.batches import as_batch
+from igeood.model.reader import STATISTICS, Reader, extract, random_state_kept, stream
+from igeood.outputs import HEAD
+
+Named = namedtuple("Named", "logits hidden")
+LAYERS = ["conv", "act", "hidden"]
+
+
+def by_hand(model, x, layers=()):
+    """Logits and mean features of a plain run of a copy in evaluation mode."""
+    model, features = copy.deepcopy(model).eval(), {}
+    for name in layers:
+
+        def keep(_, __, output, name=name):
+            features[name] = output.float().clone() if output.ndim == 2 else output.float().mean((2, 3))
+
+        model.get_submodule(name).register_forward_hook(keep)
+    with torch.no_grad():
+        return model(x.clone().to(model.conv.weight.dtype)), features
+
+
+def hooked(model):
+    model.act.register_forward_hook(lambda _, __, out: out * 1.5)
+    model.hidden.register_forward_pre_hook(lambda _, args: (args[0] + 0.1,))
+
+
+def mixed_modes(model):
+    model.norm.eval()
+    model.conv.requires_grad_(False)
+    model.fc.weight.grad = torch.ones_like(model.fc.weight)
+
+
+def shared(model):
+    model.again = model.act  # one module, two names
+    model.fc.register_parameter("alias", model.fc.weight)
+
+
+def several_precisions(model):
+    model.scale = nn.Parameter(torch.ones(2).to(torch.float8_e4m3fn), requires_grad=False)
+
+
+MODELS = {
+    "modes and gradients mixed": mixed_modes,
+    "hooks of the user's": hooked,
+    "shared modules and tensors": shared,
+    "parametrised": lambda model: parametrizations.spectral_norm(model.hidden),
+    "several precisions": several_precisions,
+    "double precision": nn.Module.double,
+    "bfloat16": nn.Module.bfloat16,
+    "channels last": lambda model: model.to(memory_format=torch.channels_last),
+}
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", MODELS)
+def test_outputs_are_those_of_evaluation_mode_and_the_model_is_left_as_found(net, images, left_as_found, name, mode):
+    MODELS[name](net)
+    logits, features = by_hand(net, images[0], LAYERS)
+    x = images[0].double() if name == "several precisions" else images[0]
+    with mode(), left_as_found(net):
+        outputs = extract(net, list(zip(x.split(7), images[1].split(7), strict=True)), LAYERS)
+    close = {"rtol": 1e-2, "atol": 1e-2} if name == "bfloat16" else {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(outputs.logits, logits, check_dtype=False, **close)
+    for layer in LAYERS:
+        torch.testing.assert_close(outputs.features[layer].float(), features[layer], **close)
+    assert torch.equal(outputs.labels, images[1])
+    assert np.array_equal(outputs.keys, as_batch(images[0]).keys)
+    assert not outputs.logits.requires_grad
+
+
+def forward_in_place(self, x):
+    x.mul_(2.0).add_(0.5)
+    hidden = self.hidden(self.features(x))
+    out = self.fc(torch.tanh(hidden))
+    hidden.zero_()
+    return out
+
+
+def test_models_that_work_in_place(net_of, images):
+    """The user's input stays, and features are those of the moment when they were returned."""
+    model = net_of(type("InPlace", (net_of.kind,), {"forward": forward_in_place}))
+    x = images[0].clone()
+    pooled = torch.relu(model.eval().norm(model.conv(x * 2 + 0.5))).mean((2, 3))
+    outputs = extract(model, x, ["norm", "hidden"])
+    assert torch.equal(x, images[0])
+    torch.testing.assert_close(outputs.features["hidden"], model.hidden(pooled).detach())
+    leaf = x.clone().requires_grad_()
+    Reader(model)(as_batch(leaf)).logits.sum().backward()
+    assert leaf.grad.abs().sum() > 0
+
+
+RETURNS = {
+    "a tuple": lambda f: (f, f.sum()),
+    "a list, none first": lambda f: [None, f],
+    "a named tuple": lambda f: Named(f, f.sum()),
+    "an ordered mapping": lambda f: OrderedDict(hidden=f[:, :2], logits=f),
+    "a mapping of one": lambda f: {"out": f},
+    "an object": lambda f: SimpleNamespace(loss=None, logits=f),
+}
+NO_LOGITS = {
+    "an empty mapping": (lambda _: {}, "model: returned NoneType"),
+    "a mapping of many": (lambda f: {"hidden": f[:, :2], "out": f}, "model: returned a mapping of 'hidden', 'out'"),
+    "a row too few": (lambda f: f[1:], r"model: returned \d+ rows for \d+ samples"),
+    "one number a sample": (lambda f: f[:, 0], r"logits: expected shape \(N, C\)"),
+    "NaN": (lambda f: torch.where(torch.arange(len(f))[:, None] == 4, torch.nan, f), "logits: row 4 has NaN"),
+}
+
+
+@pytest.mark.parametrize("kind", RETURNS)
+def test_what_models_return(net, images, kind):
+    expected = extract(net, images, ()).logits
+    net.finish = RETURNS[kind]
+    assert torch.equal(extract(net, images, ()).logits, expected)
+
+
+@pytest.mark.parametrize("kind", NO_LOGITS)
+def test_models_that_return_no_logits(net, images, left_as_found, kind):
+    net.finish, message = NO_LOGITS[kind]
+    with left_as_found(net), pytest.raises(InputError, match=f"^loader: batch 0: {message}"):
+        extract(net, images, ["conv"])
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shapes"), KeyError("a"), KeyboardInterrupt()])
+def test_a_models_own_exception_passes_through_and_leaves_it_as_found(net, images, left_as_found, error):
+    def finish(_):
+        raise error
+
+    net.finish = finish
+    with left_as_found(net), pytest.raises(type(error)) as raised:
+        extract(net, images, ["conv", "act"])
+    assert raised.value is error
+    with left_as_found(net), pytest.raises(RuntimeError, match="to have 2 channels"):
+        extract(net, images[0][:, :1], "auto")
+
+
+class Returns(nn.Module):
+    def __init__(self, value):
+        super().__init__()
+        self.value = value
+
+    def forward(self, x):
+        return self.value(x)
+
+
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.fc, self.never = nn.Conv2d(2, 4, 1), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.twice, self.text, self.scalar = nn.ReLU(), Returns(str), Returns(torch.sum)
+        self.nan = Returns(lambda x: torch.where(torch.arange(len(x))[:, None] == 3, torch.nan, x))
+
+    def forward(self, x):
+        x = self.twice(self.twice(self.conv(x))).mean((2, 3))
+        self.text(x), self.scalar(x), self.nan(x)
+        return self.fc(x)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        ("twice", "layers: 'twice' is called twice"),
+        ("never", "layers: 'never' is not called"),
+        ("text", "layers: 'text' returns str"),
+        ("scalar", r"layers: 'scalar' returns a tensor of shape \(\)"),
+        ("nan", r"features\['nan'\]: sample 3 has NaN"),
+    ],
+)
+def test_layers_that_cannot_be_read(images, left_as_found, layer, message):
+    model = Odd()
+    with left_as_found(model), pytest.raises(InputError, match=message):
+        extract(model, images, [layer])
+
+
+def test_arguments_that_are_none(net, images):
+    with pytest.raises(InputError, match=r"model: expected a torch.nn.Module, got str; did you mean method='msp'\?"):
+        Reader("msp")
+    with pytest.raises(InputError, match="statistic: no 'median'"):
+        extract(net, images, ["conv"], statistic="median")
+    with pytest.raises(InputError, match="layers: the model has no 'cnov'; near names: 'conv'"):
+        next(stream(net, images, "cnov"))
+
+
+def test_half_precision_is_averaged_in_float32():
+    large = Returns(lambda x: torch.full((len(x), 3, 64, 64), 6e4, dtype=torch.float16))  # whose sum is infinite
+    model = nn.Sequential(large, nn.AdaptiveMaxPool2d(1), nn.Flatten())
+    assert extract(model, torch.zeros(1, 2), ["0"]).features["0"].tolist() == [[6e4] * 3]
+
+
+def test_another_statistic_has_blocks_of_its_own(net, images, monkeypatch):
+    monkeypatch.setitem(STATISTICS, "max", lambda features, _: features.flatten(2).amax(2))
+    outputs = extract(net, images, ["conv"], statistic="max", head=True)
+    assert list(outputs.features) == ["conv|max", HEAD]
+    torch.testing.assert_close(outputs.features["conv|max"], net.conv(images[0]).flatten(2).amax(2).detach())
+
+
+def test_the_head_is_the_layer_that_returns_the_logits(net, images, left_as_found):
+    reader = Reader(net, ["hidden"], head=True)
+    with left_as_found(net):
+        reader.prepare(as_batch(images[0]))
+    outputs, (weight, bias) = reader(as_batch(images)), reader.head
+    assert torch.equal(weight, net.fc.weight)
+    assert not weight.requires_grad
+    torch.testing.assert_close(outputs.features[HEAD] @ weight.T + bias, outputs.logits)
+    torch.testing.assert_close(outputs.features[HEAD], torch.tanh(outputs.features["hidden"]))
+    late = Reader(net, head=True)
+    assert late.head is None
+    with late.running():  # prepared by its first call, when the hooks of others are there already
+        assert torch.equal(late(as_batch(images[0])).features[HEAD], outputs.features[HEAD])
+    net.finish = lambda logits: 2 * logits
+    with pytest.raises(InputError, match=r"model: no nn.Linear returns its logits, .* or use another method"):
+        extract(net, images, (), head=True)
+
+
+def test_layouts_that_are_given_need_no_preparation(net, images):
+    expected = Reader(net, LAYERS)
+    expected.prepare(as_batch(images[0]))
+    calls = []
+    net.register_forward_hook(lambda *_: calls.append(1))
+    outputs = Reader(net, LAYERS, layouts=expected.layouts)(as_batch(images[0]))
+    assert len(calls) == 1
+    assert all(torch.equal(outputs.features[n], expected(as_batch(images[0])).features[n]) for n in LAYERS)
+
+
+def test_a_model_that_changes_is_noticed(net, images):
+    reader = Reader(net, ["act"])
+    leaf = images[0].clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(reader(as_batch(leaf)).features["act"].sum(), leaf)
+    assert gradient.abs().sum() > 0  # differentiable where gradients are on
+    net.act = nn.Sequential(nn.Tanh(), nn.Dropout(0.9)).train()
+    net.double()
+    logits, features = by_hand(net, images[0], ["act"])
+    outputs = reader(as_batch(images[0]))
+    torch.testing.assert_close(outputs.logits.detach(), logits)
+    torch.testing.assert_close(outputs.features["act"].detach(), features["act"], check_dtype=False)
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_wrapped_models_have_the_names_of_the_bare_one(net, images, left_as_found):
+    bare, compiled = Reader(net, LAYERS, head=True), torch.compile(net, backend="eager")
+    expected, names = bare(as_batch(images)).detached(), list(extract(net, images, "auto").features)
+    wrappers = {"module.": nn.DataParallel(net), "_orig_mod.": compiled, "module._orig_mod.": nn.DataParallel(compiled)}
+    for prefix, wrapped in wrappers.items():
+        assert list(extract(wrapped, images, "auto").features) == names
+        for layers in (LAYERS, [f"{prefix}{layer}" for layer in LAYERS]):
+            reader = Reader(wrapped, layers, head=True)
+            with left_as_found(wrapped):
+                outputs = reader(as_batch(images)).detached()
+            assert (reader.layers, reader.layouts) == (LAYERS, bare.layouts)
+            for block, features in expected.features.items():
+                torch.testing.assert_close(outputs.features[block], features)
+        torch.testing.assert_close(extract(wrapped, images, ()).logits, expected.logits)
+
+
+def test_a_part_that_is_called_module_is_no_wrapper(images):
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.module, self.act, self.fc = nn.Sequential(nn.Conv2d(2, 4, 1)), nn.Tanh(), nn.Linear(4, 3)
+            self.module.add_module("act", nn.Hardtanh(2.0, 3.0))
+
+        def forward(self, x):
+            return self.fc(self.act(self.module(x)).mean((2, 3)))
+
+    features = extract(Outer(), images, ["act", "module.act"]).features
+    assert (features["act"] < 1).all()
+    assert (features["module.act"] >= 2).all()
+
+
+def test_threads_do_not_see_each_others_features_and_training_mode_comes_back(net, images, left_as_found):
+    """Eight threads, four with a reader of their own that nobody has prepared."""
+    x, shared_reader = images[0], Reader(net, LAYERS, head=True)
+    expected = [Reader(net, LAYERS, head=True)(as_batch(x[i : i + 5])).detached() for i in range(8)]
+    barrier = threading.Barrier(8)
+
+    def work(i):
+        reader = shared_reader if i % 2 else Reader(net, LAYERS, head=True)
+        barrier.wait()
+        with torch.no_grad():
+            return [reader(as_batch(x[i : i + 5])) for _ in range(10)]
+
+    with left_as_found(net), ThreadPoolExecutor(8) as pool:
+        for i, outputs in enumerate(pool.map(work, range(8))):
+            for out in outputs:
+                torch.testing.assert_close(out.logits, expected[i].logits)
+                for block, features in expected[i].features.items():
+                    torch.testing.assert_close(out.features[block], features)
+
+
+def test_running_nests_and_other_passes_are_left_alone(net, images, left_as_found):
+    reader, other = Reader(net, ["act"]), Reader(net, ["act", "hidden"])
+    with left_as_found(net):
+        with reader.running(), other.running():
+            assert not any(module.training for module in net.modules())
+            net(images[0])  # the user's own
+            inner = other(as_batch(images[0]))
+            assert torch.equal(reader(as_batch(images[0])).features["act"], inner.features["act"])
+        again = copy.deepcopy(reader)
+    assert torch.equal(again(as_batch(images[0])).features["act"], inner.features["act"])
+    assert again.model is not net
+
+
+def test_between_the_batches_of_a_stream_everything_is_the_users(net, images, left_as_found):
+    drawn = []
+
+    def source():
+        for x in (images[0][:0], *images[0].split(5)):
+            drawn.append((torch.is_grad_enabled(), net.training))
+            yield x
+
+    first, second = stream(net, source(), ["conv"]), stream(net, images[0], "auto")
+    for i, outputs in enumerate(first):
+        assert list(outputs.features) == ["conv"]
+        assert len(drawn) == i + 1  # one batch at a time
+    assert set(drawn) == {(True, True)}
+    next(second)
+    with left_as_found(net):
+        second.close()
+
+
+def test_the_random_state_is_kept():
+    def state():
+        return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+
+    before = state()
+    with random_state_kept():
+        random.random(), np.random.random(), torch.rand(1)
+        assert state() != before
+    assert state() == before

@@ -1,0 +1,194 @@
+"""One signed-gradient step."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from igeood.errors import InputError
+from igeood.model.batches import as_batch
+from igeood.model.reader import Reader
+from igeood.model.step import attack, check_channels, check_epsilon, fgsm, input_gradients, signed_step, stepped
+
+
+class Lowers:
+    """A detector whose scores are given: which, and the layers that are read after its steps."""
+
+    def __init__(self, *steps):
+        self.steps = steps
+
+    def _scorable(self, outputs):
+        return outputs
+
+    def step_scores(self, outputs):
+        return [(score(outputs), layers) for score, layers in self.steps]
+
+
+ENERGY = Lowers((lambda outputs: -outputs.logits.logsumexp(1), None))
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A small classifier of four prototypes, and its data in [0, 1]."""
+    generator = torch.Generator().manual_seed(0)
+    prototypes, labels = torch.rand(4, 3, 6, 6, generator=generator), torch.arange(200) % 4
+    x = (0.2 + 0.6 * prototypes[labels] + 0.15 * torch.randn(200, 3, 6, 6, generator=generator)).clamp(0, 1)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 4))
+    optimizer = torch.optim.Adam(net.parameters(), 0.02)
+    for _ in range(60):
+        optimizer.zero_grad()
+        functional.cross_entropy(net(x), labels).backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    return net, x, labels
+
+
+def test_the_step_is_in_pixel_units():
+    """ε/std for each channel: after un-normalising, every pixel has moved by ε, up to the sign of its gradient."""
+    std = (0.2, 0.5, 1.0)
+    x, gradient = torch.zeros(2, 3, 4, 4), torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    gradient[0, 0] = 0.0
+    moved = signed_step(x, gradient, 0.01, std)
+    torch.testing.assert_close(moved * torch.tensor(std)[:, None, None], 0.01 * gradient.sign())
+    assert (moved[0, 0] == 0).all()
+
+
+def test_gradients_are_those_of_autograd_and_touch_no_parameter(trained):
+    net, x, _ = trained
+    leaf = x[:5].clone().requires_grad_()
+    expected = [torch.autograd.grad(f(net(leaf)).sum(), leaf)[0] for f in (lambda o: o[:, 0], torch.square)]
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            gradients = input_gradients(lambda z: [(out := net(z))[:, 0], out.square().sum(1)], x[:5] * 1.0)
+        for gradient, other in zip(gradients, expected, strict=True):
+            torch.testing.assert_close(gradient, other)
+    assert all(p.grad is None for p in net.parameters())
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
+def test_the_step_by_hand(trained, left_as_found, mode):
+    net, x, _ = trained
+    std = (0.2, 0.3, 0.4)
+    leaf = x[:20].clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(-net(leaf).logsumexp(1).sum(), leaf)
+    with mode(), left_as_found(net):
+        reader = Reader(net, ["1"])
+        clean, after = stepped(reader, as_batch(x[:20].clone()), ENERGY, (0.0, 0.01, 0.02), std)
+    torch.testing.assert_close(clean.logits, net(x[:20]).detach())
+    assert after[0] is clean
+    for outputs, epsilon in zip(after[1:], (0.01, 0.02), strict=True):
+        moved = x[:20] - epsilon / torch.tensor(std)[:, None, None] * gradient.sign()
+        torch.testing.assert_close(outputs.logits, net(moved).detach())
+        torch.testing.assert_close(outputs.features["1"], net[:2](moved).mean((2, 3)).detach())
+        assert not outputs.logits.requires_grad
+    assert (after[1].logits.logsumexp(1) > clean.logits.logsumexp(1)).all()  # the score went down
+
+
+def test_each_layer_may_have_a_step_of_its_own(trained):
+    net, x, _ = trained
+    scores = {name: (lambda outputs, name=name: outputs.features[name].square().sum(1)) for name in ("1", "3")}
+    detector = Lowers(*((score, (name,)) for name, score in scores.items()))
+    reader = Reader(net, ["1", "3"])
+    clean, (after,) = stepped(reader, as_batch(x[:9]), detector, (0.01,))
+    assert torch.equal(after.logits, clean.logits)
+    for name, score in scores.items():
+        leaf = x[:9].clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(score(reader(as_batch(leaf))).sum(), leaf)
+        moved = reader(as_batch(x[:9] - 0.01 * gradient.sign()))
+        torch.testing.assert_close(after.features[name], moved.features[name].detach())
+
+
+def test_all_sizes_share_one_gradient_and_no_step_needs_none(trained):
+    net, x, _ = trained
+    forwards = []
+    handle = net.register_forward_hook(lambda _, inputs, __: forwards.append((torch.is_grad_enabled(), len(inputs[0]))))
+    reader = Reader(net)
+    stepped(reader, as_batch(x[:50]), ENERGY, tuple(0.001 * i for i in range(6)))
+    assert forwards == [(True, 50)] + [(False, 50)] * 5
+    forwards.clear()
+    clean, after = stepped(reader, as_batch(x[:50]), ENERGY, (0.0, 0.0))
+    handle.remove()
+    assert len(forwards) == 1
+    assert after == [clean, clean]
+
+
+def test_the_inputs_that_are_no_pixels_stay(trained):
+    class Masked(nn.Module):
+        def forward(self, pixel_values, attention_mask):
+            return pixel_values.flatten(1)[:, :3] * attention_mask
+
+    x, mask = torch.rand(4, 3, 2), torch.tensor([1.0, 0.0, 2.0]).expand(4, 3)
+    batch = as_batch({"attention_mask": mask, "pixel_values": x})
+    _, (after,) = stepped(Reader(Masked()), batch, Lowers((lambda out: out.logits.sum(1), None)), (0.1,))
+    torch.testing.assert_close(after.logits, (x.flatten(1)[:, :3] - 0.1 * mask.sign()) * mask)
+
+
+def test_fgsm_by_hand_lowers_the_accuracy_and_stays_in_range(trained):
+    net, x, labels = trained
+    adversarial = fgsm(net, x, labels, 0.1)
+    leaf = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(functional.cross_entropy(net(leaf), labels), leaf)
+    torch.testing.assert_close(adversarial, (x + 0.1 * gradient.sign()).clamp(0, 1))
+    assert (net(adversarial).argmax(1) == labels).double().mean() < (net(x).argmax(1) == labels).double().mean()
+
+
+class Normalised(nn.Module):
+    def __init__(self, net, mean, std):
+        super().__init__()
+        self.net, self.mean, self.std = net, mean, std
+
+    def forward(self, z):
+        return self.net(z * self.std + self.mean)
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_an_attack_on_normalised_inputs_is_the_same_in_pixels(trained, left_as_found, labelled):
+    net, x, labels = trained
+    classes = labels if labelled else net(x).argmax(1)
+    mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
+    centre, scale = (torch.tensor(values)[:, None, None] for values in (mean, std))
+    model = Normalised(net, centre, scale).train()
+    batch = as_batch(((x - centre) / scale, labels) if labelled else (x - centre) / scale)
+    with left_as_found(model):
+        moved = attack(Reader(model), batch, 0.05, mean, std)
+    torch.testing.assert_close(moved * scale + centre, fgsm(net, x, classes, 0.05), rtol=1e-4, atol=1e-5)
+    free = attack(Reader(model), batch, 0.05, None, std) * scale + centre  # no mean: no range
+    assert free.min() < -0.01
+    plain = attack(Reader(net), as_batch((x, classes)), 0.05)
+    torch.testing.assert_close(plain, fgsm(net, x, classes, 0.05))  # inputs in [0, 1] stay there
+    assert attack(Reader(net), as_batch((x - 0.5, classes)), 0.05).min() < -0.5
+
+
+@pytest.mark.parametrize("epsilon", [-0.1, float("nan"), float("inf"), "big", True])
+def test_sizes_that_are_none(epsilon):
+    with pytest.raises(InputError, match=r"^epsilon: must be a finite number ≥ 0, in pixel units"):
+        check_epsilon(epsilon)
+
+
+def test_channels():
+    assert check_channels(np.float32(0.5), "std") == 0.5
+    assert check_channels(torch.tensor([1.0, 2.0]), "std") == [1.0, 2.0]
+    for bad in (None, "a", [], [[1.0]], float("nan"), float("inf")):
+        with pytest.raises(InputError, match=r"^mean: expected a finite number, or one for each channel"):
+            check_channels(bad, "mean")
+    with pytest.raises(InputError, match=r"^std: must be positive, got 0"):
+        check_channels(0, "std", positive=True)
+    with pytest.raises(InputError, match="std: expected one number, or one for each of 3 channels"):
+        signed_step(torch.zeros(1, 3, 2, 2), torch.ones(1, 3, 2, 2), 0.1, (0.1, 0.2))
+
+
+def test_inputs_and_models_without_gradient(trained):
+    ids = torch.randint(10, (30, 4))
+    model = nn.Sequential(nn.Embedding(10, 6), nn.Flatten(), nn.Linear(24, 3))
+    for use in (lambda r, b: stepped(r, b, ENERGY, (0.1,)), lambda r, b: attack(r, b, 0.1)):
+        with pytest.raises(InputError, match=r"^x: .* got torch.int64; token ids cannot be perturbed"):
+            use(Reader(model), as_batch(ids))
+
+    class Hard(nn.Module):
+        def forward(self, x):
+            return (x.flatten(1)[:, :3] > 0.5).float()
+
+    with pytest.raises(InputError, match=r"^model: its output has no gradient in the input"):
+        stepped(Reader(Hard()), as_batch(trained[1][:2]), ENERGY, (0.1,))
