@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -127,8 +128,7 @@ def test_writers_at_once_never_mix(tmp_path):
 
 
 # Records.
-
-TENSORS = {"x": torch.arange(6.0).reshape(2, 3), "empty": torch.zeros(0, 3), "keys": torch.tensor([1, -2])}
+TENSORS = {"x": torch.arange(6.0).reshape(2, 3), "empty": torch.zeros(0, 3), "keys": torch.from_numpy(np.empty(0, int))}
 
 
 @pytest.fixture

@@ -149,5 +149,5 @@ def _digest(record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data if tensor.numel() else b"")
     return digest.hexdigest()
