@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from igeood.errors import IgeoodWarning, InputError
-from igeood.model.batches import as_batch, at_batch, batches
+from igeood.model.batches import as_batch, batches
 
 X, Y = torch.arange(60.0).reshape(20, 3), torch.arange(20) % 4
 
@@ -63,7 +63,6 @@ def test_a_whole_tensor_is_cut_with_its_labels():
     assert torch.equal(torch.cat([piece.labels for piece in pieces]), y)
     with pytest.raises(InputError, match=r"^x: batch 0: labels: 256 of them for 600 samples"):
         list(batches((x, y[:256])))
-    assert [len(piece) for piece in batches(x[:0])] == [0]
 
 
 def test_a_mappings_input_keys_and_rows():
@@ -106,7 +105,6 @@ def test_what_is_no_batch(case):
 
 def test_large_finite_values_are_no_infinity():
     assert len(as_batch(torch.full((2, 9), 3e38))) == 2  # whose sum is infinite
-    assert len(as_batch(torch.full((2, 9), 6e4, dtype=torch.float16))) == 2
 
 
 def test_a_loaders_own_exception_passes_through():
@@ -116,8 +114,6 @@ def test_a_loaders_own_exception_passes_through():
 
     with pytest.raises(OSError, match="disk"):
         list(batches(broken()))
-    with pytest.raises(KeyError), at_batch("x", 0):
-        raise KeyError("a")
 
 
 class Stops(Dataset):

@@ -1,6 +1,5 @@
 """Which weights a model has."""
 
-import copy
 import threading
 import warnings
 
@@ -40,7 +39,6 @@ SAME = {
     "evaluation mode": lambda model: model.eval(),
     "gradients": lambda model: model.eval()(torch.rand(4, 2, 5, 5)).sum().backward(),
     "frozen": lambda model: model.requires_grad_(False),
-    "a pass": lambda model: model.eval()(torch.rand(4, 2, 5, 5)),
 }
 
 
@@ -61,14 +59,6 @@ def test_what_is_no_change(net, change):
     assert fingerprint(net) == before
 
 
-def test_a_copy_has_the_fingerprint_and_the_versions_are_its_own(net):
-    other = copy.deepcopy(net)
-    versions = Versions(other)
-    assert fingerprint(other) == fingerprint(net)
-    one_value(net)
-    assert not versions.changed()
-
-
 def test_inference_tensors_have_no_counter():
     with torch.inference_mode():
         model = nn.Linear(2, 3)
@@ -76,6 +66,14 @@ def test_inference_tensors_have_no_counter():
     assert not versions.changed()
     model.weight = nn.Parameter(torch.ones(3, 2))
     assert versions.changed()
+
+
+def test_lazy_models():
+    model = nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
+    before, versions = fingerprint(model), Versions(model)
+    model(torch.rand(2, 4))
+    assert versions.changed()
+    assert fingerprint(model) != before
 
 
 def test_the_fingerprint_is_the_same_in_every_process():
@@ -132,14 +130,6 @@ def test_tensors_of_every_kind_count_by_their_values(state):
     assert not Versions(model).changed()
 
 
-@pytest.mark.parametrize("value", [{"a": 1}, object(), threading.Lock(), torch.empty(3, device="meta")])
+@pytest.mark.parametrize("value", [object(), threading.Lock(), torch.empty(3, device="meta")])
 def test_other_state_counts_by_its_kind(value):
     assert fingerprint(holding(value)) == fingerprint(holding(value)) != fingerprint(holding(3.5))
-
-
-def test_lazy_models():
-    model = nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
-    before, versions = fingerprint(model), Versions(model)
-    model(torch.rand(2, 4))
-    assert versions.changed()
-    assert fingerprint(model) != before

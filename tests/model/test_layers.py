@@ -13,6 +13,19 @@ from igeood.model.reader import Reader, extract
 IMAGES = torch.zeros(2, 3, 32, 32)
 
 
+class Does(nn.Module):
+    """A module of these parts with this forward pass."""
+
+    def __init__(self, forward, **parts):
+        super().__init__()
+        self.does = forward
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    def forward(self, x):
+        return self.does(self, x)
+
+
 def auto(model, x=IMAGES):
     """Layers that are chosen, with the widths of their features."""
     return {layer: features.shape[1] for layer, features in extract(model, x).features.items()}
@@ -56,37 +69,32 @@ def test_kinds(kind):
         assert list(extract(make_cnn(), IMAGES, kind).features) == KINDS[kind]
 
 
-class Block(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
-        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
-
-    def forward(self, x):
-        h = self.norm1(x)
-        x = x + self.attention(h, h, h)[0]
-        return x + self.mlp(self.norm2(x))
+def vit_block(block, x):
+    h = block.norm1(x)
+    x = x + block.attention(h, h, h)[0]
+    return x + block.mlp(block.norm2(x))
 
 
-class ViT(nn.Module):
-    def __init__(self, depth, *, in_a_list, width=16):
-        super().__init__()
-        blocks = [Block(width) for _ in range(depth)]
-        self.patch = nn.Conv2d(3, width, 8, 8)
-        self.blocks = nn.ModuleList(blocks) if in_a_list else nn.Sequential(*blocks)
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 5)
+def make_vit(depth, *, in_a_list, width=16):
+    def make_block():
+        mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        attention = nn.MultiheadAttention(width, 2, batch_first=True)
+        return Does(vit_block, norm1=nn.LayerNorm(width), attention=attention, norm2=nn.LayerNorm(width), mlp=mlp)
 
-    def forward(self, x):
-        x = self.patch(x).flatten(2).transpose(1, 2)
-        for block in self.blocks:
+    def forward(model, x):
+        x = model.patch(x).flatten(2).transpose(1, 2)
+        for block in model.blocks:
             x = block(x)
-        return self.head(self.norm(x).mean(1))
+        return model.head(model.norm(x).mean(1))
+
+    blocks = (nn.ModuleList if in_a_list else lambda parts: nn.Sequential(*parts))([make_block() for _ in range(depth)])
+    patch = nn.Conv2d(3, width, 8, 8)
+    return Does(forward, patch=patch, blocks=blocks, norm=nn.LayerNorm(width), head=nn.Linear(width, 5))
 
 
 @pytest.mark.parametrize(("depth", "in_a_list"), [(2, True), (4, False), (12, True), (12, False)])
 def test_vision_transformers_have_blocks_spread_over_the_depth(depth, in_a_list):
-    layers = auto(ViT(depth, in_a_list=in_a_list))
+    layers = auto(make_vit(depth, in_a_list=in_a_list))
     assert 2 <= len(layers) <= 6
     assert set(layers.values()) == {16}
     assert not any("attention" in name or "mlp" in name for name in layers)
@@ -111,32 +119,14 @@ def test_a_bert_like_classifier():
     torch.testing.assert_close(outputs.features["|head"] @ weight.T + bias, outputs.logits)
 
 
-class Patches(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 24, 8, 8)
-
-    def forward(self, x):
-        return self.conv(x).flatten(2).transpose(1, 2)
+def gated(module, x):
+    x = module.conv(x)
+    return x * module.gate(x.mean((2, 3)))[:, :, None, None]
 
 
-class Gated(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv, self.gate = nn.Conv2d(3, 12, 3), nn.Linear(12, 12)
-
-    def forward(self, x):
-        x = self.conv(x)
-        return x * self.gate(x.mean((2, 3)))[:, :, None, None]
-
-
-class ChannelsLast(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.LayerNorm(3)
-
-    def forward(self, x):
-        return self.norm(x.permute(0, 2, 3, 1))
+PATCHES = Does(lambda module, x: module.conv(x).flatten(2).transpose(1, 2), conv=nn.Conv2d(3, 24, 8, 8))
+GATED = Does(gated, conv=nn.Conv2d(3, 12, 3), gate=nn.Linear(12, 12))
+CHANNELS_LAST = Does(lambda module, x: module.norm(x.permute(0, 2, 3, 1)), norm=nn.LayerNorm(3))
 
 
 def chain(*parts, width):
@@ -150,9 +140,9 @@ LAYOUTS = {
         torch.rand(6, 2, 12), {"0": "second", "1": "second", "2": "second"},
     ),
     "a video": (chain(nn.Conv3d(2, 4, 1), nn.ReLU(), width=240), torch.rand(2, 2, 3, 4, 5), {"1": "second"}),
-    "tokens": (chain(Patches(), nn.Linear(24, 10), width=160), IMAGES, {"0": "last", "1": "last", "2": "flat"}),
-    "a gate": (chain(Gated(), nn.AdaptiveAvgPool2d(2), width=48), IMAGES, {"0": "second", "1": "second", "2": "flat"}),
-    "channels last": (chain(ChannelsLast(), width=3072), IMAGES, {"0": "last"}),
+    "tokens": (chain(PATCHES, nn.Linear(24, 10), width=160), IMAGES, {"0": "last", "1": "last", "2": "flat"}),
+    "a gate": (chain(GATED, nn.AdaptiveAvgPool2d(2), width=48), IMAGES, {"0": "second", "1": "second", "2": "flat"}),
+    "channels last": (chain(CHANNELS_LAST, width=3072), IMAGES, {"0": "last"}),
     "as many words as channels": (chain(nn.Embedding(9, 4), nn.GELU(), width=16), WORDS, {"0": "last", "1": "last"}),
     "nothing known": (chain(nn.Identity(), width=3072), IMAGES, {"0": "second"}),
 }  # fmt: skip
@@ -171,23 +161,15 @@ def test_layouts(case):
         torch.testing.assert_close(outputs.features[layer].detach(), expected)
 
 
-class Recurrent(nn.Module):
-    def __init__(self, *, batch_first):
-        super().__init__()
-        self.embed, self.fc, self.batch_first = nn.Embedding(9, 5), nn.Linear(14, 3), batch_first
-        self.rnn = nn.LSTM(5, 7, batch_first=batch_first, bidirectional=True)
-
-    def forward(self, ids):
-        x = self.embed(ids)
-        return self.fc(self.rnn(x)[0][:, -1] if self.batch_first else self.rnn(x.transpose(0, 1))[0][-1])
-
-
 def test_layers_whose_first_axis_is_time_are_not_chosen_and_not_read():
+    parts = {"embed": nn.Embedding(9, 5), "rnn": nn.LSTM(5, 7, bidirectional=True), "fc": nn.Linear(14, 3)}
+    model = Does(lambda net, ids: net.fc(net.rnn(net.embed(ids).transpose(0, 1))[0][-1]), **parts)
     ids = torch.randint(9, (6, 7))
-    assert auto(Recurrent(batch_first=True), ids)["rnn"] == 14
-    assert "rnn" not in auto(Recurrent(batch_first=False), ids)
+    assert "rnn" not in auto(model, ids)
     with pytest.raises(InputError, match=r"'rnn' returns a tensor of shape \(7, 6, 14\)"):
-        extract(Recurrent(batch_first=False), ids, ["rnn"])
+        extract(model, ids, ["rnn"])
+    parts["rnn"].batch_first = True
+    assert auto(Does(lambda net, ids: net.fc(net.rnn(net.embed(ids))[0][:, -1]), **parts), ids)["rnn"] == 14
 
 
 def test_names_that_are_none():

@@ -161,10 +161,10 @@ def test_an_attack_on_normalised_inputs_is_the_same_in_pixels(trained, left_as_f
     assert attack(Reader(net), as_batch((x - 0.5, classes)), 0.05).min() < -0.5
 
 
-@pytest.mark.parametrize("epsilon", [-0.1, float("nan"), float("inf"), "big", True])
-def test_sizes_that_are_none(epsilon):
-    with pytest.raises(InputError, match=r"^epsilon: must be a finite number ≥ 0, in pixel units"):
-        check_epsilon(epsilon)
+def test_sizes_that_are_none():
+    for epsilon in (-0.1, float("nan"), float("inf"), "big", True):
+        with pytest.raises(InputError, match=r"^epsilon: must be a finite number ≥ 0, in pixel units"):
+            check_epsilon(epsilon)
 
 
 def test_channels():

@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import length_hint
 from typing import Any
 
@@ -61,9 +61,7 @@ class Batch:
 
     def with_x(self, x: Tensor) -> "Batch":
         """The same batch with another input."""
-        if self.inputs:
-            return Batch((x, *self.inputs[1:]), self.keywords, self.labels)
-        return Batch((), {**self.keywords, self._name: x}, self.labels)
+        return replace(self, inputs=(x,)) if self.inputs else replace(self, keywords={**self.keywords, self._name: x})
 
     def mapped(self, change: Callable[[Any], Any]) -> "Batch":
         """The same batch with every input changed."""
@@ -80,8 +78,7 @@ class Batch:
         def pick(value: Any) -> Any:
             return value[rows] if isinstance(value, Tensor) and value.ndim and len(value) == n else value
 
-        picked = self.mapped(pick)
-        return Batch(picked.inputs, picked.keywords, pick(self.labels))
+        return replace(self.mapped(pick), labels=pick(self.labels))
 
 
 def batches(source: Any, name: str = "x") -> Iterator[Batch]:
@@ -96,9 +93,7 @@ def batches(source: Any, name: str = "x") -> Iterator[Batch]:
         yield from pieces if len(pieces) > 1 else [whole]
         return
     if not isinstance(source, Iterable):
-        raise InputError(
-            f"{name}: expected a batch or a loader of batches, got {type(source).__name__}; give one of them"
-        )
+        raise InputError(f"{name}: expected a batch or a loader of them, got {type(source).__name__}; give one of both")
     count = 0
     for count, item in enumerate(source, start=1):
         with at_batch(name, count - 1):
@@ -142,9 +137,7 @@ def as_batch(item: Any) -> Batch:
         parts = item if isinstance(item, (tuple, list)) else (item,)
         x = _tensor(parts[0]) if parts else None
         if not isinstance(x, Tensor) or x.ndim == 0:
-            raise InputError(
-                f"expected a tensor, a tuple (x, y) or a mapping, got {type(item).__name__}; give one of them"
-            )
+            raise InputError(f"expected a tensor, a tuple (x, y) or a mapping, got {type(item).__name__}; give one")
         batch = Batch((x,), {}, _label_tensor(parts[1]) if len(parts) > 1 else None)
     check_input(batch.x)
     return batch
@@ -167,6 +160,5 @@ def _tensor(value: Any) -> Any:
 
 def _label_tensor(value: Any) -> Any:
     """Labels that can be cut like the inputs, where they are numbers."""
-    if isinstance(value, (list, tuple)) and value and all(isinstance(label, (int, np.integer)) for label in value):
-        return torch.tensor(value)
-    return _tensor(value)
+    listed = isinstance(value, (list, tuple)) and value and all(isinstance(item, (int, np.integer)) for item in value)
+    return torch.tensor(value) if listed else _tensor(value)

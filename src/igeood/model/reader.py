@@ -75,9 +75,9 @@ class Reader(Runner):
         super().__init__(model)
 
     def _look(self) -> None:
+        check_layers(self.model, [*self.layers, self._head] if self._head else self.layers)
         super()._look()
         self._modules = named_modules(self.model)
-        check_layers(self.model, self.layers)
         self.layers = [name if name in self._modules else strip(name) for name in self.layers]
 
     @property
@@ -104,10 +104,8 @@ class Reader(Runner):
             linear = {c.module for c in calls.values() if isinstance(c.module, nn.Linear) and c.returns(logits)}
             self._head = next((name for name, module in self._modules.items() if module in linear), "")
             if not self._head:
-                raise InputError(
-                    "model: no nn.Linear returns its logits, and this method reads that layer's input; make the model "
-                    "return its last linear layer's output, or use another method"
-                )
+                cure = "make the model return its last linear layer's output, or use another method"
+                raise InputError(f"model: no nn.Linear returns its logits, whose input is wanted; {cure}")
         self._prepared = True
 
     def __call__(self, batch: Batch, *, labels: bool = False, keys: bool = False) -> Outputs:

@@ -134,13 +134,12 @@ def attack(reader: Reader, batch: Batch, size: float, mean: Channels | None = No
     """
     check_floating(batch.x)
     batch = reader.place(batch)
-    x = batch.x
-    low, high = x.new_full((), -torch.inf), x.new_full((), torch.inf)
+    x, low, high = batch.x, torch.tensor(-torch.inf), torch.tensor(torch.inf)
+    if mean is None and std == 1.0 and len(x) and float(x.min()) >= 0.0 and float(x.max()) <= 1.0:
+        mean = 0.0
     if mean is not None:
         shift, scale = per_channel(mean, x, "mean"), per_channel(std, x, "std")
         low, high = -shift / scale, (1.0 - shift) / scale
-    elif std == 1.0 and len(x) and float(x.min()) >= 0.0 and float(x.max()) <= 1.0:
-        low, high = x.new_zeros(()), x.new_ones(())
     with torch.inference_mode(False), torch.no_grad():
         clean = reader(batch, labels=True)
         labels = clean.logits.argmax(dim=1) if clean.labels is None else clean.labels
