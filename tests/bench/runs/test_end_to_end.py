@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from igeood.benchmark import Plan, load_network, run
+from igeood.bench.runs import Plan, load_network, run
 
 DATA = Path(os.environ.get("IGEOOD_DATA", ""))
 WEIGHTS = DATA / "weights" / "densenet-bc-100-cifar10.safetensors"

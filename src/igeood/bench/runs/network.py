@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from igeood.bench.datasets import DATASETS, ImageSet
-from igeood.bench.networks import NETWORKS, build, load_weights, read_weights
-from igeood.bench.networks.tasks import normalised
+from igeood.bench.networks import NETWORKS, build, load_weights, normalised, read_weights
 from igeood.errors import InputError
 from igeood.model.fingerprint import fingerprint
 

@@ -1,0 +1,324 @@
+"""The benchmark: every cell once, tuned as a guard is, from what was kept; the same after any interruption."""
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+import torch
+
+import igeood
+from igeood.bench import datasets
+from igeood.bench.runs import Lines, Plan, Results, cells, run
+from igeood.bench.runs.observing import Observer, recall
+from igeood.bench.runs.plan import cells as planned
+from igeood.errors import InputError
+from igeood.files import only_one, read_record, write_record
+from igeood.metrics import evaluate
+from igeood.summary import Needs
+
+QUICKEST = {"settings": ("black-box",), "methods": ("msp", "energy")}
+QUICK = {"settings": ("black-box", "white-box"), "methods": ("energy", "igeood")}
+
+
+def is_quick(cell):
+    return cell["setting"] in QUICK["settings"] and cell["method"] in QUICK["methods"]
+
+
+def test_every_cell_is_there_once(whole, plan):
+    places = Counter((c["setting"], c["method"], c["validation"], c["ood"], c["seed"]) for c in whole.cells.records)
+    assert places == Counter(tuple(asdict(cell).values()) for cell in planned(plan(), "cifar-10"))
+    assert {c["method"] for c in whole.cells.records} == set(igeood.METHODS)
+
+
+def test_records_have_what_it_takes_to_redo_them(whole):
+    for cell in whole.cells.records:
+        assert cell["weights"] == whole.networks.records[0]["weights"]
+        assert set(cell["data"]) >= {"train", "test", "ood"}
+        record, scores = read_record(whole.folder / "scores" / cell["scores"], "scores")
+        again = evaluate(scores["id"], scores["ood"], cell["tpr"])
+        assert (again.tnr_at_tpr, again.auroc, again.aupr) == (cell["tnr"], cell["auroc"], cell["aupr"])
+        assert (len(scores["id"]), len(scores["ood"])) == (cell["id_images"], cell["ood_images"])
+        for side in ("id", "ood"):
+            assert scores[f"{side}_parts"].shape == (len(scores[side]), len(record["columns"]))
+            torch.testing.assert_close(scores[f"{side}_parts"].double().sum(1), scores[side], rtol=1e-4, atol=1e-3)
+
+
+def test_validation_and_measurement_share_nothing(whole):
+    for cell in whole.cells.records:
+        assert cell["validation"] != cell["ood"]
+        if cell["setting"] == "white-box":
+            assert cell["ood_images"] in (30, 40)  # half of 60 and of 80; the other half was to tune on
+        assert cell["id_images"] == (25 if cell["setting"] == "grey-box" else 40)  # of 80, 40 were to tune on
+
+
+@pytest.mark.parametrize(
+    ("setting", "method"), [("black-box", "odin"), ("black-box", "igeood-logits"), ("white-box", "igeood+")]
+)
+def test_a_cell_is_what_a_guard_does(whole, world, network, setting, method):
+    """A guard on the kept outputs, tuned on the same images, has the cell's temperature, step and scores."""
+    cell = next(c for c in whole.cells.records if (c["setting"], c["method"]) == (setting, method))
+    observer, needs = Observer(network, whole.folder / "outputs"), igeood.METHODS[method].needs
+    train, test = (datasets.load("cifar-10", root=world, split=split) for split in ("train", "test"))
+    inside, outside = (
+        observer.outputs(images, needs)
+        for images in (test.limited(80), datasets.load(cell["ood"], root=world, limit=80))
+    )
+    tuned_on, measured = (torch.from_numpy(rows) for rows in cells.halves(80, 0))
+    guard = (igeood.black_box if setting == "black-box" else igeood.white_box)(method=method)
+    guard.fit(observer.outputs(train, needs, "train"))
+    if setting == "black-box":
+        foreign = observer.outputs(datasets.load(cell["validation"], root=world), needs, "validation")
+    else:
+        halves = [torch.from_numpy(rows) for rows in cells.halves(len(outside), 0)]
+        foreign, outside = outside[halves[0]], outside[halves[1]]
+    guard.tune(inside[tuned_on], foreign, share=1.0)
+    assert guard.detector.params()["temperature"] == cell["temperature"]
+    scores = read_record(whole.folder / "scores" / cell["scores"], "scores")[1]
+    torch.testing.assert_close(torch.as_tensor(guard.score(inside[measured])), scores["id"])
+    torch.testing.assert_close(torch.as_tensor(guard.score(outside)), scores["ood"])
+
+
+def test_tunings_have_what_was_tried(whole):
+    tunings = {(t["setting"], t["method"]): t for t in whole.tunings.records}
+    assert tunings["black-box", "msp"]["tuning"] is None
+    assert len(tunings["grey-box", "odin"]["tuning"]["steps"]) == 21
+    assert len(tunings["black-box", "odin"]["tuning"]["temperature"]["trials"]) > 33
+    assert tunings["white-box-fgsm", "igeood"]["tuning"]["attack"]["samples"] == 40
+
+
+def test_nothing_is_done_twice(whole, world, network, plan, monkeypatch):
+    before = {path: path.stat().st_mtime_ns for path in whole.folder.rglob("*") if path.is_file()}
+    monkeypatch.setattr(Observer, "_batches", lambda *_: pytest.fail("the network ran again"))
+    run([network], plan(), whole.folder, root=world)
+    assert before == {path: path.stat().st_mtime_ns for path in whole.folder.rglob("*") if path.is_file()}
+
+
+def test_from_kept_outputs_the_network_does_not_run(whole, world, network, plan, monkeypatch, tmp_path):
+    shutil.copytree(whole.folder / "outputs", tmp_path / "outputs")
+    monkeypatch.setattr(Observer, "_batches", lambda *_: pytest.fail("the network ran again"))
+    again = run([network], plan(**QUICK), tmp_path, root=world)
+    assert again.cells.records == [c for c in whole.cells.records if is_quick(c)]
+
+
+def test_other_options_and_normalisations_make_other_cells(whole, world, network, plan, tmp_path):
+    shutil.copytree(whole.folder, tmp_path / "r")
+    n = len(whole.cells.records)
+    more = run(
+        [network], plan(limit=30, settings=("grey-box",), methods=("odin",)), tmp_path / "r", root=world
+    ).cells.records[n:]
+    assert {(c["setting"], c["method"], c["limit"], c["ood_images"]) for c in more} == {("grey-box", "odin", 30, 30)}
+    other = replace(network, mean=(0.1, 0.2, 0.3))
+    more = run([other], plan(settings=("black-box",), methods=("msp",)), tmp_path / "r", root=world)
+    assert [c["mean"] for c in more.cells.records[n + 2 :]] == [[0.1, 0.2, 0.3]] * 2
+
+
+def test_a_method_of_ones_own_is_measured(whole, world, network, plan, tmp_path, monkeypatch):
+    class Norm(igeood.Detector):
+        needs = Needs(layers="last", head=True)
+
+        def _learn(self, summary):
+            pass
+
+        def _score(self, batch):
+            return batch.features["|head"].norm(dim=1).double()
+
+    monkeypatch.delitem(igeood.METHODS, "norm", raising=False)
+    igeood.register("norm", title="Norm", tunes=False)(Norm)
+    shutil.copytree(whole.folder / "outputs", tmp_path / "outputs")
+    results = run([network], plan(settings=("white-box-validation",), methods=("norm",)), tmp_path, root=world)
+    monkeypatch.delitem(igeood.METHODS, "norm")
+    assert [c["method"] for c in results.cells.records] == ["norm", "norm"]
+    assert list((tmp_path / "outputs").glob("clean-all-mean-head-*"))  # the statistic is in the key
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("seed", [pytest.param(i, marks=[pytest.mark.slow] * (i > 1)) for i in range(20)])
+def test_broken_off_at_any_write(world, network, plan, whole, tmp_path, monkeypatch, seed):
+    """Twenty runs, each broken off at random writes until it is through: the same file as the unbroken run."""
+    shutil.copytree(whole.folder / "outputs", tmp_path / "outputs")
+    draw = random.Random(seed)
+    for path in draw.sample(sorted((tmp_path / "outputs").rglob("*.safetensors")), 3):
+        path.unlink()
+    append = Lines.append
+
+    def stop(lines=None):
+        if lines is not None and draw.random() < 0.5:  # half of a line is on disk already
+            with lines.path.open("a") as file:
+                file.write('{"half": "a li')
+        raise Killed
+
+    for module in ("cells", "observing"):
+        monkeypatch.setattr(
+            f"igeood.bench.runs.{module}.write_record", lambda *a: (draw.random() < 0.3 and stop()) or write_record(*a)
+        )
+    monkeypatch.setattr(Lines, "append", lambda lines, r: (draw.random() < 0.3 and stop(lines)) or append(lines, r))
+    for _ in range(200):
+        try:
+            results = run([network], plan(**QUICK), tmp_path, root=world)
+            break
+        except Killed:
+            pass
+    wanted = [c for c in whole.cells.records if is_quick(c)]
+    assert results.cells.records == Results(tmp_path).cells.records == wanted
+
+
+SCRIPT = """
+import json, sys
+from igeood.bench.runs import Plan, load_network, run
+root, out, plan = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+run([load_network(f"{root}/net.safetensors")], Plan(**plan), out, root=root)
+"""
+
+
+@pytest.mark.parametrize(
+    ("times", "changes"), [(2, QUICKEST), pytest.param(20, {}, marks=pytest.mark.slow)], ids=["twice", "twenty times"]
+)
+def test_killed_and_resumed(world, plan, tmp_path, times, changes):
+    """Killed after a random number of new results, then left to its end: the file of an unbroken run."""
+    results, draw, killed = tmp_path / "out" / "results.jsonl", random.Random(1), []
+    command = [sys.executable, "-c", SCRIPT, world, tmp_path / "out", json.dumps(asdict(plan(**changes)))]
+    subprocess.run(command, check=True)
+    wanted = results.read_bytes()
+    shutil.rmtree(tmp_path / "out")
+
+    def count():
+        return results.read_bytes().count(b"\n") if results.exists() else 0
+
+    for _ in range(times):
+        goal = count() + draw.randint(0, 2)
+        process = subprocess.Popen(command)
+        while process.poll() is None and count() < goal:
+            time.sleep(0.01)
+        time.sleep(draw.uniform(0.0, 4.0) if goal == count() == 0 else draw.uniform(0.0, 0.2))
+        process.send_signal(signal.SIGKILL)
+        killed += [count()] if process.wait() == -signal.SIGKILL else []  # else it has ended by itself
+    subprocess.run(command, check=True)
+    assert len(killed) == times
+    assert results.read_bytes() == wanted
+
+
+def test_two_processes_on_one_folder(world, network, plan, tmp_path):
+    with only_one(tmp_path / ".lock", "out"), pytest.raises(InputError, match="another process is writing there"):
+        run([network], plan(**QUICK), tmp_path, root=world)
+
+
+def test_a_damaged_shard_is_made_again(world, network, plan, whole, tmp_path):
+    shutil.copytree(whole.folder / "outputs", tmp_path / "outputs")
+    for path in (tmp_path / "outputs").glob("clean-*/*.safetensors"):
+        path.write_bytes(path.read_bytes()[:-7])
+    again = run([network], plan(settings=("black-box",), methods=("energy",)), tmp_path, root=world)
+    energy = [c for c in whole.cells.records if (c["setting"], c["method"]) == ("black-box", "energy")]
+    assert again.cells.records == energy
+
+
+def test_a_full_disk_keeps_finished_work(tmp_path, monkeypatch):
+    lines = Lines(tmp_path / "a.jsonl")
+    lines.append({"a": 1})
+    with (tmp_path / "a.jsonl").open("a") as file:
+        file.write('{"half')
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        lines.append({"b": 2})
+    monkeypatch.undo()
+    assert lines.records == [{"a": 1}]
+    Lines(tmp_path / "a.jsonl").append({"c": 3})
+    assert Lines(tmp_path / "a.jsonl").records[-1] == {"c": 3}
+
+
+def test_recall_finds_what_was_kept(whole, network):
+    digest = next(c["data"]["ood"] for c in whole.cells.records if c["ood"] == "gaussian")
+    kept = recall(whole.folder / "outputs", weights=network.weights, images=digest)
+    assert len(kept) == 80
+    assert list(kept.features) == ["relu", "layer1", "layer2", "layer3", "layer4"]
+    assert recall(whole.folder / "outputs", weights="none", images=digest) is None
+
+
+def test_the_networks_line(whole):
+    [line] = whole.networks.records
+    assert dict(line["layers"]) == {"relu": 16, "layer1": 16, "layer2": 32, "layer3": 64, "layer4": 128}
+    assert (line["train_images"], line["test_images"]) == (200, 80)
+    assert line["notes"] == ["train: 200 of 50,000 images", "test: 160 of 10,000 images"]
+    assert set(line["diagnostics"]) == set(dict(line["layers"]))
+
+
+def test_without_validation_the_defaults_stay(world, network, plan, whole, tmp_path):
+    shutil.copytree(whole.folder / "outputs", tmp_path / "outputs")
+    some = plan(validation=(), settings=("black-box", "grey-box"), methods=("odin", "igeood-logits"))
+    records = run([network], some, tmp_path, root=world).cells.records
+    assert {(c["method"], c["temperature"]) for c in records} == {("odin", 1000.0), ("igeood-logits", 1.0)}
+    assert {(c["setting"], c["epsilon"]) for c in records} == {("black-box", 0.0), ("grey-box", 0.0012)}
+
+
+def test_a_set_is_not_measured_under_another_name(world, network, plan, tmp_path):
+    blue = world / "blue"
+    same = plan(ood=(f"folder:{blue}/",), validation=(f"folder:{world}/red/../blue",), **QUICK)
+    assert same.ood == same.validation == (f"folder:{blue}",)
+    assert not [c for c in planned(same, "cifar-10") if c.setting == "black-box"]
+    shutil.copytree(blue, tmp_path / "copy")
+    (tmp_path / "copy" / "000.png").unlink()
+    with pytest.raises(InputError, match=r"59 images of folder:.*copy are also in folder:.*blue, which was tuned on"):
+        run([network], plan(ood=(f"folder:{tmp_path / 'copy'}",), **QUICK), tmp_path / "r", root=world)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ood": ()}, "nothing to measure"),
+        ({"ood": ("gaussian",), "validation": ("gaussian",), "settings": ("black-box",)}, "nothing to measure"),
+        ({"methods": ("igeood",), "settings": ("black-box",)}, "nothing to measure"),
+        ({"ood": ("cifar-10",)}, "nothing to measure"),
+        ({"ood": ("gaussian", "tinyimagenet")}, "did you mean"),
+        ({"validation": ("cifar-10",)}, "validation: cifar-10 is what net.safetensors was trained on"),
+        ({"ood": ("folder:few",)}, r"few has 5 images; tuning on it needs at least 20"),
+        ({"settings": ("red-box",)}, "settings: no 'red-box'"),
+        ({"methods": ("magic",)}, "methods: no 'magic'"),
+    ],
+)
+def test_what_cannot_be_measured_is_an_error_before_the_network_runs(
+    world, network, plan, tmp_path, monkeypatch, changes, message
+):
+    monkeypatch.setattr(Observer, "_batches", lambda *_: pytest.fail("the network ran"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "few").mkdir()
+    for path in sorted((world / "red").iterdir())[:5]:
+        shutil.copy(path, tmp_path / "few")
+    with pytest.raises(InputError, match=message):
+        run([network], plan(**changes), tmp_path / "r", root=world)
+
+
+def test_splits_are_cells_of_their_own():
+    plan = Plan(ood=("a", "b"), splits=3, settings=("white-box", "black-box"), methods=("igeood", "msp"))
+    counts = Counter((c.setting, c.seed) for c in planned(plan, "cifar-10"))
+    assert counts == {("white-box", 0): 2, ("white-box", 1): 2, ("white-box", 2): 2, ("black-box", 0): 2}
+
+
+def test_lines_that_are_no_results(tmp_path):
+    for line in ("nonsense", "[1]", '{"setting": "black-box"}'):
+        (tmp_path / "results.jsonl").write_text(f"{line}\n")
+        with pytest.raises(InputError, match=r"results.jsonl: line 1 is no record of a benchmark"):
+            Results(tmp_path)
+    with pytest.raises(InputError, match=r"igeood bench --out"):
+        Results.existing(tmp_path / "none")
+
+
+def test_halves_are_apart_and_seeded():
+    first, second = cells.halves(3000, 7)
+    assert len(first) == 1000
+    assert sorted(np.concatenate([first, second])) == list(range(3000))
+    assert (cells.halves(3000, 7)[0] == first).all()
+    assert (cells.halves(3000, 8)[0] != first).any()

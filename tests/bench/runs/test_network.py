@@ -1,0 +1,46 @@
+"""Networks from files: what they say of themselves, and what the user says."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from igeood.bench.networks import build
+from igeood.bench.runs import load_network
+from igeood.errors import InputError
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Weights that say nothing of themselves."""
+    save_file(build("resnet-10-16", 7).state_dict(), tmp_path / "w.safetensors")
+    return tmp_path / "w.safetensors"
+
+
+def test_a_network_is_what_its_file_and_the_user_say(path, world):
+    network = load_network(f"resnet-10-16:{path}", in_distribution="cifar-10")
+    assert (network.name, network.mean) == ("resnet-10-16", (0.4914, 0.4822, 0.4465))
+    assert network.model(torch.zeros(1, 3, 32, 32)).shape == (1, 7)
+    about = {"network": "resnet-10-16", "trained_on": "mine", "mean": "0.1,0.2,0.3", "std": "1,1,1"}
+    save_file(build("resnet-10-16", 7).state_dict(), path, about)
+    assert load_network(str(path)).mean == (0.1, 0.2, 0.3)
+    assert load_network(str(world / "net.safetensors")).in_distribution == "cifar-10"
+
+
+@pytest.mark.parametrize(
+    ("spec", "trained_on", "message"),
+    [
+        ("{}", None, "does not say what it is; give NAME:"),
+        ("resnet-10-16:{}", None, "does not say what it was trained on"),
+        ("resnet-10-16:{}", "mine", "does not say how its inputs are normalised"),
+        ("resnet-1016:{}", "cifar-10", "did you mean 'resnet-10-16'"),
+        ("resnet-34:{}", "cifar-10", "of another architecture"),
+    ],
+)
+def test_what_a_network_must_say(path, spec, trained_on, message):
+    with pytest.raises(InputError, match=message):
+        load_network(spec.format(path), in_distribution=trained_on)
+
+
+def test_file_and_user_must_agree(world):
+    with pytest.raises(InputError, match=r"says that it was trained on cifar-10, not svhn"):
+        load_network(str(world / "net.safetensors"), in_distribution="svhn")
