@@ -5,6 +5,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -23,36 +24,32 @@ class _Group(click.Group):
         """Run a command and exit."""
         words = list(sys.argv[1:] if args is None else args)
         options |= {"standalone_mode": False, "obj": ["igeood", *words]}  # the whole line, for those who note it
-        code = 2
         try:
             with _messages():
                 sys.exit(super().main(words, *others, **options))
         except click.exceptions.NoArgsIsHelpError as error:
             error.show()
-            sys.exit(code)
         except click.UsageError as error:
             command = error.ctx.command_path if error.ctx else "igeood"
-            text = f"{error.format_message().rstrip('.')}; see `{command} --help`"
-        except click.Abort:
-            code, text = 130, "stopped"
+            _echo(f"{error.format_message().rstrip('.')}; see `{command} --help`")
         except IgeoodError as error:
-            text = str(error)
+            _echo(str(error))
         except OSError as error:
-            text = f"{error.filename or 'system'}: {error.strerror or error}"
-        click.echo(f"igeood: {' '.join(text.split())}", err=True)
-        sys.exit(code)
+            _echo(f"{error.filename or 'system'}: {error.strerror or error}")
+        except click.Abort:
+            _echo("stopped")
+            sys.exit(130)
+        sys.exit(2)
+
+
+def _echo(text: str) -> None:
+    click.echo(f"igeood: {' '.join(text.split())}", err=True)
 
 
 @contextmanager
 def _messages() -> Iterator[None]:
     """The library's messages and warnings, each once, as a line on stderr."""
-    shown: set[str] = set()
-
-    def show(text: str) -> None:
-        if text not in shown:
-            shown.add(text)
-            click.echo(f"igeood: {' '.join(text.split())}", err=True)
-
+    show = cache(_echo)
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: show(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("igeood")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from igeood.cli._shared import Decorator, root_option
+from igeood.cli._shared import FILE, Decorator, root_option
 from igeood.cli.progress import Progress
 from igeood.errors import InputError
 
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from igeood.tables import LogitsFile
 
 force_option: Decorator = click.option("--force", is_flag=True, help="Write over a file that is there.")
-out_option: Decorator = click.option(
-    "--out", type=click.Path(dir_okay=False), help="Write the guard here, and leave GUARD as it is."
-)
+out_option: Decorator = click.option("--out", type=FILE, help="Write the guard here, and leave GUARD as it is.")
 
 
 @dataclass(frozen=True)
@@ -40,9 +38,9 @@ class Sources:
 
     def network(self) -> "nn.Module | None":
         """The model that was named, with its weights."""
+        if self.model is None and self.weights is not None:
+            raise InputError("weights: need their model; give --model MODULE:NAME too")
         if self.model is None:
-            if self.weights is not None:
-                raise InputError("weights: need their model; give --model MODULE:NAME too")
             return None
         from igeood.bench.networks import load_weights
         from igeood.cli._models import find_model
@@ -62,8 +60,6 @@ class Sources:
             return self._images(name, guard.preparation, training)
         from igeood.tables import read_logits
 
-        if name.startswith(("folder:", "idx:", "demo:")):
-            raise InputError(f"{name}: images need a model; name it with --model MODULE:NAME")
         layers = guard.layers or (None if guard.access == "white box" else ())
         columns = {"logits": self.logits_column, "label": self.label_column, "identity": self.id_column}
         return read_logits(name, layers=layers, labelled=training, **columns)
@@ -73,23 +69,16 @@ class Sources:
 
         if preparation is None:
             raise InputError("guard: was made in Python, and does not say how images become inputs; use igeood fit")
-        if name not in datasets.DATASETS and Path(name).is_dir():
-            raise InputError(f"{name}: is a folder; to read its images, say folder:{name}")
         split = "train" if training else "test"
         images = datasets.load(name, root=self.root, split=split, side=preparation["size"], labelled=training)
-        if training and images.labels is None:
-            raise InputError(f"{name}: has no labels to fit on; name a set of labelled images")
-        return Images(images, preparation["mean"], preparation["std"], self.batch)
+        return Images(images, len(images), preparation["mean"], preparation["std"], self.batch)
 
 
 _OPTIONS = (
     click.option("--logits-column", help="Column of the logits, if it is not `logits`."),
     click.option("--label-column", help="Column of the true classes, if not `label` or `labels`."),
     click.option("--id-column", help="Column that identifies samples across files; by default `id` only names rows."),
-    click.option(
-        "--model", metavar="MODULE:NAME",
-        help="A torch model, or what makes it. The module is imported, also from the current folder: its code runs.",
-    ),
+    click.option("--model", metavar="MODULE:NAME", help="A torch model, or what makes it; the module's code runs."),
     click.option("--weights", type=click.Path(), help="The model's weights: .safetensors, or a state dict in .pt."),
     click.option("--batch", default=100, show_default=True, type=click.IntRange(min=1), help="Images at a time."),
     root_option,
@@ -104,7 +93,10 @@ def source_options(command: Callable[..., None]) -> Callable[..., None]:
         chosen = {field.name: given.pop(field.name) for field in fields(Sources)}
         command(sources=Sources(**chosen), **given)
 
-    return functools.reduce(lambda decorated, option: option(decorated), reversed(_OPTIONS), wrapped)
+    decorated: Callable[..., None] = wrapped
+    for option in reversed(_OPTIONS):
+        decorated = option(decorated)
+    return decorated
 
 
 @dataclass(frozen=True)
@@ -112,19 +104,15 @@ class Images:
     """Images as batches of inputs, scaled and normalised; with their labels where they have any."""
 
     set: "ImageSet"
+    rows: int
     mean: Sequence[float]
     std: Sequence[float]
     batch: int
 
-    @property
-    def rows(self) -> int:
-        """Number of images."""
-        return len(self.set)
-
     def __iter__(self) -> Iterator[Any]:
         labels = self.set.labels
-        for start, (x, _) in zip(range(0, self.rows, self.batch), self.blocks(), strict=True):
-            yield x if labels is None else (x, labels[start : start + len(x)])
+        for x, rows in self.blocks():
+            yield x if labels is None else (x, labels[rows])
 
     def blocks(self, *, ids: bool = False) -> Iterator[tuple[Any, Any]]:
         """Batches (n, 3, size, size) with the files' names, or the images' numbers."""
@@ -132,7 +120,7 @@ class Images:
 
         paths = getattr(self.set.source, "paths", None) if ids else None
         for start, images in zip(range(0, self.rows, self.batch), self.set.batches(self.batch), strict=True):
-            rows = self.set.rows[start : start + len(images)]
+            rows = self.set.rows[start : start + len(images)]  # a whole set: its rows are those of the source
             x = normalised(images, self.mean, self.std).contiguous()
             yield x, rows if paths is None else [str(paths[row]) for row in rows]
 
@@ -162,10 +150,9 @@ def check_out(out: str | None, force: bool, *inputs: str, replaced: str | None =
 
     target = Path(os.path.realpath(out or replaced or ""))
     if out is not None:
-        if any(Path(name).exists() and target.exists() and target.samefile(name) for name in inputs):
-            raise InputError(f"out: {out} is what this is made from; name another file")
-        if target.exists() and not force:
-            raise InputError(f"out: {out} is there already; name another file, or give --force")
+        is_input = any(Path(name).exists() and target.exists() and target.samefile(name) for name in inputs)
+        if is_input or (target.exists() and not force):
+            raise InputError(f"out: {out} is there already; name another file{'' if is_input else ', or give --force'}")
     if not target.parent.is_dir():
         raise InputError(f"out: {target.parent} is no folder; make it first")
     click.get_current_context().with_resource(only_one(target.with_name(f".{target.name}.lock"), "out"))

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from igeood.cli._shared import json_option, root_option, seed_option
+from igeood.cli._shared import FOLDER, json_option, root_option, seed_option
 from igeood.cli.progress import progress_bars
 
 _COUNT, _SPLITS = click.IntRange(min=40), click.IntRange(1, 1000)
@@ -23,7 +23,7 @@ _COUNT, _SPLITS = click.IntRange(min=40), click.IntRange(1, 1000)
 @click.option("--train", type=click.IntRange(min=1), help="Training images at most, evenly spaced.")
 @click.option("--splits", default=5, show_default=True, type=_SPLITS, help="Random splits of the white box.")
 @seed_option("Of the (first) split.")
-@click.option("--out", default="igeood-results", show_default=True, type=click.Path(file_okay=False), help="Folder.")
+@click.option("--out", default="igeood-results", show_default=True, type=FOLDER, help="Folder of the results.")
 @root_option
 @json_option
 def bench(
@@ -44,14 +44,17 @@ def bench(
     from igeood.detectors import METHODS
 
     loaded = [load_network(spec, in_distribution=in_distribution) for spec in networks]
-    tuned_on = validation or _present(root, ["isun"])
-    trained_on = {network.in_distribution for network in loaded}  # of several, each is foreign to the others
-    measured_on = ood or _present(root, None, leave_out=[*tuned_on, *(trained_on if len(trained_on) == 1 else ())])
-    chosen = {"settings": settings or PAPER, "methods": methods or tuple(METHODS), "validation": tuned_on}
+    present = () if ood and validation else _present(root)
+    tuned_on = validation or tuple(name for name in present if name == "isun")
+    left_out = {*tuned_on, *(network.in_distribution for network in loaded)}
+    measured_on = ood or tuple(name for name in present if name not in left_out)
+    chosen: dict[str, Any] = {
+        "settings": settings or PAPER,
+        "methods": methods or tuple(METHODS),
+        "validation": tuned_on,
+    }
     plan = Plan(ood=measured_on, **chosen, **counts)
-    if not tuned_on and {"black-box", "grey-box"} & set(plan.settings):
-        click.echo("no --validation: black and grey box keep their default temperature and step", err=True)
-    click.echo(f"in {out}; OOD sets: {', '.join(plan.ood)}", err=True)
+    click.echo(f"OOD sets: {', '.join(plan.ood)}; tuned on: {', '.join(tuned_on) or 'none'}", err=True)
     with progress_bars() as report:
 
         def done(number: int, total: int, record: dict[str, Any]) -> None:
@@ -63,19 +66,14 @@ def bench(
     click.echo(f"{len(results.cells.records)} results in {out}; `igeood paper all --results {out}`", err=True)
 
 
-def _present(root: str | None, names: list[str] | None, leave_out: list[str] | None = None) -> tuple[str, ...]:
-    """Names of the data sets that are there; one that is there in part only is an error."""
-    from igeood.bench import datasets
+def _present(root: str | None) -> tuple[str, ...]:
+    """Names of the data sets of which anything is there."""
+    from igeood.bench.datasets import DATASETS, data_root
     from igeood.bench.datasets.store import begun
 
-    wanted = [name for name in names or datasets.DATASETS if name not in (leave_out or [])]
-    present = [name for name in wanted if begun(datasets.DATASETS[name], datasets.data_root(root))]
-    for name in present:
-        datasets.load(name, root=root)
-    return tuple(present)
+    return tuple(name for name, dataset in DATASETS.items() if begun(dataset, data_root(root)))
 
 
 def _line(record: dict[str, Any]) -> str:
-    where = f"{record['network']} {record['setting']} {record['method']} {record['ood']} split {record['seed']}"
-    figures = "  ".join(f"{name.upper()} {100 * record[name]:.1f}" for name in ("tnr", "auroc", "aupr"))
-    return f"{where}: {figures}"
+    place = " ".join(str(record[name]) for name in ("network", "setting", "method", "ood", "seed"))
+    return f"{place}: " + "  ".join(f"{name.upper()} {100 * record[name]:.1f}" for name in ("tnr", "auroc", "aupr"))

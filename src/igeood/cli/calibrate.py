@@ -6,15 +6,14 @@ from igeood.cli._guards import Sources, Watched, check_out, force_option, out_op
 from igeood.cli._shared import json_option, show
 from igeood.cli.progress import progress_bars
 
+GUARANTEE = click.Choice(["marginal", "tolerance"])
+
 
 @click.command()
 @click.argument("guard", type=click.Path())
 @click.argument("id_data", metavar="ID", type=click.Path())
 @click.option("--tpr", default=0.95, show_default=True, help="Share of in-distribution samples to keep.")
-@click.option(
-    "--guarantee", type=click.Choice(["marginal", "tolerance"]), default="marginal", show_default=True,
-    help="On average over calibration sets, or for this one with --confidence.",
-)  # fmt: skip
+@click.option("--guarantee", type=GUARANTEE, default="marginal", show_default=True, help="On average, or for this set.")
 @click.option("--confidence", default=0.95, show_default=True, help="Of the tolerance.")
 @out_option
 @force_option
@@ -36,7 +35,6 @@ def calibrate(
     loaded.save(target)
     calibration = loaded.calibration
     assert calibration is not None  # noqa: S101 (for the type checker)
-    n, promise = len(calibration.scores), calibration.promise
+    promise = calibration.promise
     holds = {"promise": None, "warning": promise} if calibration.trained_on else {"promise": promise}
-    record = {"threshold": loaded.threshold, **holds, "n": n, "out": target}
-    show(as_json, record, f"{target}: threshold {loaded.threshold:.6g} from {n:,} samples: {promise}")
+    show(as_json, {"out": target, "threshold": loaded.threshold, "samples": len(calibration.scores), **holds})

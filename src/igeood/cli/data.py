@@ -1,12 +1,11 @@
 """`igeood data`: list and get the data sets."""
 
 import json
-from collections.abc import Sequence
 
 import click
 
-from igeood.cli import progress
-from igeood.cli._shared import json_option, root_option
+from igeood.cli._shared import json_option, root_option, show
+from igeood.cli.progress import progress_bars
 
 
 @click.group()
@@ -19,28 +18,17 @@ def data() -> None:
 @json_option
 def list_(root: str | None, as_json: bool) -> None:
     """Show the known data sets, and which of them are there."""
+    from dataclasses import asdict
+
     from igeood.bench.datasets import DATASETS, data_root
     from igeood.bench.datasets.store import status
 
-    folder = data_root(root)
-    rows = []
+    click.echo(f"Data sets in {data_root(root)}", err=True)
     for dataset in DATASETS.values():
-        here = status(dataset, folder)
-        state = f"{here.state}, {here.found:,} of {here.expected:,}"
-        rows.append([dataset.name, dataset.title, state, dataset.licence, dataset.home, here.detail])
-    columns = ["name", "title", "here", "licence", "from", "detail"]
-    if as_json:
-        sets = [dict(zip(columns, row, strict=True)) for row in rows]
-        click.echo(json.dumps({"root": str(folder), "sets": sets}, indent=1))
-        return
-    click.echo(f"Data sets in {folder}", err=True)
-    _print_table([columns, *rows])
-
-
-def _print_table(rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        click.echo("  ".join(map(str.ljust, row, widths)).rstrip())
+        here = status(dataset, data_root(root))
+        record = {**asdict(here), "title": dataset.title, "licence": dataset.licence, "from": dataset.home}
+        text = f"{here.name:<14} {here.state:<8} {here.found:>7} of {here.expected:<7} {dataset.title}"
+        click.echo(json.dumps(record) if as_json else text)
 
 
 @data.command()
@@ -54,11 +42,7 @@ def get(names: tuple[str, ...], root: str | None, force: bool, as_json: bool) ->
     from igeood.bench.datasets.loading import find
     from igeood.bench.datasets.store import get as fetch
 
-    folder, done = data_root(root), []
-    with progress.progress_bars() as report:
+    with progress_bars() as report:
         for dataset in [find(name) for name in names]:
-            fetched = fetch(dataset, folder, force=force, progress=report)
-            done.append({"name": dataset.name, "fetched": fetched, "root": str(folder)})
-            click.echo(f"{dataset.name}: {'fetched' if fetched else 'is there'}", err=True)
-    if as_json:
-        click.echo(json.dumps(done, indent=1))
+            fetched = fetch(dataset, data_root(root), force=force, progress=report)
+            show(as_json, {"name": dataset.name, "fetched": fetched})

@@ -2,15 +2,13 @@
 
 import click
 
+from igeood.cli._shared import FOLDER
+
 
 @click.command()
 @click.argument("name")
-@click.option(
-    "--results", type=click.Path(file_okay=False), help="Folder of `igeood bench`; without it, only the paper's."
-)
-@click.option(
-    "--out", default="igeood-figures", show_default=True, type=click.Path(file_okay=False), help="Figures go there."
-)
+@click.option("--results", type=FOLDER, help="Folder of `igeood bench`; without it, only the paper's.")
+@click.option("--out", default="igeood-figures", show_default=True, type=FOLDER, help="Folder of the figures.")
 @click.option("--validation", help="Set that black and grey box were tuned on, if the results have several.")
 @click.option("--network", "networks", multiple=True, help="Weights, to measure the network's time. Repeatable.")
 def paper(name: str, results: str | None, out: str, validation: str | None, networks: tuple[str, ...]) -> None:

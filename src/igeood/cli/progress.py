@@ -14,18 +14,8 @@ PATIENCE = 60  # seconds without a line, where there are no bars
 
 @contextmanager
 def progress_bars() -> Iterator[Progress]:
-    """A bar for each thing that is reported on; not on a terminal, a line at each quarter of it, and every minute.
-
-    What is finished at its first report is not shown.
-    """
-    begun: set[str] = set()
-    with _bars() if sys.stderr is not None and sys.stderr.isatty() else _lines() as show:
-
-        def report(what: str, done: int, total: int | None) -> None:
-            if done != total or what in begun:
-                begun.add(what)
-                show(what, done, total)
-
+    """A bar for each thing that is reported on; not on a terminal, a line at each quarter of it, and every minute."""
+    with _bars() if sys.stderr is not None and sys.stderr.isatty() else _lines() as report:
         yield report
 
 
@@ -34,10 +24,7 @@ def _bars() -> Iterator[Progress]:
     from rich import progress
     from rich.console import Console
 
-    columns = (
-        progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn(),
-        progress.TimeRemainingColumn(elapsed_when_finished=True),
-    )  # fmt: skip
+    columns = (*progress.Progress.get_default_columns(), progress.MofNCompleteColumn())
     with progress.Progress(*columns, console=Console(stderr=True)) as bars:
         tasks: dict[str, progress.TaskID] = {}
 
@@ -59,7 +46,8 @@ def _lines() -> Iterator[Progress]:
     def show(what: str, done: int, total: int | None) -> None:
         nonlocal last
         part = 4 * done // total if total else done.bit_length()  # of an unknown number, each doubling
-        if shown.get(what, 0) < part or time.monotonic() - last > PATIENCE:
+        before = shown.setdefault(what, part if done == total else 0)  # finished at its first report: not shown
+        if before < part or time.monotonic() - last > PATIENCE:
             shown[what], last = part, time.monotonic()
             click.echo(f"{what}: {done:,} of {total:,}" if total else f"{what}: {done:,}", err=True)
 

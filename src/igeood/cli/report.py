@@ -5,13 +5,13 @@ from pathlib import Path
 
 import click
 
-from igeood.cli._shared import json_option, show
+from igeood.cli._shared import FILE, FOLDER, json_option, show
 
 
 @click.command()
-@click.argument("results", type=click.Path(file_okay=False))
-@click.option("--out", type=click.Path(dir_okay=False), help="The file to write; by default RESULTS/report.html.")
-@click.option("--guard", type=click.Path(dir_okay=False), help="A guard's file; by default RESULTS/guard.safetensors.")
+@click.argument("results", type=FOLDER)
+@click.option("--out", type=FILE, help="The file to write; by default RESULTS/report.html.")
+@click.option("--guard", type=FILE, help="A guard's file; by default RESULTS/guard.safetensors.")
 @click.option("--validation", help="Set that was tuned on, if the results have several.")
 @json_option
 def report(results: str, out: str | None, guard: str | None, validation: str | None, as_json: bool) -> None:
@@ -27,5 +27,4 @@ def report(results: str, out: str | None, guard: str | None, validation: str | N
     page = make(existing, made_on=date.today(), guard=path, validation=validation)
     out = out or str(Path(results) / "report.html")
     write_whole(out, page.html.encode())
-    text = "\n".join(f"{network}: {sentences[0]}" for network, sentences in page.verdicts.items())
-    show(as_json, {"out": out, "bytes": len(page.html.encode()), "verdicts": page.verdicts}, f"{text}\n{out}")
+    show(as_json, {"out": out, "bytes": len(page.html.encode()), "verdicts": page.verdicts})

@@ -10,22 +10,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from igeood.cli._guards import Sources, check_out, force_option, source_options
-from igeood.cli._shared import json_option, show
+from igeood.cli._shared import FILE, json_option, show
 from igeood.cli.progress import progress_bars
-from igeood.errors import InputError
 
 if TYPE_CHECKING:
     from igeood.guard import Guard
 
-SUFFIXES = (".parquet", ".pq", ".csv", ".jsonl")
+COLUMNS = ("score", "p_value", "is_ood", "label")
 
 
 @click.command()
 @click.argument("guard", type=click.Path())
 @click.argument("data", type=click.Path())
-@click.option(
-    "--out", type=click.Path(dir_okay=False), help="A .parquet, .csv or .jsonl file; otherwise CSV goes to stdout."
-)
+@click.option("--out", type=FILE, help="A .parquet or .jsonl file, or else CSV; by default CSV goes to stdout.")
 @force_option
 @source_options
 @json_option
@@ -36,8 +33,6 @@ def score(guard: str, data: str, out: str | None, force: bool, sources: Sources,
     out-of-distribution. With --json, lines of JSON go to stdout; with --out too, one object that says what was done.
     """
     if out is not None:
-        if Path(out).suffix not in SUFFIXES:
-            raise InputError(f"out: {out} ends in none of {', '.join(SUFFIXES)}; name one of these formats")
         check_out(out, force, guard, data)
     loaded = sources.guard(guard)
     source = sources.open(data, loaded)
@@ -53,19 +48,15 @@ def score(guard: str, data: str, out: str | None, force: bool, sources: Sources,
             report("score", done, source.rows)
     click.echo(f"{refused:,} of {done:,} refused" if loaded.calibration else f"{done:,} scored", err=True)
     if out is not None:
-        show(as_json, {"rows": done, "refused": refused if loaded.calibration else None, "out": out}, out)
+        show(as_json, {"out": out, "rows": done, "refused": refused if loaded.calibration else None})
 
 
 def _judge(guard: "Guard", block: Any) -> dict[str, Any]:
     """Columns of one block, as NumPy arrays."""
     import torch
 
-    if guard.calibration is None:
-        columns = {"score": guard.score(block)}
-    else:
-        verdict = guard.predict(block)
-        columns = {name: getattr(verdict, name) for name in ("score", "p_value", "is_ood", "label")}
-    return {name: torch.as_tensor(values).cpu().numpy() for name, values in columns.items()}
+    columns = {"score": guard.score(block)} if guard.calibration is None else vars(guard.predict(block))
+    return {name: torch.as_tensor(columns[name]).cpu().numpy() for name in COLUMNS if name in columns}
 
 
 @contextmanager
@@ -85,14 +76,13 @@ def _sink(out: str | None, as_json: bool) -> Iterator[Callable[[dict[str, Any]],
             table = pa.table(columns)
             if kind == ".jsonl":
                 file.write("".join(f"{json.dumps(row, default=str)}\n" for row in table.to_pylist()).encode())
-            elif kind == ".csv":
-                if writer is None:
-                    writer = file
-                    file.write(f"{','.join(columns)}\n".encode())  # pyarrow's own header has quotes
-                csv.write_csv(table, file, csv.WriteOptions(include_header=False))
-            else:
+            elif kind == ".parquet":
                 writer = writer or stack.enter_context(parquet.ParquetWriter(file, table.schema))
                 writer.write_table(table)
+            else:
+                file.write(b"" if writer else f"{','.join(columns)}\n".encode())  # pyarrow's own header has quotes
+                csv.write_csv(table, file, csv.WriteOptions(include_header=False))
+                writer = csv
             file.flush()
 
         yield write

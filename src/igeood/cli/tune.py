@@ -41,11 +41,5 @@ def tune(
     tuning = loaded.tuning
     assert tuning is not None  # noqa: S101 (for the type checker)
     temperature = None if tuning.temperature is None else tuning.temperature.best.temperature
-    record = {
-        "temperature": temperature, "epsilon": tuning.epsilon, "tnr": tuning.after,
-        "tnr_before": tuning.before, "tpr": tpr, "id": tuning.n_id, "ood": tuning.n_ood, "out": target,
-    }  # fmt: skip
-    chosen = [] if temperature is None else [f"temperature {temperature:g}"]
-    chosen += [f"input step {tuning.epsilon:g}"] if loaded.inputs.model is not None else []
-    chosen += [f"{100 * tuning.after:.1f}% of {tuning.n_ood:,} OOD samples refused at {100 * tpr:g}% kept"]
-    show(as_json, record, f"{target}: {', '.join(chosen)}, before {100 * tuning.before:.1f}%; calibrate it next")
+    record = {"out": target, "temperature": temperature, "epsilon": tuning.epsilon, "tpr": tpr, "tnr": tuning.after}
+    show(as_json, {**record, "tnr_before": tuning.before, "id": tuning.n_id, "ood": tuning.n_ood})
