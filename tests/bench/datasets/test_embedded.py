@@ -6,13 +6,10 @@ import sys
 from string import ascii_uppercase
 
 import numpy as np
-import pytest
-from igeood.benchmark.summary import title
 from sklearn.datasets import load_digits, load_sample_images
 
 from igeood.bench.datasets import EMBEDDED, load
 from igeood.bench.datasets.embedded import FONTS, LOOKALIKES, SMALL, load_embedded
-from igeood.errors import InputError
 
 
 def every():
@@ -39,14 +36,6 @@ def test_no_two_sets_share_an_image():
         assert not contents[one] & contents[other], (one, other)
 
 
-def test_images_are_what_networks_take():
-    for images in every().values():
-        found = images.images()
-        assert found.shape == (len(images), 3, 32, 32)
-        assert found.dtype == np.uint8
-        assert found.reshape(len(found), -1).std(axis=1).mean() > 5
-
-
 def test_letters_are_every_letter_in_every_font_but_those_that_look_like_digits():
     for name, alphabet in (("demo:letters", ascii_uppercase), ("demo:small-letters", SMALL)):
         images = load(name)
@@ -67,6 +56,9 @@ def test_they_are_the_same_every_time():
     code = "from igeood.bench.datasets import EMBEDDED, load; print(*(load(name).digest() for name in EMBEDDED))"
     again = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert again.stdout.split() == [load(name).digest() for name in EMBEDDED]
+    assert (
+        load("demo:digits").digest() == "9c7d40b2e907e43eb951c76b7c3f23991c32e3f46bfacb06517c0a3a74eee9e6"
+    )  # that of 0.1
 
 
 def test_no_small_letter_is_almost_a_capital_in_the_same_font():
@@ -76,11 +68,3 @@ def test_no_small_letter_is_almost_a_capital_in_the_same_font():
     capitals, small = shapes("demo:letters"), shapes("demo:small-letters")
     apart = np.abs(capitals[:, None] - small[None]).mean(axis=-1)  # (capitals, small, fonts)
     assert apart.min() > 20  # C and c in one font are about 10 apart
-
-
-def test_titles_and_errors():
-    assert title("demo:left-out") == "Digits 8, 9"
-    with pytest.raises(InputError, match="embedded are demo:digits, demo:left-out"):
-        load("demo:animals")
-    with pytest.raises(InputError, match="split: demo:letters has test, got 'train'"):
-        load("demo:letters", split="train")

@@ -1,14 +1,13 @@
 """The table of known data sets, and where their files are kept."""
 
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Literal
 from urllib.parse import urlsplit
 
-from igeood.errors import InputError
+from igeood.bench.datasets.images import extra
 
 Layout = tuple[str, ...]  # files or folders below the root that make up one split
 Triple = tuple[float, float, float]
@@ -102,6 +101,13 @@ _TABLE = (
                  "test": (("tiny-imagenet-200/test/images",),)},
         downloads=(Download("http://cs231n.stanford.edu/tiny-imagenet-200.zip", 248_100_043,
                             "md5:90528d7ca1a48142e341f4ef8d21d0de", "avalanche"),),
+        note="resized here, bilinear: unlike the copies in the literature, not aliased",
+    ),
+    Dataset(
+        "tiny-imagenet-resized", "Tiny-ImageNet (resized)", "not stated", "https://github.com/facebookresearch/odin",
+        "images", counts={"test": 10_000}, layouts={"test": (("Imagenet_resize",),)},
+        downloads=(Download("https://www.dropbox.com/s/kp3my3412u5k9rl/Imagenet_resize.tar.gz?dl=1", None,
+                            "md5:0f9ff11d45babf2eff5fe12281d1ac31", "pytorch-ood"),),
     ),
     Dataset(
         "lsun", "LSUN (resized)", "not stated", "https://github.com/facebookresearch/odin", "images",
@@ -141,21 +147,5 @@ DATASETS: dict[str, Dataset] = {dataset.name: dataset for dataset in _TABLE}
 
 def data_root(root: str | os.PathLike[str] | None = None) -> Path:
     """The folder of the data sets: the argument, else $IGEOOD_DATA, else `igeood` in the user's cache folder."""
-    try:
-        return _data_root(root)
-    except RuntimeError:
-        raise InputError("root: has a home folder that is not known; give a whole path, or set IGEOOD_DATA") from None
-
-
-def _data_root(root: str | os.PathLike[str] | None) -> Path:
-    if root is not None:
-        return Path(root).expanduser()
-    if given := os.environ.get("IGEOOD_DATA"):
-        return Path(given).expanduser()
-    if sys.platform == "win32":
-        cache = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
-    elif sys.platform == "darwin":
-        cache = Path.home() / "Library" / "Caches"
-    else:
-        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "igeood"
+    given = root or os.environ.get("IGEOOD_DATA") or extra("pooch").os_cache("igeood")
+    return Path(os.path.expanduser(given))  # noqa: PTH111 (Path.expanduser fails for a user that is not known)

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from igeood.bench.datasets.images import SIDE, Arrays, Images, ImageSet, pillow
-from igeood.errors import InputError, MissingExtraError
+from igeood.bench.datasets.images import SIDE, Arrays, Images, ImageSet, Labels, extra
+from igeood.errors import InputError
 
 KNOWN = 8  # digits 0…7 are what a classifier learns; 8 and 9 are left out
 TRAIN = 200  # of the known digits: few, as a classifier of one's own often has; the others are its test images
@@ -32,7 +32,6 @@ FONTS = (
 )
 
 Counts = np.ndarray[Any, np.dtype[np.float64]]
-Labels = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -46,22 +45,22 @@ class Embedded:
 def load_embedded(name: str, split: str) -> ImageSet:
     """One of `EMBEDDED`; only the digits have a split `"train"`."""
     if name not in EMBEDDED:
-        raise InputError(f"name: no data set {name!r}; embedded are {', '.join(EMBEDDED)}")
-    if split != "test" and (split, name) != ("train", "demo:digits"):
-        have = "train and test" if name == "demo:digits" else "test"
-        raise InputError(f"split: {name} has {have}, got {split!r}; name one of these")
-    found = EMBEDDED[name]
-    images, labels = found.make(split)
+        raise InputError.unknown("name", name, EMBEDDED)
+    splits = ("train", "test") if name == "demo:digits" else ("test",)
+    if split not in splits:
+        raise InputError.unknown("split", split, splits)
+    embedded = EMBEDDED[name]
+    images, labels = embedded.make(split)
     classes = None if labels is None else KNOWN
-    return ImageSet(name, found.title, Arrays(images, name), np.arange(len(images)), labels, classes)
+    return ImageSet(name, embedded.title, Arrays(images), np.arange(len(images)), labels, classes)
 
 
 @lru_cache(maxsize=1)
 def _digits() -> tuple[Images, Labels]:
     from sklearn.datasets import load_digits  # noqa: PLC0415 (slow to import)
 
-    found = load_digits()
-    return _grey(found.images), found.target.astype(np.int64)
+    digits = load_digits()
+    return _grey(digits.images), digits.target.astype(np.int64)
 
 
 def _known(split: str) -> tuple[Images, Labels | None]:
@@ -89,11 +88,10 @@ def _letters(alphabet: str) -> Callable[[str], tuple[Images, Labels | None]]:
 
 def _glyph(letter: str, font: str) -> Counts:
     """A letter as the digits were made: a bitmap of 32 x 32 that it fills, then counts in blocks of 4 x 4."""
-    image = pillow()
-    from PIL import ImageDraw, ImageFont  # noqa: PLC0415 (an extra)
-
+    image, drawing, fonts = (extra(f"PIL.{name}") for name in ("Image", "ImageDraw", "ImageFont"))
+    file = Path(extra("matplotlib", "report").get_data_path()) / "fonts" / "ttf" / f"{font}.ttf"
     canvas = image.new("L", (160, 160))
-    ImageDraw.Draw(canvas).text((40, 20), letter, fill=255, font=ImageFont.truetype(str(_fonts() / f"{font}.ttf"), 96))
+    drawing.Draw(canvas).text((40, 20), letter, fill=255, font=fonts.truetype(str(file), 96))
     cut = canvas.crop(canvas.getbbox())
     scale = SIDE / max(cut.size)
     cut = cut.resize((max(1, round(scale * cut.width)), max(1, round(scale * cut.height))), image.Resampling.BILINEAR)
@@ -104,20 +102,12 @@ def _glyph(letter: str, font: str) -> Counts:
     return counts
 
 
-def _fonts() -> Path:
-    try:
-        from matplotlib import get_data_path  # noqa: PLC0415 (an extra)
-    except ImportError:
-        raise MissingExtraError("letters are drawn with matplotlib's fonts; pip install 'igeood[report]'") from None
-    return Path(get_data_path()) / "fonts" / "ttf"
-
-
 @lru_cache(maxsize=1)
 def _patches() -> Images:
     """Squares of 32 x 32 pixels that cover scikit-learn's two photographs, (520, 3, 32, 32)."""
     from sklearn.datasets import load_sample_images  # noqa: PLC0415 (slow to import)
 
-    pillow()  # which scikit-learn reads them with
+    extra("PIL.Image")  # which scikit-learn reads them with
     patches = []
     for photograph in load_sample_images().images:  # (427, 640, 3)
         rows, columns = (side // SIDE for side in photograph.shape[:2])

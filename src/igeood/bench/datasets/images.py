@@ -1,13 +1,12 @@
 """An image set: where its images are, and which of them; they are read and prepared only when asked for."""
 
 import hashlib
-import io
+import importlib
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,16 +21,24 @@ if TYPE_CHECKING:
 SIDE = 32
 PREPARATION = 1  # part of every digest: raise it when `prepare` gives other pixels
 BLOCK = 1000  # images that are read, or in noise made, together
-MAX_PIXELS = 2**26  # of an image, and of what its resizing makes: far above any photograph used here
-FREE_PIXELS, PIXELS_PER_BYTE = 2**22, 64  # what a file may unpack to: a photograph's has fewer pixels than bytes
+MAX_PIXELS = 2**26  # of a resized image: one pixel high and very long, it would fill the memory
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # Pillow has others, of which one starts Ghostscript
 
 Images = NDArray[np.uint8]
+Labels = NDArray[np.int64]
 Rows = NDArray[np.int64]
 
 
+def extra(module: str, name: str = "data") -> Any:
+    """A module of an optional dependency; an error that says how to get it if it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(f"{module.partition('.')[0]} is needed; pip install 'igeood[{name}]'") from error
+
+
 class Source(ABC):
-    """Something with images that can be read by row."""
+    """Images that can be read by row."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -40,15 +47,23 @@ class Source(ABC):
     def read(self, rows: Rows) -> Images:
         """The images of these rows, prepared, (n, 3, 32, 32)."""
 
+    def resized(self, rows: Rows, side: int) -> Images:
+        """The images of these rows, (n, 3, side, side), resized from 32 x 32."""
+        images = self.read(rows)
+        if side == SIDE:
+            return images
+        pictures = (extra("PIL.Image").fromarray(image.transpose(1, 2, 0)) for image in images)
+        return stack([prepare(picture, side=side) for picture in pictures], side)
+
     def content(self, rows: Rows) -> Iterator[bytes]:
-        """What each of these images is made from, for the digest: unless a source says more, its bytes."""
+        """What each of these images is made from, for the digest; by default its pixels."""
         for start in range(0, len(rows), BLOCK):
             yield from (image.tobytes() for image in self.read(rows[start : start + BLOCK]))
 
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Images, lazily, and their labels if they have any.
+    """Images, read lazily, and their labels if they have any.
 
     Attributes
     ----------
@@ -56,30 +71,29 @@ class ImageSet:
         What `load` was asked for, and a name for tables.
     labels : array of shape (N,), int64, or None
     classes : int or None
-        How many classes the labels may have.
+        Number of classes that the labels may have.
     note : str
         What a reader of results should know: that the set is a part of the official one, for example.
     side : int
-        Pixels of each side of the images given out.
+        Pixels of each side of the images.
     """
 
     name: str
     title: str
     source: Source
     rows: Rows
-    labels: NDArray[np.int64] | None = None
+    labels: Labels | None = None
     classes: int | None = None
     note: str = ""
     side: int = SIDE
-    _digest: list[str] = field(default_factory=list, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, key: slice | Sequence[int] | NDArray[Any]) -> "ImageSet":
         """A subset, by slice, indices or mask. Nothing is read."""
-        at = np.atleast_1d(np.arange(len(self))[key if isinstance(key, slice) else _indices(key, len(self))])
-        return replace(self, rows=self.rows[at], labels=None if self.labels is None else self.labels[at])
+        rows = np.atleast_1d(np.arange(len(self))[key])
+        return replace(self, rows=self.rows[rows], labels=None if self.labels is None else self.labels[rows])
 
     def limited(self, limit: int | None) -> "ImageSet":
         """At most `limit` images, evenly spaced from first to last, so that every class folder has its share."""
@@ -100,17 +114,8 @@ class ImageSet:
         """The images in order, `size` at a time, uint8 (n, 3, side, side)."""
         if not isinstance(size, int) or size < 1:
             raise InputError(f"size: must be a positive integer, got {size!r}")
-        return (self._read(self.rows[start : start + size]) for start in range(0, len(self), size))
-
-    def _read(self, rows: Rows) -> Images:
-        """Files at the wanted size; what is 32 x 32 already, resized from that."""
-        if isinstance(self.source, Files):
-            return self.source.read(rows, self.side)
-        images = self.source.read(rows)
-        if self.side == SIDE:
-            return images
-        made = (pillow().fromarray(image.transpose(1, 2, 0)) for image in images)
-        return stack([prepare(image, where=self.name, side=self.side) for image in made], self.side)
+        starts = range(0, len(self), size)
+        return (self.source.resized(self.rows[start : start + size], self.side) for start in starts)
 
     def contents(self) -> frozenset[bytes]:
         """A hash of each image's source, to find images that two sets share."""
@@ -118,27 +123,16 @@ class ImageSet:
 
     def digest(self) -> str:
         """SHA-256 over the selected images' source bytes in order, the labels, and the version of the preparation."""
-        if not self._digest:
-            size = "" if self.side == SIDE else f" {self.side}"
-            total = hashlib.sha256(f"igeood images {PREPARATION} {len(self)}{size}\n".encode())
-            for content in self.source.content(self.rows):
-                total.update(f"{len(content)}\n".encode() + content)
-            total.update(b"" if self.labels is None else self.labels.astype("<i8").tobytes())
-            self._digest.append(total.hexdigest())
-        return self._digest[0]
+        return self._digest
 
-
-def _indices(key: Sequence[int] | NDArray[Any], n: int) -> NDArray[Any]:
-    at = np.asarray(key)
-    if at.size == 0:
-        return np.empty(0, np.int64)
-    if at.dtype.kind not in "iub" or at.ndim > 1:
-        raise InputError(f"index: must be a slice, integers or a mask (N,), got {at.dtype} of shape {at.shape}")
-    outside = len(at) != n if at.dtype == bool else (at < -n) | (at >= n)
-    if at.ndim and np.any(outside):
-        told = f"a mask of {len(at)}" if at.dtype == bool else int(at[outside][0])
-        raise InputError(f"index: {told} does not fit a set of {n} images; give 0 to {n - 1}, or a mask of {n}")
-    return at
+    @cached_property
+    def _digest(self) -> str:
+        size = "" if self.side == SIDE else f" {self.side}"
+        total = hashlib.sha256(f"igeood images {PREPARATION} {len(self)}{size}\n".encode())
+        for content in self.source.content(self.rows):
+            total.update(f"{len(content)}\n".encode() + content)
+        total.update(b"" if self.labels is None else self.labels.astype("<i8").tobytes())
+        return total.hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,14 +144,19 @@ class Files(Source):
     def __len__(self) -> int:
         return len(self.paths)
 
-    def read(self, rows: Rows, side: int = SIDE) -> Images:
+    def read(self, rows: Rows) -> Images:
         """The images of these rows."""
-        with decoding():
-            return stack([prepare_file(self.paths[row], side) for row in rows], side)
+        return self.resized(rows, SIDE)
+
+    def resized(self, rows: Rows, side: int) -> Images:
+        """The images of these rows, resized once, from the file."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's, about files that it reads nevertheless
+            return stack([_prepare_file(self.paths[row], side) for row in rows], side)
 
     def content(self, rows: Rows) -> Iterator[bytes]:
         """The files' bytes."""
-        return (_bytes(self.paths[row]) for row in rows)
+        return (self.paths[row].read_bytes() for row in rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,7 +164,6 @@ class Arrays(Source):
     """Images in memory: (N, 3, 32, 32), or grey ones (N, H, W) that are resized and repeated over the channels."""
 
     values: Images
-    where: str = "image"  # for errors
 
     def __len__(self) -> int:
         return len(self.values)
@@ -177,7 +175,7 @@ class Arrays(Source):
             return chosen
         if chosen.shape[1:] == (SIDE, SIDE):
             return np.repeat(chosen[:, None], 3, axis=1)
-        return stack([prepare(pillow().fromarray(grey), where=self.where) for grey in chosen])
+        return stack([prepare(extra("PIL.Image").fromarray(grey)) for grey in chosen])
 
     def content(self, rows: Rows) -> Iterator[bytes]:
         """The images' shape, and their bytes before preparation."""
@@ -209,70 +207,32 @@ def _noise(block: int) -> Images:
     return (255 * p).round().astype(np.uint8)
 
 
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); fetch the set again") from None
-
-
-def one_line(error: Exception) -> str:
-    """What another library's error says, in one line."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
 def stack(images: Sequence[Images], side: int = SIDE) -> Images:
-    """Images one above the other, also when there are none."""
+    """Stacks images; an empty list gives shape (0, 3, side, side)."""
     return np.stack(images) if images else np.empty((0, 3, side, side), np.uint8)
 
 
-def pillow() -> Any:
-    """Pillow's Image module, or the error that says how to get it."""
+def _prepare_file(path: Path, side: int) -> Images:
+    image = extra("PIL.Image")
     try:
-        from PIL import Image  # noqa: PLC0415 (an optional dependency)
-    except ImportError:
-        raise MissingExtraError("reading image files needs Pillow; pip install 'igeood[data]'") from None
-    return Image
+        with image.open(path, formats=FORMATS) as opened:
+            return prepare(opened, side=side)
+    except Exception as error:  # each of Pillow's formats fails in its own way
+        raise InputError(f"{path}: does not decode ({error}); remove it, or fetch the set again") from error
 
 
-@contextmanager
-def decoding() -> Iterator[None]:
-    """Pillow's warnings about odd files are not the user's business, but a decompression bomb is an error."""
-    image = pillow()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("error", image.DecompressionBombWarning)
-        yield
+def prepare(image: "Image", *, side: int = SIDE) -> Images:
+    """Resize the shorter side to `side` pixels, crop the centre, convert to RGB: (3, side, side).
 
-
-def prepare_file(path: Path, side: int = SIDE) -> Images:
-    """Decode and prepare one image file, (3, side, side). Call it within `decoding`."""
-    image = pillow()
-    content = _bytes(path)  # all of it: of a file, Pillow would ask for as much as the file says there is
-    try:
-        with image.open(io.BytesIO(content), formats=FORMATS) as opened:
-            if opened.width * opened.height > FREE_PIXELS + PIXELS_PER_BYTE * len(content):
-                told = f"{opened.width} x {opened.height} pixels from {len(content):,} bytes"
-                raise InputError(f"{path}: {told} is no photograph, and may be a bomb; remove it")  # noqa: TRY301
-            return prepare(opened, where=str(path), side=side)
-    except InputError:
-        raise
-    except Exception as error:  # noqa: BLE001 (each of Pillow's formats fails in its own way)
-        reason = one_line(error)
-        raise InputError(f"{path}: does not decode as an image ({reason}); remove it, or fetch the set again") from None
-
-
-def prepare(image: "Image", *, where: str, side: int = SIDE) -> Images:
-    """Resize the shorter side to 32 pixels (bilinear), or to `side`, crop the centre, convert to RGB: (3, 32, 32)."""
-    resampling = pillow().Resampling.BILINEAR
-    if min(image.size) < 1 or image.width * image.height > MAX_PIXELS:
-        raise InputError(f"{where}: {image.width} x {image.height} pixels is no image to be read here; remove it")
+    The filter is Pillow's bilinear one, which averages over all pixels that an output pixel covers. Copies of data sets
+    that were resized without such an average (nearest neighbour) are aliased, and much easier to detect.
+    """
     scale = side / min(image.size)
     width, height = (max(side, round(scale * length)) for length in image.size)
     if width * height > MAX_PIXELS:
-        raise InputError(f"{where}: {image.width} x {image.height} pixels is too long and narrow to resize; remove it")
+        raise InputError(f"{image.width} x {image.height} pixels is too long and narrow to resize")
     if image.mode.startswith("I"):  # 16 bits: Pillow would cut them off at 255
-        image = pillow().fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
-    resized = image.convert("RGB").resize((width, height), resampling)
+        image = extra("PIL.Image").fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
+    resized = image.convert("RGB").resize((width, height), extra("PIL.Image").Resampling.BILINEAR)
     left, top = (width - side) // 2, (height - side) // 2
     return np.asarray(resized.crop((left, top, left + side, top + side))).transpose(2, 0, 1)

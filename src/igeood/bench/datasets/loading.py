@@ -1,16 +1,15 @@
 """`load`: from a name to an image set."""
 
-import difflib
 import os
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import numpy as np
 
 from igeood.bench.datasets.catalog import DATASETS, Dataset, data_root
 from igeood.bench.datasets.embedded import load_embedded
-from igeood.bench.datasets.images import SIDE, Arrays, Files, ImageSet, Noise, Source
-from igeood.bench.datasets.records import Labels, read_cifar, read_idx, read_mat
+from igeood.bench.datasets.images import SIDE, Arrays, Files, ImageSet, Labels, Noise, Source
+from igeood.bench.datasets.records import read_cifar, read_idx, read_mat
 from igeood.errors import InputError
 
 MAX_SIDE = 4096
@@ -34,8 +33,8 @@ def load(
         One of `DATASETS`; or `folder:PATH`, all images below a folder in the order of their paths, without labels or
         splits; or `idx:PATH`, an idx file of images (plain or .gz), or the folder of the four MNIST-like files; or
         `demo:NAME`, one of the small sets of `igeood.bench.datasets.EMBEDDED`.
-        Images that are not 32 x 32 are resized (shorter side to 32, bilinear) and cropped at the centre; grey ones are
-        repeated over three channels.
+        Images that are not 32 x 32 are resized (shorter side to 32, Pillow's bilinear filter, which does not alias)
+        and cropped at the centre; grey ones are repeated over three channels.
     root : path, optional
         Where the named sets are; see `data_root`.
     split : str
@@ -53,22 +52,21 @@ def load(
     >>> noise.images().shape
     (3, 3, 32, 32)
     """
-    for what, given in (("name", name), ("split", split)):
-        if not isinstance(given, str):
-            raise InputError(f"{what}: must be text, got {given!r}")
+    if isinstance(side, bool) or not isinstance(side, int) or not 1 <= side <= MAX_SIDE:
+        raise InputError(f"side: must be 1 to {MAX_SIDE} pixels, got {side!r}")
+    if not isinstance(name, str):
+        raise InputError(f"name: must be text, got {name!r}")
     name = canonical(name)
     kind, colon, path = name.partition(":")
     if colon and kind == "folder":
-        found = _folder(Path(path), name, labelled)
+        images = _folder(Path(path), name, labelled)
     elif colon and kind == "idx":
-        found = _idx(Path(path), name, split)
+        images = _idx(Path(path), name, split)
     elif colon and kind == "demo":
-        found = load_embedded(name, split)
+        images = load_embedded(name, split)
     else:
-        found = load_dataset(find(name), root=data_root(root), split=split)
-    if isinstance(side, bool) or not isinstance(side, int) or not 1 <= side <= MAX_SIDE:
-        raise InputError(f"side: must be 1 to {MAX_SIDE} pixels, got {side!r}")
-    return replace(found, side=side).limited(limit)
+        images = load_dataset(find(name), root=data_root(root), split=split)
+    return replace(images, side=side).limited(limit)
 
 
 def canonical(name: str) -> str:
@@ -83,21 +81,20 @@ def canonical(name: str) -> str:
 
 def find(name: str) -> Dataset:
     """The table's entry of this name."""
-    if name in DATASETS:
-        return DATASETS[name]
-    near = difflib.get_close_matches(name.lower(), DATASETS, n=1, cutoff=0.5)
-    guess = f"did you mean {near[0]}?" if near else f"known are {', '.join(DATASETS)}, folder:PATH and idx:PATH"
-    raise InputError(f"name: no data set {name!r}; {guess}")
+    if name not in DATASETS:
+        raise InputError.unknown("name", name, [*DATASETS, "folder:PATH", "idx:PATH"])
+    return DATASETS[name]
 
 
 def load_dataset(dataset: Dataset, *, root: Path, split: str) -> ImageSet:
     """A set of the table, from its official files below `root`."""
     if split not in dataset.counts:
-        raise InputError(f"split: {dataset.name} has {', '.join(dataset.counts)}, got {split!r}; name one of these")
+        raise InputError.unknown("split", split, dataset.counts)
     expected = dataset.counts[split]
     source, labels = _read(dataset, root, split)
-    note = dataset.note if len(source) == expected else f"{len(source):,} of {expected:,} images"
+    part = "" if len(source) == expected else f"{len(source):,} of {expected:,} images"
     classes = None if labels is None else dataset.classes
+    note = "; ".join(filter(None, [part, dataset.note]))
     return ImageSet(dataset.name, dataset.title, source, np.arange(len(source)), labels, classes, note)
 
 
@@ -105,38 +102,37 @@ def _read(dataset: Dataset, root: Path, split: str) -> tuple[Source, Labels | No
     if dataset.kind == "noise":
         return Noise(dataset.counts[split]), None
     paths = present(dataset, root, split)
+    if not paths:
+        places = " or ".join(str(root / layout[0]) for layout in dataset.layouts[split])
+        cure = f"run `igeood data get {dataset.name}`, or set IGEOOD_DATA to the folder that has it"
+        raise InputError(f"{places}: {dataset.name} ({split}) is not there; {cure}")
     if dataset.kind == "cifar":
         return read_cifar(paths, classes=dataset.classes or 10)
     if dataset.kind == "mat":
-        values, labels = read_mat(paths[0], limit=dataset.counts[split])
+        values, labels = read_mat(paths[0], checksum_of(dataset, paths[0]), limit=dataset.counts[split])
         return Arrays(values), labels
     return Files(tuple(file for path in paths for file in image_files(path))), None
 
 
 def present(dataset: Dataset, root: Path, split: str) -> tuple[Path, ...]:
-    """The files or folders of a split that are there: of the first of the known layouts that has any."""
-    for layout in dataset.layouts[split]:
-        found = tuple(root / place for place in layout if (root / place).exists())
-        if found:
-            return found
-    for half in (root / f"{download.file}.part" for download in dataset.downloads):
-        if half.exists():
-            raise InputError(
-                f"{half}: {dataset.name} is half downloaded; run `igeood data get {dataset.name}` to go on"
-            )
-    looked = " or ".join(str(root / layout[0]) for layout in dataset.layouts[split])
-    cure = f"run `igeood data get {dataset.name}`, or set IGEOOD_DATA to the folder that has it"
-    raise InputError(f"{looked}: {dataset.name} ({split}) is not there; {cure}")
+    """The files or folders of a split that exist: of the first of the known layouts that has any."""
+    layouts = (tuple(root / place for place in layout if (root / place).exists()) for layout in dataset.layouts[split])
+    return next(filter(None, layouts), ())
+
+
+def checksum_of(dataset: Dataset, path: Path) -> str | None:
+    """The published checksum of a file that is used as it was downloaded."""
+    return next((each.checksum for each in dataset.downloads if PurePath(each.file).name == path.name), None)
 
 
 def image_files(folder: Path) -> list[Path]:
-    """The image files below a folder, in the order of their paths. Hidden ones are other programs' business."""
+    """The image files below a folder, in the order of their paths, without hidden ones."""
     named = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
     shown = (path for path in named if not any(part.startswith(".") for part in path.relative_to(folder).parts))
-    found = [path for path in shown if path.is_file()]
-    if not found:
+    files = sorted((path for path in shown if path.is_file()), key=lambda path: path.parts)
+    if not files:
         raise InputError(f"{folder}: no image files in it; fetch the set again, or give another folder")
-    return sorted(found, key=lambda path: path.parts)
+    return files
 
 
 def _folder(folder: Path, name: str, labelled: bool) -> ImageSet:
@@ -165,20 +161,19 @@ def _classes(folder: Path) -> list[Path]:
 def _idx(path: Path, name: str, split: str) -> ImageSet:
     if not path.exists():
         raise InputError(f"{path}: there is no such file or folder; give an idx file, or the folder of the four")
-    labels: Labels | None = None
-    if path.is_dir():
-        stem = {"train": "train", "test": "t10k"}.get(split)
-        if stem is None:
-            raise InputError(f"split: an idx folder has train and test, got {split!r}; name one of these")
-        labels_file = _either(path, f"{stem}-labels-idx1-ubyte")
-        labels = read_idx(labels_file, dims=1).astype(np.int64)
-        path = _either(path, f"{stem}-images-idx3-ubyte")
-    images = read_idx(path, dims=3)
-    if labels is not None and len(labels) != len(images):
+    if not path.is_dir():
+        images = read_idx(path, dims=3)
+        return ImageSet(name, path.resolve().name, Arrays(images), np.arange(len(images)))
+    stems = {"train": "train", "test": "t10k"}
+    if split not in stems:
+        raise InputError.unknown("split", split, stems)
+    images = read_idx(_either(path, f"{stems[split]}-images-idx3-ubyte"), dims=3)
+    labels_file = _either(path, f"{stems[split]}-labels-idx1-ubyte")
+    labels = read_idx(labels_file, dims=1).astype(np.int64)
+    if len(labels) != len(images):
         raise InputError(f"{labels_file}: {len(labels):,} labels for {len(images):,} images; fetch both files again")
-    classes = None if labels is None else int(labels.max()) + 1
-    title = (path.parent if labels is not None else path).resolve().name
-    return ImageSet(name, title, Arrays(images, str(path)), np.arange(len(images)), labels, classes)
+    classes = int(labels.max()) + 1
+    return ImageSet(name, path.resolve().name, Arrays(images), np.arange(len(images)), labels, classes)
 
 
 def _either(folder: Path, name: str) -> Path:

@@ -1,31 +1,36 @@
-"""Data sets on disk: fetch them, say what is there, and check it.
+"""Data sets on disk: fetch them, and say what is there.
 
-Below the root, `.igeood/` holds each set's manifest (every unpacked file with its size and SHA-256), its lock, and what
-is being unpacked.
+Below the root, `.igeood/` holds each set's lock, and what is being fetched and unpacked.
 """
 
-import json
-import os
 import shutil
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from igeood.bench.datasets.catalog import Dataset, Download
-from igeood.bench.datasets.download import Progress, beside, checksum_differs, fetch, file_digest, writing
-from igeood.bench.datasets.loading import load_dataset, present
-from igeood.bench.datasets.unpack import ARCHIVES, Entry, unpack
+from igeood.bench.datasets.images import extra
+from igeood.bench.datasets.loading import checksum_of, load_dataset, present
+from igeood.bench.datasets.records import verify
 from igeood.errors import InputError
-from igeood.files import only_one, write_whole
+from igeood.files import only_one
 
 OWN = ".igeood"
-FETCHED = "fetched"  # folder of marks, one for each archive that this run has fetched itself
+ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
+MAX_BYTES = 8 << 30  # that an archive may unpack to
+CHUNK = 1 << 18
 State = Literal["ok", "partial", "missing", "damaged"]
+Show = Callable[[str, int, int | None], None]  # the file's name, bytes so far, bytes in all if known
 
 
 @dataclass(frozen=True)
 class Status:
-    """What is there of a set: `found` of `expected` images, and in words what is wrong."""
+    """What there is of a set: `found` of `expected` images, and in words what is wrong."""
 
     name: str
     state: State
@@ -34,155 +39,137 @@ class Status:
     detail: str = ""
 
 
-def status(dataset: Dataset, root: Path, *, deep: bool = False, decode: bool = False) -> Status:
-    """Count what is there.
+def status(dataset: Dataset, root: Path) -> Status:
+    """Count the images of a set below `root`; a file that cannot be right makes the set "damaged"."""
+    expected = sum(dataset.counts.values())
+    try:
+        counts = {split: _count(dataset, root, split) for split in dataset.counts}
+    except InputError as error:
+        return Status(dataset.name, "damaged", 0, expected, str(error))
+    total = sum(counts.values())
+    wrong = [f"{split} {n:,} of {dataset.counts[split]:,}" for split, n in counts.items() if n != dataset.counts[split]]
+    state: State = "ok" if not wrong else "partial" if total else "missing"
+    return Status(dataset.name, state, total, expected, "; ".join(wrong) if total else "")
+
+
+def _count(dataset: Dataset, root: Path, split: str) -> int:
+    if dataset.kind == "noise":
+        return dataset.counts[split]
+    paths = present(dataset, root, split)
+    if not paths:
+        return 0
+    if dataset.kind == "mat":
+        verify(paths[0], checksum_of(dataset, paths[0]))
+        return dataset.counts[split]
+    return len(load_dataset(dataset, root=root, split=split))
+
+
+def begun(dataset: Dataset, root: Path) -> bool:
+    """Whether anything of a set's test images is there."""
+    return dataset.kind == "noise" or bool(present(dataset, root, "test"))
+
+
+def get(dataset: Dataset, root: Path, *, force: bool = False, progress: Show | None = None) -> bool:
+    """Download a set and unpack it below `root`; returns False if it is there already, whole, or needs no files.
+
+    Files are fetched and unpacked aside, checked, and moved into place when all of them are whole. Files that do not
+    belong to the set are left alone.
 
     Parameters
     ----------
     dataset : Dataset
     root : Path
         The folder of the data sets.
-    deep : bool
-        Also read the array files, and compare every file with the manifest if `get` left one.
-    decode : bool
-        Also decode every image.
+    force : bool
+        Fetch again what is there.
+    progress : callable, optional
+        Called with the file's name, the bytes so far, and the bytes in all if known.
     """
-    expected = sum(dataset.counts.values())
-    counts: dict[str, int] = {}
-    try:
-        for split in dataset.counts:
-            counts[split] = _count(dataset, root, split, deep=deep, decode=decode)
-        note = _compare(dataset, root) if deep and any(counts.values()) else ""
-    except InputError as error:
-        return Status(dataset.name, "damaged", sum(counts.values()), expected, str(error))
-    found = sum(counts.values())
-    short = [f"{split} {n:,} of {dataset.counts[split]:,}" for split, n in counts.items() if n < dataset.counts[split]]
-    state: State = "ok" if not short else "partial" if found else "missing"
-    return Status(dataset.name, state, found, expected, "; ".join(filter(None, [*short, note])) if found else "")
-
-
-def begun(dataset: Dataset, root: Path) -> bool:
-    """Whether anything of a set's test images is there, be it half a download."""
-    if dataset.kind == "noise":
-        return True
-    places = [place for layout in dataset.layouts["test"] for place in layout]
-    places += [f"{download.file}.part" for download in dataset.downloads]
-    return any((root / place).exists() for place in places)
-
-
-def _count(dataset: Dataset, root: Path, split: str, *, deep: bool, decode: bool) -> int:
-    """The number of images of a split that are there."""
-    expected = dataset.counts[split]
-    if dataset.kind == "noise":
-        return expected
-    if not any((root / place).exists() for layout in dataset.layouts[split] for place in layout):
-        return 0
-    if dataset.kind == "mat" and not deep:
-        return expected
-    images = load_dataset(dataset, root=root, split=split)
-    if len(images) > expected:
-        where = present(dataset, root, split)[0]
-        raise InputError(f"{where}: {len(images):,} images, expected {expected:,}; remove what does not belong there")
-    for _ in images.batches() if decode else ():
-        pass
-    return len(images)
-
-
-def _compare(dataset: Dataset, root: Path) -> str:
-    """Compare the files with the manifest; a note if there is none."""
-    manifest = root / OWN / f"{dataset.name}.json"
-    if dataset.kind == "noise":
-        return ""
-    if not manifest.exists():
-        return "no manifest: counted only"
-    try:
-        files: dict[str, Entry] = json.loads(manifest.read_text(encoding="utf-8"))["files"]
-        entries = [(root / name, int(entry["size"]), entry["sha256"]) for name, entry in files.items()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
-        raise InputError(f"{manifest}: damaged; run `igeood data get --force {dataset.name}`") from None
-    for path, size, digest in entries:
-        if not os.path.isfile(path):  # noqa: PTH113 (which raises where a name is too long)
-            wrong = "is gone"
-        elif path.stat().st_size != size:
-            wrong = f"has {path.stat().st_size:,} bytes, expected {size:,}"
-        else:
-            wrong = "" if file_digest(path) == digest else "has other contents than when it was fetched"
-        if wrong:
-            raise InputError(f"{path}: {wrong}; run `igeood data get --force {dataset.name}`")
-    return ""
-
-
-def get(dataset: Dataset, root: Path, *, force: bool = False, progress: Progress | None = None) -> bool:
-    """Download a set and unpack it below `root`; False if it was there already, whole, or needs no files.
-
-    Nothing half-written gets a set's name: archives are unpacked aside, and moved into place when they are whole. Files
-    that do not belong to the set are left alone.
-    """
-    aside = root / OWN / f"unpack-{dataset.name}"  # ours alone, as we hold the set's lock; there until all is done
-
-    def done() -> bool:
-        return not (force or aside.exists()) and status(dataset, root).state == "ok"
-
-    if dataset.kind == "noise" or done():  # the root may be read-only
+    if dataset.kind == "noise" or (not force and status(dataset, root).state == "ok"):
         return False
     if not dataset.downloads:
         raise InputError(f"{dataset.name}: must be fetched by hand: see {dataset.home}, and unpack it in {root}")
-    with writing(root), only_one(root / OWN / f"{dataset.name}.lock", dataset.name):
-        if done():  # by another process, meanwhile
-            return False
+    aside = root / OWN / dataset.name
+    with only_one(root / OWN / f"{dataset.name}.lock", dataset.name):
+        shutil.rmtree(aside, ignore_errors=True)  # what a killed run left
         try:
-            _get_all(dataset, root, aside, force=force, progress=progress)
             for download in dataset.downloads:
-                if (aside / FETCHED / download.file).exists():  # an archive that the user put there stays
-                    (root / download.file).unlink(missing_ok=True)
+                _get(dataset, download, aside, progress)
+            _move(aside / "files", root)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
-        now = status(dataset, root)
-    if now.state != "ok":
-        what = now.detail or f"{now.found:,} of {now.expected:,} images"
-        raise InputError(f"{root}: {dataset.name} is {now.state} after download ({what}); see {dataset.home}")
+    after = status(dataset, root)
+    if after.state != "ok":
+        detail = after.detail or f"{after.found:,} of {after.expected:,} images"
+        raise InputError(f"{root}: {dataset.name} is {after.state} after download ({detail}); see {dataset.home}")
     return True
 
 
-def _get_all(dataset: Dataset, root: Path, aside: Path, *, force: bool, progress: Progress | None) -> None:
-    """Fetch a set's files, unpack them, and note in the manifest what is there."""
-    found = status(dataset, root, deep=aside.exists())
-    if not force and (found.state, found.detail) == ("ok", ""):  # a run was killed that had but to tidy up
-        return
-    aside.mkdir(exist_ok=True)
-    files: dict[str, Entry] = {}
-    for download in dataset.downloads:
-        files |= _get(dataset, download, root, aside, force=force, progress=progress)
-    manifest = json.dumps({"name": dataset.name, "files": files}, indent=1)
-    write_whole(root / OWN / f"{dataset.name}.json", manifest.encode())
+def _get(dataset: Dataset, download: Download, aside: Path, progress: Show | None) -> None:
+    """Fetch one file; it, or what is in it, is then below aside/files."""
+    pooch, file = extra("pooch"), PurePosixPath(download.file)
+    pooch.get_logger().setLevel("WARNING")  # it advises the callers of pooch, not our users
+    bar = progress and _Bar(file.name, progress)
+    plain = {"Accept-Encoding": "identity"}  # the file as it was published, or its checksum differs
+    downloader = pooch.HTTPDownloader(progressbar=bar or False, chunk_size=CHUNK, headers=plain)
+    try:
+        pooch.retrieve(download.url, download.checksum, file.name, aside, downloader=downloader)
+    except (OSError, ValueError) as error:  # OSError: all that requests raises
+        cure = f"nothing was kept: run it again, or see {dataset.home} for a new address"
+        raise InputError(f"{download.url}: {error}; {cure}") from error
+    into = aside / "files" / ("" if file.name.endswith(ARCHIVES) else download.into)
+    into.mkdir(parents=True, exist_ok=True)
+    if file.name.endswith(ARCHIVES):
+        own = {place.split("/")[0] for layouts in dataset.layouts.values() for layout in layouts for place in layout}
+        unpack(aside / file.name, into, folders=own)
+    else:
+        (aside / file.name).replace(into / file.name)
 
 
-def _get(
-    dataset: Dataset, download: Download, root: Path, aside: Path, *, force: bool, progress: Progress | None
-) -> dict[str, Entry]:
-    """Fetch one file and unpack it; the files that are there now. An archive stays, with a mark aside if it is ours."""
-    path, archive = root / download.file, download.file.endswith(ARCHIVES)
-    if force or not _whole(path, download):
-        if archive:
-            (aside / FETCHED / download.file).mkdir(parents=True, exist_ok=True)
-        fetch(download.url, path, size=download.size, checksum=download.checksum, progress=progress)
-    for left in beside(path):  # by a run that was killed
-        left.unlink(missing_ok=True)
-    if not archive:
-        return {download.file: {"size": path.stat().st_size, "sha256": file_digest(path)}}
-    unpacked = aside / "files"
-    shutil.rmtree(unpacked, ignore_errors=True)
-    unpacked.mkdir()
-    own = {place.split("/")[0] for layouts in dataset.layouts.values() for layout in layouts for place in layout}
-    files = unpack(path, unpacked, folders=own)
-    _move(unpacked, root)
-    return files
+class _Bar:
+    """A progress bar as pooch wants it, for a function."""
+
+    total = 0
+
+    def __init__(self, file: str, show: Show) -> None:
+        self.file, self.show, self.done = file, show, 0
+
+    def update(self, n: int) -> None:
+        self.done += n
+        self.show(self.file, min(self.done, self.total) if self.total else self.done, self.total or None)
+
+    def reset(self) -> None:
+        self.done = 0
+
+    def close(self) -> None:
+        pass
 
 
-def _whole(path: Path, download: Download) -> bool:
-    """Whether the file is there already: put there by hand, or by a run that failed later."""
-    there = path.is_file() and download.size in {None, path.stat().st_size}
-    return there and not checksum_differs(path, download.checksum)
+def unpack(archive: Path, into: Path, *, folders: AbstractSet[str]) -> None:
+    """Unpack what is below some top-level folders of a tar or zip archive. Paths that lead out are errors."""
+    try:
+        if archive.suffix == ".zip":
+            with zipfile.ZipFile(archive) as zipped:
+                sizes = {info.filename: info.file_size for info in zipped.infolist()}
+                zipped.extractall(into, _chosen(archive, sizes, folders))  # noqa: S202 (names are checked)
+        else:
+            with tarfile.open(archive, "r:" if archive.suffix == ".tar" else "r:gz") as tar:
+                members = {member.name: member for member in tar}
+                chosen = _chosen(archive, {name: member.size for name, member in members.items()}, folders)
+                tar.extractall(into, [members[name] for name in chosen], filter="data")
+    except (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
+        raise InputError(f"{archive.name}: cannot be unpacked ({error}); fetch it again") from error
+
+
+def _chosen(archive: Path, sizes: dict[str, int], folders: AbstractSet[str]) -> list[str]:
+    """Names of the members below the folders."""
+    chosen = [name for name in sizes if not folders.isdisjoint(PurePosixPath(name).parts[:1])]
+    outside = next((name for name in chosen if ".." in PurePosixPath(name).parts), None)
+    if outside is not None:
+        raise InputError(f"{archive.name}: entry {outside!r} points outside the archive; it is not the official one")
+    if sum(sizes[name] for name in chosen) > MAX_BYTES:
+        raise InputError(f"{archive.name}: unpacks to more than {MAX_BYTES:,} bytes; it is not the official archive")
+    return chosen
 
 
 def _move(source: Path, target: Path) -> None:
