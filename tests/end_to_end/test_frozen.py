@@ -34,7 +34,6 @@ EXACT = (
 LAYERED = {
     "igeood-features": IgeoodFeatures,
     "mahalanobis-layers": Mahalanobis,
-    "relative-mahalanobis-layers": lambda: Mahalanobis(relative=True),
 }
 
 
