@@ -13,7 +13,7 @@ PINNED = PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
 PIP = $(PINNED) $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow lint format bench adversary mutants docs sbom picture reproduction clean
+.PHONY: help install demo test test-slow lint size format bench adversary networks mutants docs sbom picture reproduction clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,16 +46,22 @@ lint: install  ## ruff, mypy, and the layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+size:  ## code lines of core, laboratory and tests beside their limits
+	@$(PYTHON) benchmarks/size.py
+
 format: install  ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-BENCHMARKS := black_box centroids white_box class_sums mahalanobis metrics grey_box tuning memory importing
+BENCHMARKS := black_box centroids white_box class_sums mahalanobis metrics grey_box predict tuning fit_memory memory importing
 
 bench: install  ## speed and memory, side by side, and docs/performance.md: a quarter of an hour on an idle machine
 	-$(PIP) --no-deps pytorch-ood
 	for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py --json build/bench/$$name.json || exit 1; done
 	$(BIN)/python benchmarks/page.py
+
+networks: install  ## train the networks that comparisons need, in build/networks: hours, and it resumes
+	nice -n 19 $(BIN)/python benchmarks/train_networks.py --out build/networks
 
 adversary: install  ## how many inputs a PGD attack on the score turns, with $$IGEOOD_DATA set: a quarter of an hour
 	$(BIN)/python benchmarks/robustness/adversary.py
