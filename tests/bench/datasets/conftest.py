@@ -119,7 +119,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def web():
-    """A server: files by path, after how many bytes it breaks off, and what it was asked."""
+    """A server: files by path, where it cuts them, and what it was asked."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
         server.web = SimpleNamespace(url=f"http://127.0.0.1:{server.server_port}", files={}, asked=[], cut=None)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})

@@ -12,12 +12,6 @@ from igeood.bench.datasets import EMBEDDED, load
 from igeood.bench.datasets.embedded import FONTS, LOOKALIKES, SMALL, load_embedded
 
 
-def every():
-    return {(name, "test"): load(name) for name in EMBEDDED} | {
-        ("demo:digits", "train"): load("demo:digits", split="train")
-    }
-
-
 def test_the_known_digits_are_all_there_once_and_have_their_labels():
     digits = load_digits()
     train, test = load("demo:digits", split="train"), load("demo:digits")
@@ -31,9 +25,9 @@ def test_the_known_digits_are_all_there_once_and_have_their_labels():
 
 
 def test_no_two_sets_share_an_image():
-    contents = {key: images.contents() for key, images in every().items()}
+    contents = [load(name).contents() for name in EMBEDDED] + [load("demo:digits", split="train").contents()]
     for one, other in itertools.combinations(contents, 2):
-        assert not contents[one] & contents[other], (one, other)
+        assert not one & other
 
 
 def test_letters_are_every_letter_in_every_font_but_those_that_look_like_digits():
@@ -56,9 +50,7 @@ def test_they_are_the_same_every_time():
     code = "from igeood.bench.datasets import EMBEDDED, load; print(*(load(name).digest() for name in EMBEDDED))"
     again = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert again.stdout.split() == [load(name).digest() for name in EMBEDDED]
-    assert (
-        load("demo:digits").digest() == "9c7d40b2e907e43eb951c76b7c3f23991c32e3f46bfacb06517c0a3a74eee9e6"
-    )  # that of 0.1
+    assert load("demo:digits").digest().startswith("9c7d40b2")  # that of 0.1
 
 
 def test_no_small_letter_is_almost_a_capital_in_the_same_font():

@@ -51,7 +51,7 @@ def test_limit_is_evenly_spaced_and_keeps_first_and_last(ten):
         ten.batches(0)
 
 
-def test_digest_changes_with_rows_order_labels_and_content(ten):
+def test_digest_changes_with_rows_order_labels_and_content_only(ten):
     changed = VALUES.copy()
     changed[9, 2, 31, 31] ^= 1
     others = [ten[:5], ten[::-1], ImageSet("ten", "Ten", Arrays(VALUES), np.arange(10))]
@@ -60,11 +60,8 @@ def test_digest_changes_with_rows_order_labels_and_content(ten):
     copy = ImageSet("other", "Other", Arrays(VALUES.copy()), np.arange(10), np.arange(10) % 3, 3)
     assert copy.digest() == ten.digest() == ten[:].digest()
     assert len(copy[:6].contents() & ten[4:].contents()) == 2
-
-
-def test_digests_are_those_of_0_1(ten):
-    assert ten.digest() == "03464557ffd7f59b012f76ebb019760fef16a5ee0ab7a21bb9cc79ab3e19ce3f"
-    assert load("gaussian", limit=7).digest() == "f53b2d7c97b9f5741c1d840d80d47e1dd50c6593a0046069d601fdc4dc32f589"
+    assert ten.digest().startswith("03464557")
+    assert load("gaussian", limit=7).digest().startswith("f53b2d7c")  # as in 0.1
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P", "LA", "1", "CMYK"])
@@ -76,19 +73,14 @@ def test_preparation_is_the_stated_one_for_every_mode(tmp_path, mode, size):
     np.testing.assert_array_equal(Files((path,)).read(np.array([0])), prepared(path)[None])
 
 
-def test_sixteen_bits_and_transparent_palettes(tmp_path):
+def test_sixteen_bits_transparent_palettes_and_stripes(tmp_path):
     Image.fromarray(np.full((40, 40), 65535, np.uint16)).save(tmp_path / "a.png")
     palette = Image.fromarray(np.zeros((40, 40), np.uint8)).convert("P")
     palette.save(tmp_path / "b.png", transparency=bytes([0, 100]))  # of which Pillow warns
     white, black = load(f"folder:{tmp_path}").images()
     assert (white.min(), black.max()) == (255, 0)
-
-
-def test_grey_arrays_are_repeated_and_resized_without_aliasing():
-    stripes = np.tile(np.array([0, 255], np.uint8), (1, 64, 32))
-    images = Arrays(stripes).read(np.array([0]))
-    np.testing.assert_array_equal(images[:, 0], images[:, 2])
-    assert np.ptp(images[..., 2:-2].astype(int)) < 20  # nearest neighbour gives stripes, or all black
+    stripes = Arrays(np.tile(np.array([0, 255], np.uint8), (1, 64, 32))).read(np.array([0]))
+    assert np.ptp(stripes[..., 2:-2].astype(int)) < 20  # grey: nearest neighbour would give stripes, or all black
 
 
 def test_noise_does_not_depend_on_how_much_is_asked_for():

@@ -38,31 +38,24 @@ def test_truncated_batches_and_wrong_labels_are_named(tmp_path, make):
         read_cifar((path,), classes=10)
 
 
-def test_svhn_is_transposed_and_ten_is_zero(tmp_path, make):
+def test_svhn_is_transposed_and_ten_is_zero_and_unverified_files_are_not_opened(tmp_path, make, monkeypatch):
     x = make.mat(tmp_path / "test.mat")
-    checksum = make.md5((tmp_path / "test.mat").read_bytes())
-    images, labels = read_mat(tmp_path / "test.mat", checksum, limit=11)
+    images, labels = read_mat(tmp_path / "test.mat", make.md5((tmp_path / "test.mat").read_bytes()), limit=11)
     assert (images.shape, images.dtype) == ((11, 3, 32, 32), np.uint8)
     np.testing.assert_array_equal(images[7, 2], x[:, :, 2, 7])
     assert labels.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
-
-
-@pytest.mark.parametrize("checksum", [None, "", f"md5:{'0' * 32}"])
-def test_a_mat_file_without_the_published_checksum_is_not_opened(tmp_path, make, checksum, monkeypatch):
-    make.mat(tmp_path / "test.mat")
     monkeypatch.setattr("scipy.io.loadmat", lambda *_, **__: pytest.fail("an unverified file was read"))
-    with pytest.raises(InputError, match=r"test\.mat: is not the official file"):
-        read_mat(tmp_path / "test.mat", checksum)
+    for checksum in (None, f"md5:{'0' * 32}"):
+        with pytest.raises(InputError, match=r"test\.mat: is not the official file"):
+            read_mat(tmp_path / "test.mat", checksum)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda _: b"", "starts with nothing"),
-        (lambda _: b"<html>", "starts with 3c68746d"),
         (lambda c: c[:3] + b"\x01" + c[4:], "expected 00000803"),
         (lambda c: c[:-1], "39 bytes follow"),
-        (lambda c: c + b"x", "41 bytes follow"),
         (lambda c: c[:4] + bytes(12), "0 bytes follow"),
         (lambda c: c[:4] + b"\xff" * 12 + c[16:], "4294967295"),
     ],

@@ -52,11 +52,10 @@ def test_get_fetches_and_unpacks(serve, files, packed, root, web, kind):
     shown = []
     assert get(small, root, progress=lambda *values: shown.append(values))
     assert names(root) == list(SMALL)
-    assert {(file, total) for file, _, total in shown} == {(f"small.{kind}", len(web.files[f"/small.{kind}"]))}
-    assert shown[-1][1] == shown[-1][2]
+    size = len(web.files[f"/small.{kind}"])
+    assert shown[-1] == (f"small.{kind}", size, size)
     assert (status(small, root), begun(small, root)) == (Status("cifar-10", "ok", 5, 5), True)
     assert not get(small, root)
-    assert len(web.asked) == 1
     assert get(small, root, force=True)
     assert len(web.asked) == 2
 
@@ -138,7 +137,6 @@ BAD = {
     "out.tar.gz": ({"set/a": b"a", "set/../../out": b"x"},),
     "out.zip": ({"set/a": b"a", "set/../../out": b"x"},),
     "link.tar.gz": ({}, link(tarfile.SYMTYPE, "/etc/passwd")),
-    "up.tar.gz": ({}, link(tarfile.SYMTYPE, "../../x")),
     "hard.tar.gz": ({}, link(tarfile.LNKTYPE, "../x")),
     "device.tar.gz": ({}, link(tarfile.CHRTYPE, "")),
 }
@@ -160,13 +158,10 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, packed, monkey
         unpack(tmp_path / "x.zip", tmp_path / "into", folders={"set"})
 
 
-def test_another_archive_than_expected_is_reported(serve, packed, root):
-    with pytest.raises(InputError, match=r"cifar-10 is missing after download .*see https"):
-        get(serve(packed({"cifar-10-batches-bin/readme": b"x"})), root)
-
-
-def test_made_sets_need_nothing_and_others_say_where_to_go(root):
+def test_sets_that_cannot_be_fetched(serve, packed, root):
     assert not get(DATASETS["gaussian"], root)
     assert not root.exists()
     with pytest.raises(InputError, match=r"lsun: must be fetched by hand: see https.*unpack it in"):
         get(replace(DATASETS["lsun"], downloads=()), root)
+    with pytest.raises(InputError, match=r"cifar-10 is missing after download .*see https"):
+        get(serve(packed({"cifar-10-batches-bin/readme": b"x"})), root)
