@@ -19,7 +19,7 @@ from torch.nn.functional import embedding_bag, normalize
 
 from igeood.errors import IgeoodWarning, InputError
 from igeood.geometry.precision import chunk_rows, wide
-from igeood.geometry.sphere import sphere
+from igeood.geometry.sphere import check_temperature, sphere
 
 _COINCIDENT = 1e-12  # an angle below this is a sample on the centre itself
 _LONGEST = 0.5  # radians, at most, in one step
@@ -57,9 +57,11 @@ def solve(
     Tensor
         (C, C) log-probabilities.
     """
-    samples, mean, counts = _Samples.read(chunks, n_classes, temperature, keep_bytes)
+    check_temperature(temperature)
+    kept, mean, counts = _first_pass(_read(chunks, n_classes, temperature), n_classes, keep_bytes)
+    check_every_class(counts)
     best = centre = normalize(mean, dim=1) if start is None else sphere(start)
-    here = samples.sums(centre, counts)
+    here = _sums(_read(chunks, n_classes, temperature) if kept is None else kept, centre, counts)
     gap, moves, turns = here.gap, list[Tensor](), list[Tensor]()
     plain = torch.ones_like(gap, dtype=torch.bool)
     shortest = _ROUNDING * torch.finfo(centre.dtype).eps
@@ -67,10 +69,10 @@ def solve(
         unfinished = (gap > tolerance) & (torch.linalg.vector_norm(here.step, dim=1) > shortest)
         if not bool(unfinished.any()):
             return 2.0 * best.log()
-        samples.wanted = unfinished
+        kept = kept and _only(kept, unfinished)
         step = torch.where(plain[:, None], here.step, _accelerated(here.step, moves, turns))
         trial = torch.where(unfinished[:, None], _moved(centre, step), centre)
-        there = samples.sums(trial, counts)
+        there = _sums(_read(chunks, n_classes, temperature, unfinished) if kept is None else kept, trial, counts)
         taken = unfinished & ((there.angle <= here.angle * (1.0 + 1e-12)) | (there.gap < 0.5 * gap))
         moves, turns = [*moves, trial - centre][-_MEMORY:], [*turns, there.step - here.step][-_MEMORY:]
         closer = unfinished & (there.gap < gap)
@@ -93,72 +95,58 @@ class _Sums(NamedTuple):
         return _Sums(*(torch.where(classes if a.ndim == 1 else classes[:, None], a, b) for a, b in pairs))
 
 
-class _Samples:
-    """The samples on the sphere, in pieces of (points, labels, weights) that are sorted by class."""
+def _read(chunks: Chunks, n_classes: int, temperature: float, wanted: Tensor | None = None) -> Iterator[Piece]:
+    """The samples of the wanted classes, (C,) bool: points on the sphere, labels and weights, sorted by class."""
+    size = max(chunk_rows(n_classes), n_classes)  # sums over classes cost C rows themselves
+    for chunk in chunks():
+        for first in range(0, len(chunk[0]), size):
+            logits, labels, weights = (part[first : first + size] for part in chunk)
+            order = labels.argsort(stable=True)
+            if wanted is not None:
+                order = order[wanted[labels[order].long()]]
+            if len(order):
+                yield sphere(logits[order], temperature), labels[order].long(), wide(weights[order])
 
-    def __init__(self, chunks: Chunks, n_classes: int, temperature: float) -> None:
-        self._chunks, self._n_classes, self._temperature = chunks, n_classes, temperature
-        self._kept: list[Piece] | None = None
-        self.wanted: Tensor | None = None  # (C,) bool: the classes whose samples are read
 
-    @classmethod
-    def read(
-        cls, chunks: Chunks, n_classes: int, temperature: float, keep_bytes: int
-    ) -> tuple["_Samples", Tensor, Tensor]:
-        """The samples, the sum of each class's points (C, C), and its weight (C,)."""
-        samples, kept, size = cls(chunks, n_classes, temperature), list[Piece](), 0
-        total, counts = torch.zeros(()), torch.zeros(n_classes)
-        for piece in samples:
-            points, labels, weights = piece
-            total = total + class_sums(points, labels, n_classes, weights)
-            counts = counts.to(weights) + torch.bincount(labels, weights, n_classes)
-            size += points.nbytes
-            kept = [*kept, piece] if size <= keep_bytes else []
-        check_every_class(counts)
-        samples._kept = kept if size <= keep_bytes else None
-        return samples, total, counts
+def _only(pieces: list[Piece], wanted: Tensor) -> list[Piece]:
+    """The samples of the wanted classes, (C,) bool."""
+    left = []
+    for points, labels, weights in pieces:
+        rows = wanted[labels]
+        left.append((points, labels, weights) if bool(rows.all()) else (points[rows], labels[rows], weights[rows]))
+    return left
 
-    def __iter__(self) -> Iterator[Piece]:
-        if self._kept is None:
-            yield from self._computed()
-            return
-        for number, piece in enumerate(self._kept):
-            rows = None if self.wanted is None else self.wanted[piece[1]]
-            if rows is not None and not bool(rows.all()):  # one at a time: two copies of all would be much
-                points, labels, weights = piece
-                self._kept[number] = (points[rows], labels[rows], weights[rows])
-            yield self._kept[number]
 
-    def _computed(self) -> Iterator[Piece]:
-        size = max(chunk_rows(self._n_classes), self._n_classes)  # sums over classes cost C rows themselves
-        for chunk in self._chunks():
-            for start in range(0, len(chunk[0]), size):
-                logits, labels, weights = (part[start : start + size] for part in chunk)
-                labels = labels.long()
-                order = labels.argsort(stable=True)
-                if self.wanted is not None:
-                    order = order[self.wanted[labels[order]]]
-                if len(order):
-                    yield sphere(logits[order], self._temperature), labels[order], wide(weights[order])
+def _first_pass(pieces: Iterator[Piece], n_classes: int, keep_bytes: int) -> tuple[list[Piece] | None, Tensor, Tensor]:
+    """The samples if they are few, the sum of each class's points (C, C), and of its weights (C,)."""
+    kept, size = list[Piece](), 0
+    total, counts = torch.zeros(()), torch.zeros(n_classes)
+    for points, labels, weights in pieces:
+        total = total + class_sums(points, labels, n_classes, weights)
+        counts = counts.to(weights) + torch.bincount(labels, weights, n_classes)
+        size += points.nbytes
+        kept = [*kept, (points, labels, weights)] if size <= keep_bytes else []
+    return kept if size <= keep_bytes else None, total, counts
 
-    def sums(self, centre: Tensor, counts: Tensor) -> _Sums:
-        """One pass at the centres (C, C)."""
-        pull, scalars = torch.zeros_like(centre), centre.new_zeros(len(centre), 3)
-        for points, labels, weights in self:
-            diff = points - centre.index_select(0, labels)
-            half = (0.5 * torch.linalg.vector_norm(diff, dim=1)).clamp_(max=1.0)
-            sine, theta = 2.0 * half * (1.0 - half * half).sqrt_(), 2.0 * torch.asin(half)
-            on_centre = theta <= _COINCIDENT
-            away = weights.masked_fill(on_centre, 0.0)
-            pull += class_sums(diff, labels, len(centre), away / sine.masked_fill_(on_centre, 1.0))
-            columns = [away / theta.clamp(min=_COINCIDENT), weights * theta, weights - away]
-            scalars += class_sums(torch.stack(columns, dim=1), labels, len(centre))
-        weight, angle, coincident = scalars.unbind(dim=1)
-        tangent = pull - (pull * centre).sum(dim=1, keepdim=True) * centre
-        length = torch.linalg.vector_norm(tangent, dim=1)
-        slope = (length - coincident).clamp(min=0.0)  # of the smallest subgradient
-        scale = slope / length.clamp(min=_COINCIDENT) / weight.clamp(min=_COINCIDENT)
-        return _Sums(tangent * scale[:, None], angle, 2.0 * slope / counts)
+
+def _sums(pieces: Iterable[Piece], centre: Tensor, counts: Tensor) -> _Sums:
+    """One pass at the centres (C, C) of classes with the total weights (C,)."""
+    pull, scalars = torch.zeros_like(centre), centre.new_zeros(len(centre), 3)
+    for points, labels, weights in pieces:
+        diff = points - centre.index_select(0, labels)
+        half = (0.5 * torch.linalg.vector_norm(diff, dim=1)).clamp_(max=1.0)
+        sine, theta = 2.0 * half * (1.0 - half * half).sqrt_(), 2.0 * torch.asin(half)
+        on_centre = theta <= _COINCIDENT
+        away = weights.masked_fill(on_centre, 0.0)
+        pull += class_sums(diff, labels, len(centre), away / sine.masked_fill_(on_centre, 1.0))
+        columns = [away / theta.clamp(min=_COINCIDENT), weights * theta, weights - away]
+        scalars += class_sums(torch.stack(columns, dim=1), labels, len(centre))
+    weight, angle, coincident = scalars.unbind(dim=1)
+    tangent = pull - (pull * centre).sum(dim=1, keepdim=True) * centre
+    length = torch.linalg.vector_norm(tangent, dim=1)
+    slope = (length - coincident).clamp(min=0.0)  # of the smallest subgradient
+    scale = slope / length.clamp(min=_COINCIDENT) / weight.clamp(min=_COINCIDENT)
+    return _Sums(tangent * scale[:, None], angle, 2.0 * slope / counts)
 
 
 def class_sums(rows: Tensor, labels: Tensor, n_classes: int, weights: Tensor | None = None) -> Tensor:
@@ -182,12 +170,14 @@ def _accelerated(step: Tensor, moves: list[Tensor], turns: list[Tensor]) -> Tens
     """Anderson's step (C, C): the last moves are combined such that the steps they led to would cancel this one."""
     if not moves:
         return step
-    move, turn = torch.stack(moves, dim=1), torch.stack(turns, dim=1)  # (C, m, C)
-    size = torch.linalg.vector_norm(turn, dim=2, keepdim=True).clamp(min=1e-300)
-    unit = turn / size
-    gram = unit @ unit.mT + 1e-14 * torch.eye(len(moves), dtype=step.dtype, device=step.device)
-    shares: Tensor = torch.linalg.solve(gram, unit @ step[:, :, None]) / size  # (C, m, 1)
-    return step - (shares * (move + turn)).sum(dim=1)
+    gram = torch.stack([torch.stack([(a * b).sum(dim=1) for b in turns], dim=1) for a in turns], dim=1)  # (C, m, m)
+    right = torch.stack([(turn * step).sum(dim=1) for turn in turns], dim=1)  # (C, m)
+    size = gram.diagonal(dim1=1, dim2=2).sqrt().clamp(min=1e-150)
+    gram = gram / (size[:, :, None] * size[:, None]) + 1e-14 * torch.eye(len(turns)).to(gram)
+    shares = torch.linalg.solve(gram, right / size) / size
+    for share, move, turn in zip(shares.T, moves, turns, strict=True):
+        step = step - share[:, None] * (move + turn)
+    return step
 
 
 def _moved(centre: Tensor, step: Tensor) -> Tensor:
