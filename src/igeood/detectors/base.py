@@ -39,6 +39,7 @@ class Detector(ABC):
 
     n_classes_: int
     notes_: tuple[str, ...]
+    _widths: Mapping[str, int] = {}
 
     def __init__(self, *, probabilities: bool = False) -> None:
         self.probabilities = probabilities
@@ -70,6 +71,8 @@ class Detector(ABC):
         if self.needs.labels:
             summary.check_classes()
         learnt = copy.copy(self)  # an error leaves this one as it was
+        widths = summary.widths
+        learnt._widths = {block: widths[block] for block in self.needs.blocks(widths)}
         with torch.no_grad():
             learnt._learn(summary)
         self.__dict__.update(learnt.__dict__)
@@ -144,7 +147,7 @@ class Detector(ABC):
     @property
     def widths_(self) -> Mapping[str, int]:
         """Blocks of features that are read, and their widths."""
-        return {}
+        return self._widths
 
     @property
     def columns_(self) -> list[str]:
@@ -190,6 +193,7 @@ class Detector(ABC):
         if "temperature" not in parameter_names(type(self)):
             raise InputError(f"temperature: {type(self).__name__} has none to set")
         other = type(self)(**{**self.params(), "temperature": temperature})
+        other._widths = self._widths
         other._learn_softmax(samples, near)
         return other._fitted(self.n_classes_)
 

@@ -37,7 +37,7 @@ def save(guard: Guard, path: str | os.PathLike[str]) -> None:
         "method": method_name(guard.detector),
         "params": guard.detector.params(),
         "n_classes": guard.detector.n_classes_,
-        "blocks": list(guard.detector.widths_),
+        "widths": list(guard.detector.widths_.items()),
         "layers": guard.layers,
         "layouts": dict(guard.inputs.layouts),
         "epsilon": guard.epsilon,
@@ -108,12 +108,14 @@ def _restored(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Modu
     options = {name: value for name, value in record["params"].items() if name not in METHODS[method].fixed}
     prefix = "detector."
     state = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-    detector = make_detector(method, **options).load_state(state, classes)
+    detector = make_detector(method, **options)
+    detector._widths = {str(block): width for block, width in record["widths"]}
+    detector.load_state(state, classes)
     inputs: ArrayInputs | ModelInputs = ArrayInputs([str(layer) for layer in record["layers"]])
     if model is not None:
         given = {name: record[name] for name in ("epsilon", "mean", "std", "layouts")}
         inputs = ModelInputs(model, [str(layer) for layer in record["layers"]], **given)
-        inputs.read(record["blocks"], record["layouts"], METHODS[method].needs.statistic)
+        inputs.read(list(detector._widths), record["layouts"], METHODS[method].needs.statistic)
         inputs.settle()
     guard = Guard(detector, inputs, record["access"])
     guard._tuned_on = guard._first_tuned_on = _keys(tensors["tuned_on"])

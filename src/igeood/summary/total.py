@@ -187,7 +187,12 @@ class Summary:
     @property
     def blocks(self) -> list[str]:
         """The blocks of features, in order."""
-        return list(self._filled().features)
+        return list(self.widths)
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """The width of each block."""
+        return {block: value.shape[1] for block, value in self._filled().features.items()}
 
     @property
     def counts(self) -> Tensor:
@@ -259,7 +264,7 @@ class Summary:
         record = {
             "kind": "summary", "needs": self.described, "budget": self.budget, "model": self.model,
             "n_classes": shape.n_classes, "labelled": shape.labels is not None,
-            "widths": [[block, value.shape[1]] for block, value in shape.features.items()],
+            "widths": list(self.widths.items()),
             "dtypes": {kind: str(sample.dtype).removeprefix("torch.") for kind, sample in self._samples.items()},
             "contains": "outputs of training rows",
         }  # fmt: skip
@@ -316,10 +321,8 @@ def _check_addable(one: Summary, other: Summary) -> None:
     pairs.append(("samples", list(one.described["samples"]), list(other.described["samples"])))
     if one.shape is not None and other.shape is not None:
         pairs += [("n_classes", one.n_classes, other.n_classes), ("layers", one.blocks, other.blocks)]
-        mine, theirs = one.shape, other.shape
-        widths = [[value.shape[1] for value in each.features.values()] for each in (mine, theirs)]
-        pairs += [("widths", widths[0], widths[1]), ("model", one.model, other.model)]
-        pairs.append(("labels", mine.labels is not None, theirs.labels is not None))
+        pairs += [("widths", one.widths, other.widths), ("model", one.model, other.model)]
+        pairs.append(("labels", one.shape.labels is not None, other.shape.labels is not None))
     for name, first, second in pairs:
         if first != second:
             raise InputError(
