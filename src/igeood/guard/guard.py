@@ -137,9 +137,9 @@ class Guard:
             self._check_model(summary)
         else:
             inputs, summary = self._summarise(data, labels, budget)
-        fresh.learn(summary)
         if isinstance(data, Summary):
             self._follow(inputs, summary)
+        fresh.learn(summary)
         for note in (*fresh.notes_, *_sample_notes(summary)):
             log.warning(note)
         inputs.epsilon = epsilon
@@ -179,11 +179,14 @@ class Guard:
             )
 
     def _follow(self, inputs: ArrayInputs | ModelInputs, summary: Summary) -> None:
-        """Read the layers that a summary has."""
+        """Read the layers that the method needs of those that a summary has."""
+        needs, blocks = self.detector.needs, self.detector.needs.blocks(summary.blocks)
+        if inputs._wanted != "auto" and needs.blocks(inputs.layers) != blocks:
+            raise InputError(f"summary: has layers {blocks}, this guard reads {inputs.layers}; make it with this guard")
         if isinstance(inputs, ModelInputs):
-            inputs.read(summary.blocks, None, self.detector.needs.statistic)
+            inputs.read(blocks, None, needs.statistic)
         else:
-            inputs.layers = summary.blocks
+            inputs.layers = blocks
         inputs.settle()
 
     def tune(
@@ -437,6 +440,6 @@ def _sample_notes(summary: Summary) -> Iterator[str]:
         kept = sample.kept
         if sample.quota < int(sample.totals.max()):
             yield (
-                f"fit: the budget of {summary.budget >> 20} MiB keeps {kept.min()} to {kept.max()} of "
+                f"fit: the budget of {summary.budget / 2**20:.3g} MiB keeps {kept.min()} to {kept.max()} of "
                 f"{sample.totals.min()} to {sample.totals.max()} rows of a class, with {kind}"
             )

@@ -152,6 +152,7 @@ class ModelInputs:
         check_layers(model, [name for name in names if name != HEAD])
         self._fingerprint: str | None = None  # of the weights that the guard was fitted with
         self._versions: Versions | None = None
+        self._warned = False  # of weights that have changed
         self._reader: Reader | None = None
         self.read(names, layouts)
 
@@ -194,20 +195,22 @@ class ModelInputs:
         self._fingerprint = fingerprint(self.model)
         changes_itself = weights is not None and weights != self._fingerprint
         self._versions = None if changes_itself else Versions(self.model)
+        self._warned = False
 
     def check_weights(self, *, strict: bool) -> bool:
         """Whether the model still has the weights that the guard was fitted with; raises if that is `strict`.
 
         Versions and places of the weights are compared; where they differ, or if strict, the weights themselves.
+        Without `strict`, only the first call after a change returns False.
         """
-        if self._versions is None or not (strict or self._versions.changed()):
+        if self._versions is None or not (strict or (self._versions.changed() and not self._warned)):
             return True
         if fingerprint(self.model) == self._fingerprint:
             self._versions = Versions(self.model)
             return True
         if strict:
             raise InputError("model: its weights have changed since the guard was fitted; fit it again first")
-        self._versions = None  # warned once
+        self._warned = True
         return False
 
     def batches(self, source: Any, name: str = "x", labels: Any = None) -> Iterator[Batch]:
