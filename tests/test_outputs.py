@@ -1,121 +1,263 @@
-"""Arrays of every kind come in, and go out as they came."""
+"""Arrays of every kind come in, and go out as they came; what cannot be used is refused with a place and a cure."""
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chisquare
 
+from igeood import outputs as module
 from igeood.errors import InputError
-from igeood.outputs import Outputs, RowBuffer, as_tensor, as_vector
+from igeood.outputs import Outputs, as_tensor, as_vector, block_rows, recut, row_keys
+
+ROWS = np.arange(12.0).reshape(4, 3)
 
 
-def test_slices_and_joins():
-    outputs = Outputs(torch.randn(6, 3), {"conv": torch.randn(6, 4)}, [0, 1, 2, 0, 1, 2])
-    parts = [outputs[:2], outputs[2:5], outputs[torch.tensor([5])]]
-    whole = Outputs.concat(parts)
-    assert torch.equal(whole.logits, outputs.logits)
-    assert torch.equal(whole.features["conv"], outputs.features["conv"])
-    assert torch.equal(whole.labels, outputs.labels)
-    assert (len(whole), whole.n_classes, len(parts[1])) == (6, 3, 3)
-
-
-def test_joining_what_does_not_fit():
-    with pytest.raises(InputError, match="logits: a batch has 4 columns, an earlier one 3"):
-        Outputs.concat([Outputs(torch.zeros(1, 3)), Outputs(torch.zeros(1, 4))])
-    with pytest.raises(InputError, match="nothing to join"):
-        Outputs.concat([])
-
-
-def test_labels_can_be_put_in():
-    outputs = Outputs(np.zeros((2, 3)))
-    assert Outputs.of(outputs) is outputs
-    assert Outputs.of(outputs, [2, 1]).labels.tolist() == [2, 1]
-    with pytest.raises(InputError, match="labels: 3 at position 0"):
-        Outputs.of(outputs, [3, 1])
+def read_only(array):
+    array = array.copy()
+    array.setflags(write=False)
+    return array
 
 
 @pytest.mark.parametrize(
     "array",
     [
-        np.arange(12.0).reshape(4, 3)[::-1],
-        np.arange(12.0).reshape(3, 4).T,
-        np.arange(12.0).reshape(4, 3).astype(">f8"),
-        np.arange(12.0).reshape(4, 3).astype(">f4"),
-        np.arange(12.0).reshape(4, 3).astype(np.longdouble),
-        np.arange(12, dtype=np.uint64).reshape(4, 3),
-        np.arange(12, dtype=np.uint16).reshape(4, 3),
-        np.arange(24.0).reshape(4, 6)[:, ::2],
+        ROWS.tolist(),
+        tuple(map(tuple, ROWS)),
+        ROWS.astype(np.float16),
+        ROWS.astype(np.float32),
+        ROWS.astype(np.longdouble),
+        ROWS.astype(np.uint8),
+        ROWS.astype(np.int64).tolist(),
+        ROWS.astype(">f4"),
+        ROWS.astype(">i8"),
+        read_only(ROWS),
+        ROWS[::-1].copy()[::-1],
+        np.asfortranarray(ROWS),
+        np.repeat(ROWS, 2, axis=1)[:, ::2],
+        torch.from_numpy(ROWS).float(),
+        torch.from_numpy(ROWS).bfloat16(),
+        torch.from_numpy(ROWS).int(),
+        torch.from_numpy(ROWS.T.copy()).T,
+        torch.from_numpy(np.repeat(ROWS, 2, axis=1))[:, ::2],
     ],
+    ids=lambda array: f"{type(array).__name__} {getattr(array, 'dtype', '')}",
 )
-def test_any_layout_of_numpy(array):
-    outputs = Outputs(array)
-    assert np.array_equal(outputs.logits.numpy(), array.astype(float))
-    assert outputs.numpy
+def test_arrays_of_numbers_are_taken_and_left_alone(array):
+    outputs = Outputs(array, {"layer": array}, labels=[0, 1, 2, 0])
+    for values in (outputs.logits, outputs.features["layer"]):
+        assert np.array_equal(values.numpy(), ROWS)
+        assert values.dtype in (torch.float32, torch.float64)
+    is_tensor = isinstance(array, torch.Tensor)
+    assert isinstance(outputs.like(torch.ones(4, requires_grad=True)), torch.Tensor if is_tensor else np.ndarray)
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
+        outputs.logits.add_(1.0)
+        assert np.array_equal(array, ROWS)
 
 
-def test_a_read_only_array_is_not_written_to():
-    array = np.arange(6.0).reshape(2, 3)
-    array.setflags(write=False)
-    Outputs(array).logits.add_(1)
-    assert array[0, 0] == 0.0
-
-
-def test_dtypes():
-    assert as_tensor(np.zeros(2, np.float16), "x")[0].dtype == torch.float32
-    assert as_tensor(torch.zeros(2, dtype=torch.bfloat16), "x")[0].dtype == torch.float32
-    assert as_tensor(np.zeros(2, np.float32), "x")[0].dtype == torch.float32
-    assert as_tensor([1, 2], "x")[0].dtype == torch.float64
+def test_half_precision_becomes_float32_and_integers_float64():
+    for value, dtype in ((np.zeros(2, np.float16), torch.float32), (torch.zeros(2).bfloat16(), torch.float32),
+                         (np.zeros(2, np.float32), torch.float32), ([1, 2], torch.float64)):  # fmt: skip
+        assert as_tensor(value, "x")[0].dtype == dtype
     assert as_tensor(np.array([2**64 - 1], dtype=np.uint64), "x")[0].item() == float(2**64)
 
 
-def test_results_go_out_as_they_came():
-    result = torch.ones(2, requires_grad=True)
-    assert isinstance(Outputs(np.zeros((2, 3))).like(result), np.ndarray)
-    assert isinstance(Outputs([[0.0, 1.0]]).like(result), np.ndarray)
-    assert Outputs(torch.zeros(2, 3)).like(result) is result
+def with_value(value, rows=(1, 3)):
+    array = ROWS.copy()
+    array[list(rows)] = value
+    return array
 
 
-def test_gradients_pass_through():
+@pytest.mark.parametrize(
+    ("array", "place", "cure"),
+    [
+        (ROWS.astype(complex), "complex128", "convert"),
+        (ROWS > 3, "bool", "convert"),
+        (ROWS.astype(str), "<U", "convert"),
+        (None, "object", "convert"),
+        ([[1.0, 2.0], [1.0]], "inhomogeneous", "rows of one length"),
+        (torch.zeros(4, 3, dtype=torch.complex64), "complex64", "convert"),
+        (torch.zeros(4, 3, dtype=torch.bool), "bool", "convert"),
+        (torch.zeros(4, 3).to_sparse(), "sparse_coo", "convert"),
+        (ROWS[0], r"\(3,\)", r"logits\[None, :\]"),
+        (ROWS[None], r"\(1, 4, 3\)", "one row a sample"),
+        (ROWS[:, :1], r"\(4, 1\)", "at least 2"),
+        (with_value(np.nan), r"row 1 has NaN \(2 of 4", "remove"),
+        (with_value(np.inf), r"row 1 has \+inf \(2 of 4", "remove"),
+        (torch.from_numpy(with_value(-np.inf)), r"row 1 has nothing but −inf \(2 of 4", "remove"),
+    ],
+)
+def test_logits_that_are_refused(array, place, cure):
+    with pytest.raises(InputError, match=rf"^logits: (?=.*{place}).*{cure}"):
+        Outputs(array)
+
+
+def test_a_masked_class_is_taken():
+    assert Outputs([[0.0, -np.inf], [-np.inf, 2.0]]).logits.isinf().sum() == 2
+
+
+@pytest.mark.parametrize(
+    ("features", "place", "cure"),
+    [
+        (ROWS[:3], r"\(4, k\), got \(3, 3\)", "one for each row"),
+        (ROWS[:, 0], r"got \(4,\)", "one for each row"),
+        (ROWS[:, :0], r"got \(4, 0\)", "one for each row"),
+        (with_value(np.nan), r"sample 1 has NaN or infinity \(2 of 4", "remove"),
+        (with_value(-np.inf).astype(np.float32), "sample 1 has NaN or infinity", "remove"),
+        (with_value(1e200), r"sample 1 has a value beyond 1e\+100", "remove"),
+        (torch.zeros(4, 3, device="meta"), "on meta, the logits on cpu", "move"),
+        (ROWS.astype(complex), "complex128", "convert"),
+    ],
+)
+def test_features_that_are_refused(features, place, cure):
+    with pytest.raises(InputError, match=rf"^features\['conv'\]: (?=.*{place}).*{cure}"):
+        Outputs(ROWS, {"conv": features})
+
+
+@pytest.mark.parametrize(
+    ("labels", "place", "cure"),
+    [
+        ([0.0, 1.0, 2.0, 0.0], "float64", "convert"),
+        (torch.zeros(4), "float32", "convert"),
+        (torch.zeros(4, dtype=torch.complex128), "complex128", "convert"),
+        ([True] * 4, "bool", "convert"),
+        (torch.ones(4, dtype=torch.bool), "bool", "convert"),
+        (list("0120"), "<U1", "convert"),
+        ([[0, 1], [1]], "inhomogeneous", "one class for each"),
+        (np.eye(4, 3), r"\(4, 3\)", "argmax"),
+        ([0, 1, 2], r"\(3,\)", "one class for each"),
+        ([0, 1, 3, 3], r"3 at position 2 is outside 0…2 \(2 of 4", "number the classes"),
+        (torch.tensor([0, -1, 0, 0]), "-1 at position 1", "number the classes"),
+    ],
+)
+def test_labels_that_are_refused(labels, place, cure):
+    with pytest.raises(InputError, match=rf"^labels: (?=.*{place}).*{cure}"):
+        Outputs(ROWS, labels=labels)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.uint64, ">i4"])
+def test_integers_of_any_width_are_labels(dtype):
+    assert Outputs(ROWS, labels=np.array([0, 1, 2, 0], dtype)).labels.tolist() == [0, 1, 2, 0]
+
+
+@pytest.mark.parametrize("keys", [np.arange(3, dtype=np.uint64), np.arange(4), np.zeros((4, 1), np.uint64)])
+def test_keys_are_one_uint64_a_row(keys):
+    with pytest.raises(InputError, match=r"^keys: expected 4 .*uint64.*; got "):
+        Outputs(ROWS, keys=keys)
+
+
+def test_errors_name_the_argument_and_the_place_in_the_whole():
+    with pytest.raises(InputError, match=r"^id_data: row 61 has NaN"):
+        Outputs(with_value(np.nan), name="id_data", first=60)
+    with pytest.raises(InputError, match=r"^labels: 9 at position 62"):
+        Outputs(ROWS, labels=[0, 1, 9, 0], first=60)
+    with pytest.raises(InputError, match=r"^features\['conv'\]: sample 61 has NaN"):  # and the layer before the logits
+        Outputs(with_value(np.nan), {"conv": with_value(np.nan)}, first=60)
+
+
+def test_slices_joins_and_choices_keep_everything():
+    keys = np.arange(6, dtype=np.uint64)
+    outputs = Outputs(torch.randn(6, 3), {"a": torch.randn(6, 4), "b": torch.randn(6, 2)}, [0, 1, 2] * 2, keys=keys)
+    whole = Outputs.concat([outputs[:2], outputs[2:5], outputs[torch.tensor([5])]])
+    assert torch.equal(whole.logits, outputs.logits)
+    assert torch.equal(whole.features["a"], outputs.features["a"])
+    assert torch.equal(whole.labels, outputs.labels)
+    assert np.array_equal(whole.keys, keys)
+    assert list(outputs.only(["b", "a"]).features) == ["b", "a"]
+    assert outputs[2:].first == 2
+    assert repr(outputs) == "Outputs(6 samples, 3 classes, layers a, b, labels)"
+    with pytest.raises(InputError, match="logits: a batch has 4 columns, an earlier one 3; give batches of one model"):
+        Outputs.concat([Outputs(torch.zeros(1, 3)), Outputs(torch.zeros(1, 4))])
+    with pytest.raises(InputError, match=r"features: a batch has layers of widths \{'a': 4, 'b': 2\}, .* \{'b': 2"):
+        Outputs.concat([outputs.only(["b", "a"]), outputs])
+    with pytest.raises(InputError, match="labels: 1 of 2 batches have none"):
+        Outputs.concat([outputs, Outputs(outputs.logits, outputs.features)])
+    with pytest.raises(InputError, match="nothing to join"):
+        Outputs.concat([])
+
+
+def test_labels_can_be_added():
+    outputs = Outputs(ROWS)
+    assert Outputs.of(outputs) is outputs
+    assert Outputs.of(outputs, [2, 1, 0, 0]).labels.tolist() == [2, 1, 0, 0]
+    assert outputs.labels is None
+    with pytest.raises(InputError, match="labels: 3 at position 0"):
+        Outputs.of(outputs, [3, 1, 0, 0])
+
+
+def test_gradients_pass_through_until_they_are_detached():
     logits = torch.zeros(2, 3, requires_grad=True)
-    assert Outputs(logits)[:1].logits.requires_grad
+    outputs = Outputs(logits, {"layer": logits * 2})[:1]
+    assert outputs.logits.requires_grad
+    assert not outputs.detached().logits.requires_grad
+    assert not outputs.detached().features["layer"].requires_grad
 
 
-def test_features_that_do_not_fit():
-    logits = np.zeros((4, 3))
-    with pytest.raises(InputError, match=r"features\['conv'\]: expected shape \(4, k\), got \(3, 2\)"):
-        Outputs(logits, {"conv": np.zeros((3, 2))})
-    features = np.zeros((4, 2))
-    features[[1, 3]] = np.nan, np.inf
-    with pytest.raises(InputError, match=r"features\['conv'\]: sample 1 has NaN or infinity \(2 of 4"):
-        Outputs(logits, {"conv": features})
-    with pytest.raises(InputError, match=r"^features\['conv'\]: is on the meta device"):
-        Outputs(logits, {"conv": torch.zeros(4, 2, device="meta")})
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=6))
+def test_blocks_do_not_depend_on_how_rows_came(sizes):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "BLOCK_VALUES", 30)  # 10 rows of 3 values
+        total = sum(sizes)
+        rows = Outputs(torch.arange(3.0 * total).reshape(-1, 3))
+        ends = np.cumsum(sizes)
+        blocks = list(recut(rows[int(end - size) : int(end)] for size, end in zip(sizes, ends, strict=True)))
+    expected = [min(10, total - start) for start in range(0, total, 10)] or [0]
+    assert [len(block) for block in blocks] == expected
+    assert torch.equal(torch.cat([block.logits for block in blocks]), rows.logits)
 
 
-def test_a_layer_is_named_before_the_logits_it_spoilt():
-    broken = torch.zeros(4, 3)
-    broken[2] = torch.nan
-    with pytest.raises(InputError, match=r"features\['conv'\]: sample 2"):
-        Outputs(broken, {"conv": broken.clone()})
-
-
-def test_rows_in_a_buffer():
-    buffer = RowBuffer()
-    with pytest.raises(InputError, match="no batch"):
-        _ = buffer.rows
-    parts = [torch.randn(n, 3, generator=torch.Generator().manual_seed(n)) for n in (1, 5000, 0, 7, 20_000)]
-    for part in parts:
-        buffer.append(part)
-    assert torch.equal(buffer.rows, torch.cat(parts))
-    assert len(buffer) == 25_008
-    with pytest.raises(InputError, match="columns"):
-        buffer.append(torch.zeros(2, 4))
+def test_wide_logits_are_scored_in_more_rows():
+    assert block_rows(10) == 2**20 // 10
+    assert block_rows(1000, 48) == 1000
+    assert block_rows(21_841) == 8 * 2**20 // 21_841
 
 
 def test_vectors():
     values, is_numpy = as_vector([3, 1], "scores")
-    assert values.tolist() == [3.0, 1.0]
-    assert is_numpy
-    with pytest.raises(InputError, match="scores: NaN at position 1"):
+    assert (values.tolist(), values.dtype, is_numpy) == ([3.0, 1.0], torch.float64, True)
+    with pytest.raises(InputError, match=r"scores: NaN at position 1 \(1 of 2\); remove"):
         as_vector([1.0, np.nan], "scores")
-    with pytest.raises(InputError, match=r"scores: expected one score a sample, shape \(N,\)"):
+    with pytest.raises(InputError, match=r"scores: expected .*shape \(N,\); got \(1, 1\); flatten"):
         as_vector([[1.0]], "scores")
+
+
+# -- keys
+
+
+def test_equal_rows_have_equal_keys_and_others_have_not():
+    values = torch.randn(1000, 5, generator=torch.Generator().manual_seed(0))
+    keys = row_keys(values)
+    assert np.array_equal(row_keys(values.double()), keys)  # the same values
+    assert np.array_equal(row_keys(values.flip(0))[::-1], keys)
+    assert np.array_equal(row_keys(-torch.zeros(1, 5)), row_keys(torch.zeros(1, 5)))
+    assert len(np.unique(keys)) == 1000
+    moved = values.double()
+    moved[:, 2] *= 1 + 1e-13  # far below float32
+    assert not (row_keys(moved) == keys).any()
+    assert not (row_keys(values, values) == keys).any()
+    assert not (row_keys(values[:, [1, 0, 2, 3, 4]]) == keys).any()
+
+
+def test_coarse_rows_do_not_collide():
+    """Logits of few levels, as quantised networks give: 60,000 rows that differ have as many keys."""
+    rows = torch.cartesian_prod(*[torch.arange(9.0)] * 5)
+    assert len(np.unique(row_keys(rows))) == len(rows)
+    assert len(np.unique(row_keys(rows / 8))) == len(rows)
+
+
+@pytest.mark.parametrize("rows", ["random", "counted"])
+def test_keys_are_uniform(rows):
+    """So that the rows with the smallest keys are a random sample: χ² of the top and of the bottom byte."""
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randn(50_000, 4, generator=generator) if rows == "random" else torch.arange(100_000.0).reshape(-1, 2)
+    keys = row_keys(table)
+    for byte in (keys >> np.uint64(56), keys & np.uint64(255)):
+        assert chisquare(np.bincount(byte.astype(int), minlength=256)).pvalue > 1e-6
+
+
+def test_keys_that_are_given_are_kept():
+    ids = np.array([5, 3, 9, 2**63], dtype=np.uint64)
+    outputs = Outputs(ROWS, keys=ids)
+    assert np.array_equal(outputs[1:3].keys, ids[1:3])
+    assert np.array_equal(outputs.only([]).keys, ids)

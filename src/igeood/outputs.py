@@ -72,8 +72,11 @@ class Outputs:
         check_logits(tensor, name, first)
         self._set(tensor, blocks, None if labels is None else _check_labels(labels, tensor, first), is_numpy, keys)
         self.first = first
-        if keys is not None and len(keys) != len(tensor):
-            raise InputError(f"keys: expected {len(tensor)} of them, one for each row of logits; got {len(keys)}")
+        if keys is not None and (keys.shape != (len(tensor),) or keys.dtype != np.uint64):
+            raise InputError(
+                f"keys: expected {len(tensor)} numbers of uint64, one for each row of logits; got {keys.dtype} of "
+                f"shape {keys.shape}; hash ids of other kinds"
+            )
 
     def _set(
         self, logits: Tensor, features: Mapping[str, Tensor], labels: Tensor | None, is_numpy: bool, keys: Keys | None
@@ -272,8 +275,9 @@ def _check_features(value: ArrayLike, block: str, logits: Tensor, first: int) ->
         )
     if tensor.device != logits.device:
         raise InputError(f"{name}: is on {tensor.device}, the logits on {logits.device}; move one of them")
-    low, high = tensor.detach().aminmax(dim=1)
-    fine = (low >= -LARGEST) & (high <= LARGEST) if tensor.dtype == torch.float64 else low.isfinite() & high.isfinite()
+    if float(torch.linalg.vector_norm(tensor.detach())) <= LARGEST:  # so no value is larger, and none is NaN
+        return tensor
+    fine = ((tensor.detach().abs() <= LARGEST) & tensor.isfinite()).all(dim=1)  # in float32 LARGEST is infinite
     if not bool(fine.all()):
         row = int((~fine).nonzero()[0])
         what = f"a value beyond {LARGEST:g}" if bool(tensor[row].isfinite().all()) else "NaN or infinity"
@@ -286,14 +290,20 @@ def _check_features(value: ArrayLike, block: str, logits: Tensor, first: int) ->
 
 def _check_labels(value: ArrayLike, logits: Tensor, first: int) -> Tensor:
     n, classes = logits.shape
-    array = value if isinstance(value, Tensor) else np.asarray(value)
-    is_whole = array.dtype.kind in "iu" if isinstance(array, np.ndarray) else not array.is_floating_point()
+    try:
+        array = value if isinstance(value, Tensor) else np.asarray(value)
+    except ValueError as error:
+        raise InputError(f"labels: cannot be read as an array: {error}; give one class for each sample") from error
+    if isinstance(array, Tensor):
+        is_whole = not (array.is_floating_point() or array.is_complex() or array.dtype == torch.bool)
+    else:
+        is_whole = array.dtype.kind in "iu"
     if tuple(array.shape) != (n,):
         cure = "one-hot labels become integers by .argmax(axis=1)" if array.ndim == 2 else "one class for each sample"
         raise InputError(
             f"labels: expected {n} of them, one for each row of logits; got shape {tuple(array.shape)}; {cure}"
         )
-    if n and (not is_whole or array.dtype in (torch.bool, torch.complex64)):
+    if n and not is_whole:
         raise InputError(f"labels: expected integers, got {array.dtype}; convert them to int64")
     tensor = torch.as_tensor(array if isinstance(array, Tensor) else array.astype(np.int64))
     tensor = tensor.to(logits.device, torch.int64)
