@@ -1,7 +1,7 @@
 """The whole pipeline on the embedded sets: train, compare every method, guard, and report. No download."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -10,17 +10,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from igeood import datasets
-from igeood.access import white_box
-from igeood.benchmark import Network, Plan, Results, load_network
-from igeood.benchmark import run as run_benchmark
-from igeood.benchmark.cells import Rows
-from igeood.datasets import ImageSet
+from igeood.bench import datasets
+from igeood.bench.datasets import ImageSet
+from igeood.bench.networks import Recipe, Task, read_weights, train
+from igeood.bench.runs import Network, Plan, Results, load_network
+from igeood.bench.runs import run as run_benchmark
+from igeood.bench.runs.cells import Rows
+from igeood.bench.runs.observing import Notify
 from igeood.errors import InputError
-from igeood.explanation import raised
 from igeood.files import only_one
-from igeood.guard import Guard, Verdict
-from igeood.networks import Recipe, Task, read_weights, train
+from igeood.guard import Guard, Verdict, white_box
+from igeood.guard.explain import raised
 
 NETWORK, KNOWN, VALIDATION = "resnet-10-16", "demo:digits", "demo:small-letters"
 OOD = ("demo:left-out", "demo:letters", "demo:photographs", "gaussian")
@@ -32,15 +32,12 @@ EPOCHS, BATCH, RATE = 24, 32, 0.05
 CLASSES = 8
 SHARE = 0.3  # of the held-out digits that the guard is tuned on; the others calibrate it
 
-Progress = Callable[[str, int, int], None]  # what, done, of how many
-
 
 @dataclass(frozen=True)
 class Flagged:
     """An input that the guard refused, and why."""
 
     title: str
-    image: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]  # (3, 32, 32)
     p_value: float
     label: int
     reason: str
@@ -71,7 +68,7 @@ class Demo:
     flagged: list[Flagged]
 
 
-def run(folder: str | Path, *, seed: int = 0, progress: Progress | None = None) -> Demo:
+def run(folder: str | Path, *, seed: int = 0, notify: Notify | None = None) -> Demo:
     """Run the demonstration. What a stopped run has finished is not done again.
 
     Parameters
@@ -80,16 +77,16 @@ def run(folder: str | Path, *, seed: int = 0, progress: Progress | None = None) 
         Made if it is not there.
     seed : int
         Of the training, and of every split.
-    progress : callable, optional
+    notify : callable, optional
         Called with what is being done, how much of it is done, and of how much.
     """
     with _one_thread(), only_one(Path(folder) / ".demo.lock", "out"):
-        return _run(Path(folder), seed, progress or (lambda *_: None))
+        return _run(Path(folder), seed, notify or (lambda *_: None))
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Torch on one thread: a small network gains little from more, and its figures should not depend on them."""
+    """Torch on one thread: a small network gains little from more, and its numbers should not depend on them."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -98,55 +95,52 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _run(target: Path, seed: int, say: Progress) -> Demo:
-    network = _trained(target / "weights.safetensors", seed, say)
+def _run(target: Path, seed: int, notify: Notify) -> Demo:
+    network = _trained(target / "weights.safetensors", seed, notify)
     plan = Plan(
         ood=OOD, settings=SETTINGS, methods=METHODS, validation=(VALIDATION,),
         limit=GREY_IMAGES, images=IMAGES, splits=1, seed=seed,
     )  # fmt: skip
-    results = run_benchmark([network], plan, target, done=lambda done, total, _: say("comparing methods", done, total))
-    guard, measured = _guarded(network, seed, say)
+    done = lambda number, total, _: notify("comparing methods", number, total)  # noqa: E731
+    results = run_benchmark([network], plan, target, done=done)
+    guard, measured = _guarded(network, seed, notify)
     guard.save(target / "guard.safetensors")
     refused, flagged, usual = {}, [], [0.0]
     for i, (name, images) in enumerate(measured.items()):
-        verdict = guard.predict(list(network.batches(images, BATCH)))
+        batches = list(network.batches(images, BATCH))
+        verdict = guard.predict(batches)
         refused[images.title] = (float(np.mean(np.asarray(verdict.is_ood))), len(images))
         if name == KNOWN:
-            usual = guard.explain(list(network.batches(images, BATCH))).contributions.mean(0).tolist()
+            usual = guard.explain(batches).contributions.mean(0).tolist()
         else:
             flagged += _flagged(guard, network, images, verdict, usual)
-        say("guarding", i + 1, len(measured))
+        notify("guarding", i + 1, len(measured))
     return Demo(target, results, guard, refused, flagged)
 
 
-def _trained(path: Path, seed: int, say: Progress) -> Network:
+def _trained(path: Path, seed: int, notify: Notify) -> Network:
     """The classifier of the digits 0…7: trained, unless its weights are there."""
     learn, judge = (datasets.load(KNOWN, split=split) for split in ("train", "test"))
-    assert learn.labels is not None  # noqa: S101 (they have; this tells the type checker)
+    assert learn.labels is not None  # noqa: S101 (they have some)
     assert judge.labels is not None  # noqa: S101
     task = Task(KNOWN, CLASSES, learn.images(), learn.labels, judge.images(), judge.labels)
     recipe = Recipe(epochs=EPOCHS, batch=BATCH, rate=RATE, augment=False, seed=seed)
-    if path.exists():
-        try:
-            found = json.loads(read_weights(path)[1].get("training", "{}"))
-        except (json.JSONDecodeError, RecursionError):
-            found = None
-        if found != {"network": NETWORK, "recipe": asdict(recipe), "data": task.digest()}:
-            raise InputError(f"out: {path} is of another demonstration, or seed; name another folder")
-    else:
-        done = lambda now: say("training", now.epoch * now.steps + now.step, EPOCHS * now.steps)  # noqa: E731
+    if not path.exists():
+        done = lambda now: notify("training", now.epoch * now.steps + now.step, EPOCHS * now.steps)  # noqa: E731
         train(NETWORK, task, path, recipe, progress=done)
+    elif json.loads(read_weights(path)[1].get("training", "{}")).get("recipe") != asdict(recipe):
+        raise InputError(f"out: {path} is of another demonstration, or seed; name another folder")
     return load_network(str(path))
 
 
-def _guarded(network: Network, seed: int, say: Progress) -> tuple[Guard, dict[str, ImageSet]]:
+def _guarded(network: Network, seed: int, notify: Notify) -> tuple[Guard, dict[str, ImageSet]]:
     """IGEOOD+, fitted, tuned and calibrated; and the images of each set that none of it has seen."""
     known = datasets.load(KNOWN)
     held_out, unseen = (known[rows] for rows in parted(len(known), seed))
-    guard = white_box(network.model, plus=True, mean=network.mean, std=network.std)
+    guard = white_box(network.model, method="igeood+", mean=network.mean, std=network.std)
     guard.fit(list(network.batches(datasets.load(KNOWN, split="train"), BATCH)))
     inside, outside = (list(network.batches(images, BATCH)) for images in (held_out, datasets.load(VALIDATION)))
-    guard.tune(inside, outside, share=SHARE, seed=seed, progress=partial(say, "tuning the guard"))
+    guard.tune(inside, outside, share=SHARE, seed=seed, progress=partial(notify, "tuning the guard"))
     guard.calibrate(inside)
     return guard, {KNOWN: unseen, **{name: datasets.load(name, limit=IMAGES) for name in OOD}}
 
@@ -164,8 +158,7 @@ def _flagged(guard: Guard, network: Network, images: ImageSet, verdict: Verdict,
         return []
     order = refused[torch.as_tensor(verdict.score)[refused].argsort(stable=True)]
     row = int(order[len(order) // 2])
-    one = images[[row]]
-    why = guard.explain(list(network.batches(one, BATCH)))
+    why = guard.explain(list(network.batches(images[[row]], BATCH)))
     parts = raised(why.columns, why.contributions[0].tolist(), usual)
     reason = " and ".join(f"{part} ({value:+.1f})" for part, value in list(parts.items())[:2])
-    return [Flagged(images.title, one.images()[0], float(verdict.p_value[row]), int(verdict.label[row]), reason)]
+    return [Flagged(images.title, float(verdict.p_value[row]), int(verdict.label[row]), reason)]

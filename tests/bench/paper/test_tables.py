@@ -3,47 +3,45 @@
 from statistics import fmean
 
 import pytest
-from safetensors.torch import save_file
 
-from igeood.benchmark import Results
-from igeood.benchmark.summary import Key, Summary
+from igeood.bench.paper.catalog import NAMES, make
+from igeood.bench.paper.plots import FIGURES
+from igeood.bench.paper.tables import MISSING, TABLES, accuracy, averages, extended, hyperparameters, pair
+from igeood.bench.runs import Results
+from igeood.bench.runs.averages import Averages, Key
 from igeood.errors import InputError
-from igeood.paper import reported
-from igeood.paper.catalog import NAMES, make
-from igeood.paper.plots import FIGURES
-from igeood.paper.tables import MISSING, TABLES, accuracy, averages, extended, hyperparameters, pair
 
 DENSENET = {"network": "densenet-bc-100", "in_distribution": "cifar-10"}
+NETWORK = {"accuracy": 0.9454, "accuracy_fisher_rao": 0.9453, "test_images": 10000, "data": {"test": "t"}}
 
 
-def cell(setting="black-box", method="msp", validation="isun", ood="gaussian", seed=0, weights="w0", **figures):
-    found = {"tnr": 0.5, "auroc": 0.75, "aupr": 0.8, "id_images": 9000, "ood_images": 1000, "temperature": 1.0}
+def cell(setting="black-box", method="msp", validation="isun", ood="gaussian", seed=0, weights="w0", **others):
+    metrics = {"tnr": 0.5, "auroc": 0.75, "aupr": 0.8, "id_images": 9000, "ood_images": 1000, "tpr": 0.95}
     names = {"setting": setting, "method": method, "validation": validation, "ood": ood, "seed": seed}
-    return {**DENSENET, "weights": weights, **names, **found, **figures}
+    return {**DENSENET, "weights": weights, **names, **metrics, "data": {"test": "t", "ood": "o"}, **others}
 
 
 @pytest.fixture
 def results(tmp_path):
-    """Made-up figures of one network on two of the paper's sets."""
+    """Made-up numbers of one network on two of the paper's sets."""
     made = Results(tmp_path)
-    made.networks.append(
-        {
-            **DENSENET,
-            "weights": "w0",
-            "file": "a.pt",
-            "accuracy": 0.9454,
-            "accuracy_fisher_rao": 0.9453,
-            "test_images": 10000,
-        }
-    )
+    made.networks.append({**DENSENET, **NETWORK, "weights": "w0", "file": "a.pt"})
     for i, method in enumerate(["msp", "odin", "energy", "igeood-logits"]):
         for j, ood in enumerate(["gaussian", "tiny-imagenet"]):
             made.cells.append(cell(method=method, ood=ood, tnr=0.1 * i + 0.3 * j + 0.2))
     for seed, tnr in enumerate([0.6, 0.8]):
         made.cells.append(cell("white-box", "igeood+", "own", "tiny-imagenet", seed=seed, tnr=tnr))
-    tuned = {"setting": "black-box", "method": "energy", "validation": "isun", "temperature": 2.5, "epsilon": 0.0}
-    made.tunings.append({**DENSENET, "weights": "w0", **tuned})
+    tuned = {**cell(method="energy"), "ood": "", "temperature": 2.5, "epsilon": 0.0, "tuning": None}
+    made.tunings.append(tuned)
     return made
+
+
+@pytest.fixture
+def twice(results):
+    """The same with a second training of the network."""
+    results.networks.append({**DENSENET, **NETWORK, "weights": "w1", "file": "b.pt", "accuracy": 0.9})
+    results.cells.append(cell(weights="w1", method="msp", ood="gaussian", tnr=0.4))
+    return results
 
 
 def find(table, start):
@@ -51,114 +49,91 @@ def find(table, start):
 
 
 def test_ours_and_theirs_side_by_side(results):
-    tnr, auroc, aupr = extended(
-        Summary(results), "black-box", "tab:black_box_extended", ("msp", "odin", "energy", "igeood-logits")
-    )
+    tnr, auroc, aupr = extended(Averages(results), "black-box", "tab:black_box_extended")
     assert find(tnr, "Tiny") == ["Tiny-ImageNet", "50.0 (59.4)", "60.0 (85.0)", "70.0 (88.0)", "**80.0** (87.8)"]
     assert find(tnr, "Gaussian")[1] == "20.0 (88.1)"
     assert find(tnr, "SVHN") == ["SVHN", *(f"{MISSING} ({v:.1f})" for v in (40.4, 52.0, 49.6, 50.1))]
-    assert find(tnr, "mean, sets: 2")[1:3] == [
-        f"35.0 ({fmean([88.1, 59.4]):.1f})",
-        f"45.0 ({fmean([99.8, 85.0]):.1f})",
-    ]
+    both = [f"35.0 ({fmean([88.1, 59.4]):.1f})", f"45.0 ({fmean([99.8, 85.0]):.1f})"]
+    assert find(tnr, "mean, sets: 2")[1:3] == both
     assert find(auroc, "Tiny")[1] == "75.0 (94.1)"
     assert find(aupr, "Tiny")[1] == "80.0 (95.4)"
 
 
 def test_averages(results):
-    table = averages(Summary(results), "black-box", "tab:black_box_avg", ("msp", "odin", "energy", "igeood-logits"))
+    table = averages(Averages(results), "black-box", "tab:black_box_avg")
     assert len(table.rows) == 6
-    first = find(table, "densenet-bc-100, CIFAR-10")
-    assert first[1:6] == [
-        "2",
-        "35.0 ± 15 (52.5 ± 16)",
-        "45.0 ± 15 (66.8 ± 20)",
-        "55.0 ± 15 (65.3 ± 23)",
-        "**65.0** ± 15 (65.6 ± 23)",
-    ]
+    means = ["35.0 ± 15 (52.5 ± 16)", "45.0 ± 15 (66.8 ± 20)", "55.0 ± 15 (65.3 ± 23)", "**65.0** ± 15 (65.6 ± 23)"]
+    assert find(table, "densenet-bc-100, CIFAR-10")[1:6] == ["2", *means]
     assert find(table, "resnet-34, SVHN")[1:3] == [MISSING, f"{MISSING} (76.2 ± 8)"]
     assert "9,000 in-distribution images; Gaussian noise 1,000, Tiny-ImageNet 1,000" in table.markdown()
 
 
-def test_splits_are_averaged(results):
-    assert Summary(results).value("white-box", Key(**DENSENET), "tiny-imagenet", "igeood+", "tnr") == pytest.approx(
-        70.0
-    )
-
-
-def test_a_cell_measured_again_replaces_the_old_one(results):
+def test_splits_are_averaged_and_a_cell_measured_again_replaces_the_old_one(results):
     results.cells.append(cell(method="msp", ood="gaussian", tnr=0.9))
-    assert Summary(results).value("black-box", Key(**DENSENET), "gaussian", "msp", "tnr") == pytest.approx(90.0)
+    ours, key = Averages(results), Key(**DENSENET)
+    assert ours.value("white-box", key, "tiny-imagenet", "igeood+", "tnr") == pytest.approx(70.0)
+    assert ours.value("black-box", key, "gaussian", "msp", "tnr") == pytest.approx(90.0)
 
 
 def test_another_validation_set(results):
     results.cells.append(cell(validation="svhn", method="msp", ood="gaussian", tnr=0.9))
-    assert Summary(results).validation == "isun"
+    assert Averages(results).validation == "isun"
     with pytest.raises(InputError, match=r"validation: no results tuned on 'lsun'; there are isun, svhn"):
-        Summary(results, "lsun")
-    other = Summary(results, "svhn")
+        Averages(results, "lsun")
+    other = Averages(results, "svhn")
     assert other.value("black-box", Key(**DENSENET), "gaussian", "msp", "tnr") == pytest.approx(90.0)
-    [table] = TABLES["validation-choice"](Summary(results))
+    [table] = TABLES["validation-choice"](Averages(results))
     assert find(table, "SVHN")[1] == "90.0 (55.4)"
     assert find(table, "iSUN")[1] == "35.0 (52.5)"
     assert find(table, "Textures")[1] == f"{MISSING} (55.4)"
 
 
 def test_trainings(results):
-    assert find(TABLES["seeds"](Summary(results))[0], "Gaussian")[1] == "20.0 (42.7 ± 49)"  # one has no spread
-    results.networks.append(
-        {**DENSENET, "weights": "w1", "file": "b.pt", "accuracy": 0.9, "accuracy_fisher_rao": 0.8, "test_images": 500}
-    )
-    results.cells.append(cell(weights="w1", method="msp", ood="gaussian", tnr=0.4))
-    tnr = TABLES["seeds"](Summary(results))[0]
+    assert find(TABLES["seeds"](Averages(results))[0], "Gaussian")[1] == "20.0 (42.7 ± 49)"  # one has no spread
+
+
+def test_trainings_are_averaged_and_have_rows_of_their_own(twice):
+    tnr = TABLES["seeds"](Averages(twice))[0]
     assert find(tnr, "Gaussian")[1] == "30.0 ± 10 (42.7 ± 49)"
     assert "Trainings of ours: 2" in tnr.notes[0]
-
-
-def test_trainings_have_rows_of_their_own(results):
-    results.networks.append(
-        {**DENSENET, "weights": "w1", "file": "b.pt", "accuracy": 0.9, "accuracy_fisher_rao": 0.8, "test_images": 500}
-    )
-    results.cells.append(cell(weights="w1", method="msp", ood="gaussian", tnr=0.4))
-    [table] = accuracy(Summary(results))
-    assert [row[:2] for row in table.rows[:2]] == [
-        ["densenet-bc-100, CIFAR-10 (a.pt)", "94.54 (95.20)"],
-        ["densenet-bc-100, CIFAR-10 (b.pt)", "90.00 (95.20)"],
-    ]
-    table = averages(Summary(results), "black-box", "tab:black_box_avg", ("msp",))
+    [table] = accuracy(Averages(twice))
+    rows = [f"densenet-bc-100, CIFAR-10 ({name}.pt)" for name in "ab"]
+    assert [row[:2] for row in table.rows[:2]] == [[rows[0], "94.54 (95.20)"], [rows[1], "90.00 (95.20)"]]
+    table = averages(Averages(twice), "black-box", "tab:black_box_avg")
     assert [row[2].split(" ")[0] for row in table.rows[:2]] == ["35.0", "40.0"]
 
 
 def test_methods_are_averaged_over_the_same_sets(results):
     """As after an interruption: the last method has one set less."""
     results.cells.append(cell(method="msp", ood="svhn", tnr=0.9))
-    methods = ("msp", "odin", "energy", "igeood-logits")
-    first = averages(Summary(results), "black-box", "tab:black_box_avg", methods).rows[0]
+    first = averages(Averages(results), "black-box", "tab:black_box_avg").rows[0]
     assert first[1:3] == ["2", "35.0 ± 15 (52.5 ± 16)"]
-    table = extended(Summary(results), "black-box", "tab:black_box_extended", methods)[0]
+    table = extended(Averages(results), "black-box", "tab:black_box_extended")[0]
     assert find(table, "SVHN")[1] == "90.0 (40.4)"
     assert find(table, "mean, sets: 2")[1].startswith("35.0 ")
 
 
 def test_cells_of_other_options_are_not_mixed_in(results):
     results.cells.append(cell(method="msp", ood="svhn", tnr=0.9, data={"test": "few", "ood": "x"}))
-    ours = Summary(results)
+    ours = Averages(results)
     assert "svhn" not in ours.ood("black-box")
     assert ours.left_out == {"black-box": 1}
-    table = averages(ours, "black-box", "tab:black_box_avg", ("msp",))
-    assert "1 results of other options, or measured again, are not shown." in table.notes
+    notes = averages(ours, "black-box", "tab:black_box_avg").notes
+    assert "1 results of other options, or measured again, are not shown." in notes
 
 
 def test_hyperparameters_and_accuracy(results):
-    [table] = hyperparameters(Summary(results))
+    [table] = hyperparameters(Averages(results))
     assert find(table, "densenet-bc-100, CIFAR-10")[1:4] == [f"{MISSING}; 1000", "2.5; 4.6", f"{MISSING}; 5.3"]
     assert find(table, "densenet-bc-100, CIFAR-10")[4] == f"{MISSING}; (1000, 0.0014)"
-    [table] = accuracy(Summary(results))
+    [table] = accuracy(Averages(results))
     assert find(table, "densenet-bc-100, CIFAR-10")[1:] == ["94.54 (95.20)", "94.53 (95.20)", "10,000"]
 
 
 def test_pairs():
-    assert [pair(1.25, 3.0), pair(None, 3.0), pair(2.0, None), pair(None, None)] == ["1.2 (3.0)", "– (3.0)", "2.0", "–"]
+    one, three = (1.25, None), (3.0, 0.4)
+    cells = [pair(one, three), pair(None, three), pair(three, None), pair(None, None)]
+    assert cells == ["1.2 (3.0 ± 0)", "– (3.0 ± 0)", "3.0 ± 0", "–"]
 
 
 def test_every_name_is_made(whole, network, tmp_path):
@@ -168,35 +143,29 @@ def test_every_name_is_made(whole, network, tmp_path):
         text = make(name, whole, out=tmp_path, networks=[network])
         assert "resnet-10-16" in text or name in ("toy", "curves"), name
         assert "Nothing" not in text, name
-    drawn = sorted(path.stem for path in tmp_path.glob("*.png"))
     stem = "resnet-10-16-cifar-10"
+    drawn = sorted(path.stem for path in tmp_path.glob("*.png"))
     assert drawn == ["curves", f"gaussianity-{stem}", f"histograms-{stem}", f"layers-{stem}", "toy"]
 
 
 def test_tables_of_a_real_run(whole):
-    ours = Summary(whole)
-    key = Key("resnet-10-16", "cifar-10")
-    cells = [c for c in whole.cells.records if (c["setting"], c["method"]) == ("black-box", "energy")]
-    table = extended(ours, "black-box", "tab:black_box_extended", ("energy",))[0]
-    assert [row[1] for row in table.rows[:2]] == [f"{100 * c['tnr']:.1f}" for c in cells]
-    assert ours.tuning("grey-box", key, "odin")["steps"]
+    ours = Averages(whole)
+    cells = [c for c in whole.cells.records if (c["setting"], c["method"]) == ("black-box", "msp")]
+    table = extended(ours, "black-box", "tab:black_box_extended")[0]
+    assert [row[1].strip("*") for row in table.rows[:2]] == [f"{100 * c['tnr']:.1f}" for c in cells]
     [attacked] = TABLES["adversarial"](ours)
-    assert find(attacked, "resnet-10-16")[1] != MISSING
+    assert MISSING not in find(attacked, "resnet-10-16")
 
 
 def test_without_results_only_the_paper_speaks(tmp_path):
-    for name in NAMES:
-        text = make(name, None, out=tmp_path)
-        assert text.startswith("###"), name
-    assert f"| {MISSING} (95.20) |" in make("accuracy", None, out=tmp_path)
-    assert f"| Textures (DTD) | {MISSING} (40.5) |" in make("black-box", None, out=tmp_path)
-    assert f"{MISSING} (66 µs)" in make("timing", None, out=tmp_path)
-    assert len(reported.load()) > 2000
+    texts = {name: make(name, None, out=tmp_path) for name in NAMES}
+    assert all(text.startswith("###") for text in texts.values())
+    assert f"| {MISSING} (95.20) |" in texts["accuracy"]
+    assert f"| Textures (DTD) | {MISSING} (40.5) |" in texts["black-box"]
+    assert f"{MISSING} (66 µs)" in texts["timing"]
+    assert "| deconf-c |" in texts["others"]
 
 
 def test_names_that_are_not_there(tmp_path):
     with pytest.raises(InputError, match=r"name: no 'table-9'; .*there are all, toy, black-box"):
         make("table-9", None, out=tmp_path)
-    save_file({}, tmp_path / "x.safetensors")
-    with pytest.raises(InputError, match=r"results: no results.jsonl in"):
-        Results.existing(tmp_path)

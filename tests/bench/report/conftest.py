@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from igeood import storage
-from igeood.benchmark import Results
+from igeood import black_box
+from igeood.bench.runs import Results
+from igeood.files import write_record
 from igeood.metrics import evaluate
 
 WEIGHTS = "0123456789abcdef"
@@ -48,18 +49,16 @@ class Maker:
         with (self.folder / f"{name}.jsonl").open("a") as file:
             file.write(json.dumps(record) + "\n")
 
-    def cell(self, setting, method, ood, *, tnr=None, validation="gaussian", seed=0, extras=True, n=200):
+    def cell(self, setting, method, ood, *, tnr=None, validation="gaussian", seed=0, n=200):
         """One cell: figures from made scores, or a TNR as it is told."""
         validation = {"white-box": "own", "white-box-fgsm": "fgsm"}.get(setting, validation)
         draw = np.random.default_rng([len(setting), len(method), len(ood), seed])
         tensors = {"id": torch.from_numpy(draw.normal(0, 1, n))}
         tensors["ood"] = torch.from_numpy(draw.normal(SPREAD.get(method, 2.0), 1, n))
         found = evaluate(tensors["id"], tensors["ood"])
-        record = {"cell": {}}
-        if extras:
-            record |= self._extras(setting, tensors, draw)
+        columns = self._extras(setting, tensors, draw)
         name = f"{self.identity['weights']}-{setting}-{method}-{hash_of(ood)}-{hash_of(validation)}-{seed}.safetensors"
-        storage.write(self.folder / "scores" / name, record, tensors)
+        write_record(self.folder / "scores" / name, {"kind": "scores", "columns": columns}, tensors)
         digests = {"train": "aa11", "test": "bb22", "ood": f"{hash_of(ood):x}", "validation": "cc33"}
         if setting in ("white-box", "white-box-fgsm"):
             del digests["validation"]
@@ -83,19 +82,18 @@ class Maker:
                 tensors[f"{side}_{which}_rows"] = rows.clone()
                 images = draw.integers(0, 256, (len(rows), 3, 32, 32), dtype=np.uint8)
                 tensors[f"{side}_{which}"] = torch.from_numpy(images)
-            if setting.startswith("white-box"):
-                shares = torch.tensor([0.1, 0.2, 0.7])
-                tensors[f"{side}_parts"] = (tensors[side][:, None] * shares).float()
-        return {"columns": LAYERS} if setting.startswith("white-box") else {}
+            shares = torch.tensor([0.1, 0.2, 0.7] if setting.startswith("white-box") else [1.0])
+            tensors[f"{side}_parts"] = (tensors[side][:, None] * shares).float()
+        return LAYERS if setting.startswith("white-box") else ["output"]
 
     def tuning(self, setting, method, validation="gaussian"):
-        grid = [[float(t), 0.5 + 0.1 * i] for i, t in enumerate((1, 10, 100))]
-        steps = [[0.001 * i, 0.6 - 0.1 * i] for i in range(3)] if setting == "grey-box" else []
+        trials = [{"temperature": float(t), "tnr": 0.5 + 0.1 * i} for i, t in enumerate((1, 10, 100))]
+        steps = [{"epsilon": 0.001 * i, "tnr": 0.6 - 0.1 * i} for i in range(3)]
         digests = {"train": "aa11", "test": "bb22", "validation": "cc33"}
         more = {"limit": 200} if setting == "grey-box" else {}
         place = {"setting": setting, "method": method, "validation": validation, "ood": "", "seed": 0, "tpr": 0.95}
-        found = {"temperature": 100.0, "epsilon": 0.0, "trials": grid, "steps": steps}
-        self._append("tunings", {**self.identity, **place, "data": digests, **more, **found})
+        chosen = {"temperature": 100.0, "epsilon": 0.0, "tuning": {"temperature": {"trials": trials}, "steps": steps}}
+        self._append("tunings", {**self.identity, **place, "data": digests, **more, **chosen})
         return self
 
     def everything(self, sets=("svhn", "chars74k"), **options):
@@ -132,8 +130,6 @@ def another():
 @pytest.fixture(scope="session")
 def full(tmp_path_factory):
     """Results with everything that a report can show, a calibrated guard included."""
-    from igeood import black_box  # noqa: PLC0415 (torch, for those who need it)
-
     folder = tmp_path_factory.mktemp("report") / "results"
     made = Maker(folder).everything()
     draw = np.random.default_rng(0)

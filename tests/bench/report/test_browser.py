@@ -7,7 +7,7 @@ from datetime import date
 
 import pytest
 
-from igeood.report import make
+from igeood.bench.report import make
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 OPTIONS = (

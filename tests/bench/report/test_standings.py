@@ -5,12 +5,12 @@ from statistics import fmean
 
 import pytest
 
-from igeood.benchmark.summary import Summary
-from igeood.report.standings import standings
+from igeood.bench.report.standings import standings
+from igeood.bench.runs.averages import Averages
 
 
 def stand(maker):
-    ours = Summary(maker.results)
+    ours = Averages(maker.results)
     return standings(ours, ours.classifiers()[0])
 
 
@@ -95,7 +95,7 @@ def test_without_a_common_set_the_widest_rows_are_compared(maker):
 
 def test_averages_equal_those_of_the_file(whole):
     """Of a real run: means over splits, then over OOD sets."""
-    ours = Summary(whole)
+    ours = Averages(whole)
     found = standings(ours, ours.classifiers()[0])
     lines = [json.loads(line) for line in (whole.folder / "results.jsonl").read_text().splitlines()]
     assert found.rows

@@ -7,14 +7,8 @@ import torch
 
 from igeood.bench.figures.curves import Curve, CurvePanel, tuning_curves
 from igeood.bench.figures.drawing import look_of
-from igeood.bench.figures.histograms import (
-    HistogramPanel,
-    LayerPanel,
-    LayerRow,
-    gaussianity,
-    layer_histograms,
-    score_histograms,
-)
+from igeood.bench.figures.histograms import HistogramPanel, LayerPanel, LayerRow, layer_histograms, score_histograms
+from igeood.bench.figures.histograms import gaussianity as draw_gaussianity
 from igeood.bench.paper import reported, toy
 from igeood.bench.runs.averages import Averages, Key, title
 from igeood.bench.runs.observing import recall
@@ -63,16 +57,16 @@ def curves(ours: Averages) -> Drawn:
         yield "curves", tuning_curves(panels)
 
 
-def gaussian_layers(ours: Averages) -> Drawn:
+def gaussianity(ours: Averages) -> Drawn:
     """The first channel of each layer against the normal density, and the layer's mean W."""
     for key, line in zip(ours.classifiers(), ours.networks, strict=True):
         known, foreign = kept(ours, line, "test"), _foreign(ours, key, line)
         if known is not None and foreign is not None:
-            panels = []
-            for layer in known.features:
-                values = [outputs.features[layer][:, 0].double().numpy() for outputs in (known, foreign)]
-                panels.append(LayerPanel(layer, *values, line["diagnostics"][layer]["shapiro_w"]))
-            yield f"gaussianity-{_stem(key)}", gaussianity(panels)
+            panels = [
+                LayerPanel(layer, value[:, 0], foreign.features[layer][:, 0], line["diagnostics"][layer]["shapiro_w"])
+                for layer, value in known.features.items()
+            ]
+            yield f"gaussianity-{_stem(key)}", draw_gaussianity(panels)
 
 
 def layers(ours: Averages) -> Drawn:
@@ -90,12 +84,10 @@ def _row(method: str, train: Outputs, known: Outputs, foreign: Outputs) -> Layer
     (learn_id, show_id), (learn_ood, show_ood) = _split(known), _split(foreign)
     scorer.learn_weights(learn_id, learn_ood, tpr=0.95, seed=0)
     weights = scorer.state()["weights_"]
-    panels = []
     parts = [torch.as_tensor(scorer.contributions(outputs)) for outputs in (show_id, show_ood)]  # (N, P) each
     columns = [torch.column_stack([part / weights, part.sum(dim=1)]).numpy().T for part in parts]  # the score last
-    for name, *pair in zip([*scorer.columns_, "regression"], *columns, strict=True):
-        panels.append(LayerPanel(name, *pair, tnr_at_tpr(*pair)))
-    return LayerRow(method, panels, weights.tolist())
+    triples = zip([*scorer.columns_, "regression"], *columns, strict=True)
+    return LayerRow(method, [LayerPanel(name, a, b, tnr_at_tpr(a, b)) for name, a, b in triples], weights.tolist())
 
 
 def _split(outputs: Outputs) -> tuple[Outputs, Outputs]:
@@ -105,21 +97,17 @@ def _split(outputs: Outputs) -> tuple[Outputs, Outputs]:
 
 
 def kept(ours: Averages, line: Record, part: str) -> Outputs | None:
-    """A network's outputs of its in-distribution images, from the benchmark's folder."""
-    return _recall(ours, line["weights"], line["data"][part])
+    """Outputs of the images whose digest a record has, from the benchmark's folder."""
+    folder = None if ours.results is None else ours.results.folder / "outputs"
+    return None if folder is None else recall(folder, weights=line["weights"], images=line["data"][part])
 
 
 def _foreign(ours: Averages, key: Key, line: Record) -> Outputs | None:
     """Its outputs of the OOD set that the paper shows, or of the first that there is."""
     cells = [c for setting in PAPER for c in ours.of(setting, key) if c["data"]["test"] == line["data"]["test"]]
     cells.sort(key=lambda cell: cell["ood"] != SHOWN)
-    digests = dict.fromkeys(cell["data"]["ood"] for cell in cells)
-    outputs = (_recall(ours, line["weights"], digest) for digest in digests)
+    outputs = (kept(ours, cell, "ood") for cell in {cell["data"]["ood"]: cell for cell in cells}.values())
     return next((each for each in outputs if each is not None), None)
-
-
-def _recall(ours: Averages, weights: str, digest: str) -> Outputs | None:
-    return None if ours.results is None else recall(ours.results.folder / "outputs", weights=weights, images=digest)
 
 
 def _stem(key: Key) -> str:
@@ -131,6 +119,6 @@ FIGURES: dict[str, Callable[[Averages], Drawn]] = {
     "toy": lambda _: iter([("toy", toy.figure(toy.toy()))]),  # needs no results
     "histograms": histograms,
     "curves": curves,
-    "gaussianity": gaussian_layers,
+    "gaussianity": gaussianity,
     "layers": layers,
 }

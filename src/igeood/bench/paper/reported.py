@@ -12,9 +12,13 @@ The paper is not always consistent with itself. Nothing is corrected here; the t
 """
 
 import csv
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import Any
+
+Number = tuple[float, float | None] | None  # a value and its deviation, if there is one
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,16 @@ def load() -> tuple[Reported, ...]:
     ('tab:black_box_avg', 52.5, 16.0)
     """
     text = resources.files("igeood.bench.paper").joinpath("reported.csv").read_text(encoding="utf-8")
-    _, *rows = csv.reader(text.splitlines())
-    return tuple(Reported(*names, float(value), float(spread) if spread else None) for *names, value, spread in rows)
+    rows: Iterable[dict[str, Any]] = csv.DictReader(text.splitlines())
+    return tuple(
+        Reported(**{**row, "value": float(row["value"]), "spread": float(row["spread"]) if row["spread"] else None})
+        for row in rows
+    )
+
+
+@cache
+def _labelled(label: str) -> tuple[Reported, ...]:
+    return tuple(one for one in load() if one.label == label)
 
 
 def find(**fields: str) -> list[Reported]:
@@ -60,12 +72,13 @@ def find(**fields: str) -> list[Reported]:
     >>> best.value, best.spread
     (51.6, 24.0)
     """
-    return [one for one in load() if all(getattr(one, field) == value for field, value in fields.items())]
+    numbers = _labelled(fields["label"]) if "label" in fields else load()
+    return [one for one in numbers if all(getattr(one, field) == value for field, value in fields.items())]
 
 
-def first(**fields: str) -> float | None:
-    """The value of the first number with these fields; None if there is none."""
-    return next((one.value for one in find(**fields)), None)
+def number(**fields: str) -> Number:
+    """Value and spread of the first number with these fields; None if there is none."""
+    return next(((one.value, one.spread) for one in find(**fields)), None)
 
 
 def methods(**fields: str) -> list[str]:

@@ -2,18 +2,18 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 
 import torch
 
-from igeood.bench.networks.tasks import normalised
+from igeood.bench.networks import normalised
 from igeood.bench.paper import reported
 from igeood.bench.paper.plots import kept
-from igeood.bench.paper.tables import MISSING, NETWORK, Table, rows_of
+from igeood.bench.paper.tables import MISSING, Table, by_network
 from igeood.bench.runs.averages import Averages, Key
 from igeood.bench.runs.network import Network
 from igeood.detectors import detector
-from igeood.outputs import Outputs
 
 LABEL = "tab:time_analysis"
 RUNS = 5  # as in the paper
@@ -28,50 +28,44 @@ COLUMNS = {  # of the paper's table: metric and method
 
 def timing(ours: Averages, networks: list[Network]) -> list[Table]:
     """Seconds of the network, the centroids and the scores; the network's own only if it was given."""
-    lines = dict(zip(ours.classifiers(), ours.networks, strict=True))
-    rows = []
-    for key in rows_of(ours, LABEL):
-        train, test = (kept(ours, lines[key], part) if key in lines else None for part in ("train", "test"))
-        model = next((network for network in networks if network.weights == key.weights), None)
-        seconds = _seconds_of(model, train, test)
-        cells = [_cell(seconds.get(column), key, *names) for column, names in COLUMNS.items()]
-        rows.append([str(key), *cells, MISSING if train is None else f"{len(train):,}"])
-    note = (
-        f"Median of {RUNS} runs on this machine's CPU, in batches; the paper's on one GPU, 50,000 training images. "
-        "The logits' time is the network's for one image times their number."
-    )
-    return [Table(LABEL, "times", [NETWORK, *COLUMNS, "training images"], rows, [note])]
+    seconds = {key: _seconds_of(ours, key, networks) for key in ours.classifiers()}
+    note = f"Median of {RUNS} runs on this machine's CPU, in batches; the paper's on one GPU, 50,000 training images. "
+    note += "The logits' time is the network's for one image times their number."
+
+    def cell(metric: str, method: str, key: Key) -> str:
+        mine, paper = seconds.get(key, {}), reported.number(label=LABEL, metric=metric, method=method, **key.paper)
+        text = _text(mine.get(metric + method))
+        return text if paper is None else f"{text} ({_text(paper[0])})"
+
+    return [by_network(ours, LABEL, "times", {name: partial(cell, *column) for name, column in COLUMNS.items()}, note)]
 
 
-def _seconds_of(network: Network | None, train: Outputs | None, test: Outputs | None) -> dict[str, float]:
-    """Seconds by column, as far as there is something to measure."""
-    whole, centroids, inference, *each = COLUMNS
+def _seconds_of(ours: Averages, key: Key, networks: list[Network]) -> dict[str, float]:
+    """Seconds by metric and method, as far as there is something to measure."""
+    line = next(line for line in ours.networks if line["weights"] == key.weights)
+    train, test = (kept(ours, line, part) for part in ("train", "test"))
     seconds: dict[str, float] = {}
-    if network is not None:
-        x = normalised(torch.zeros(100, 3, 32, 32), network.mean, network.std)
-        with torch.inference_mode():
-            seconds[inference] = _seconds(lambda: network.model(x)) / len(x)
-        seconds |= {} if train is None else {whole: seconds[inference] * len(train)}
+    for network in networks:
+        if network.weights == key.weights:
+            x = normalised(torch.zeros(100, 3, 32, 32), network.mean, network.std)
+            with torch.inference_mode():
+                seconds["inference_seconds"] = _seconds(partial(network.model, x)) / len(x)
+            seconds["train_logits_seconds"] = seconds["inference_seconds"] * line["train_images"]
     if train is not None and test is not None:
-        for column in each:
-            scorer = detector(COLUMNS[column][1]).fit(train)
-            seconds[column] = _seconds(lambda scorer=scorer: scorer.score(test)) / len(test)  # type: ignore[misc]
-        seconds[centroids] = _seconds(lambda: detector(COLUMNS[centroids][1]).fit(train))
+        for method in ("msp", "igeood-logits"):
+            scorer = detector(method).fit(train)
+            seconds[f"centroid_seconds{method}"] = _seconds(partial(detector(method).fit, train))
+            seconds[f"score_seconds{method}"] = _seconds(partial(scorer.score, test)) / len(test)
     return seconds
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    def once() -> float:
+    times = []
+    for _ in range(RUNS):
         start = time.perf_counter()
         work()
-        return time.perf_counter() - start
-
-    return median(once() for _ in range(RUNS))
-
-
-def _cell(seconds: float | None, key: Key, metric: str, method: str) -> str:
-    ours, paper = _text(seconds), reported.first(label=LABEL, metric=metric, method=method, **key.paper)
-    return ours if paper is None else f"{ours} ({_text(paper)})"
+        times.append(time.perf_counter() - start)
+    return median(times)
 
 
 def _text(seconds: float | None) -> str:

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from igeood import figures
-from igeood.errors import InputError
+from igeood.bench.figures import drawing
+from igeood.bench.figures.histograms import histogram
 from igeood.geometry import gaussian
 from igeood.metrics import Evaluation, evaluate
 
@@ -47,7 +47,7 @@ class Normal(NamedTuple):
 
 ID, OOD_I, OOD_II = "In-dist.", "OOD I", "OOD II"
 TRUTH: Mapping[str, Normal] = {ID: Normal(0.0, 1.0), OOD_I: Normal(0.6745, 1.0), OOD_II: Normal(0.6745, 0.1)}
-_COLOURS = figures.ood_colours([OOD_I, OOD_II])
+_COLOURS = drawing.ood_colours([OOD_I, OOD_II])
 VALIDATION = 1000  # draws that give each Gaussian's estimate: the paper's number of validation samples
 
 
@@ -87,16 +87,6 @@ def fisher_rao(x: Draws, std: float, to: Normal) -> Draws:
     return distance
 
 
-def distances(ood: Normal) -> tuple[float, float]:
-    """Mahalanobis and Fisher–Rao distance of a whole distribution to the in-distribution one, by the true parameters.
-
-    >>> [round(d, 3) for d in distances(TRUTH[OOD_I]) + distances(TRUTH[OOD_II])]
-    [0.674, 0.668, 0.674, 3.548]
-    """
-    centre = np.array([ood.mean])
-    return float(mahalanobis(centre, TRUTH[ID])[0]), float(fisher_rao(centre, ood.std, TRUTH[ID])[0])
-
-
 def _log_density(x: Draws, of: Normal) -> Draws:
     density: Draws = -0.5 * ((x - of.mean) / of.std) ** 2 - np.log(of.std)
     return density
@@ -128,8 +118,6 @@ def toy(seed: int = 0, n: int = 5000) -> Toy:
     >>> {name: round(found[name][OOD_II].auroc, 2) for name in ("mahalanobis", "fisher-rao", "fisher-rao-ood")}
     {'mahalanobis': 0.52, 'fisher-rao': 0.52, 'fisher-rao-ood': 0.95}
     """
-    if n < 1:
-        raise InputError(f"n: must be at least 1, got {n}")
     random = np.random.default_rng(seed)
     learnt = {name: random.normal(*truth, VALIDATION) for name, truth in TRUTH.items()}
     samples = {name: random.normal(*truth, n) for name, truth in TRUTH.items()}
@@ -147,19 +135,19 @@ def toy(seed: int = 0, n: int = 5000) -> Toy:
 
 def figure(example: Toy) -> "Figure":
     """Draw the paper's three panels: (a) contour lines of both distances, (b) the densities, (c) the scores."""
-    whole = figures.blank(6.6)
+    whole = drawing.blank(6.6)
     top, bottom = whole.subfigures(2, 1, squeeze=False, height_ratios=[1.0, 1.35])[:, 0]
     left, right = top.subplots(1, 2)
     _contours(left)
     _densities(right)
-    bottom.suptitle("(c) Scores of test draws: higher is more out-of-distribution", fontsize=figures.TITLE)
+    bottom.suptitle("(c) Scores of test draws: higher is more out-of-distribution", fontsize=drawing.TITLE)
     rows = (("mahalanobis", "Mahalanobis"), ("fisher-rao-ood", "Fisher–Rao with OOD statistics"))
     for axes_row, (name, title) in zip(bottom.subplots(2, 2), rows, strict=True):
         for axes, (ood, (inside, outside)) in zip(axes_row, example.scores[name].items(), strict=True):
-            figures.histogram(axes, inside, {ood: outside}, _COLOURS)
+            histogram(axes, inside, {ood: outside}, _COLOURS)
             auroc = example.evaluations[name][ood].auroc
-            figures.label(axes, title=f"{ood}: AUROC {auroc:.2f}", x=title, y="density")
-    figures.legend(whole, [right, left])
+            drawing.label(axes, title=f"{ood}: AUROC {auroc:.2f}", x=title, y="density")
+    drawing.legend(whole, [right, left])
     return whole
 
 
@@ -173,25 +161,25 @@ def _contours(axes: "Axes") -> None:
         (rho, [0.5, 1.0, 2.0, 3.0], "igeood", "solid", "Fisher–Rao"),
         (mahalanobis(mean, TRUTH[ID]), [0.5, 1.0, 1.5], "mahalanobis", "dashed", "Mahalanobis"),
     ):
-        colour = figures.STYLE[name].colour
+        colour = drawing.look_of(name).colour
         drawn = axes.contour(mean, std, values, levels=levels, colors=colour, linewidths=1.0, linestyles=line)
         axes.plot([], [], color=colour, linestyle=line, linewidth=1.0, label=title)
         if name == "igeood":
-            axes.clabel(drawn, fontsize=figures.SMALL, fmt="%g")
+            axes.clabel(drawn, fontsize=drawing.SMALL, fmt="%g")
     for name, of in TRUTH.items():
-        colour = _COLOURS.get(name, figures.ID_COLOUR)
+        colour = _COLOURS.get(name, drawing.ID_COLOUR)
         axes.plot(*of, "o", color=colour, markeredgecolor="black", markersize=6, clip_on=False, zorder=5)
         behind = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5}
-        axes.annotate(name, of, (0, 7), textcoords="offset points", ha="center", fontsize=figures.SMALL, bbox=behind)
-    figures.label(axes, title="(a) Distance to the in-distribution Gaussian", x="mean μ", y="deviation σ")
+        axes.annotate(name, of, (0, 7), textcoords="offset points", ha="center", fontsize=drawing.SMALL, bbox=behind)
+    drawing.label(axes, title="(a) Distance to the in-distribution Gaussian", x="mean μ", y="deviation σ")
     axes.set_ylim(bottom=0.0)
 
 
 def _densities(axes: "Axes") -> None:
     x = np.linspace(-3.0, 3.5, 651)
     for name, of in TRUTH.items():
-        colour, title = _COLOURS.get(name, figures.ID_COLOUR), figures.ID_LABEL if name == ID else name
+        colour, title = _COLOURS.get(name, drawing.ID_COLOUR), drawing.ID_LABEL if name == ID else name
         density = np.exp(_log_density(x, of)) / np.sqrt(2 * np.pi)
         axes.fill_between(x, density, facecolor=(colour, 0.3), edgecolor=colour, linewidth=1.1, label=title)
     axes.set(xlim=(x[0], x[-1]), ylim=(0.0, None))
-    figures.label(axes, title="(b) Densities", x="x", y="density")
+    drawing.label(axes, title="(b) Densities", x="x", y="density")

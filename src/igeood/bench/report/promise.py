@@ -2,15 +2,14 @@
 
 from pathlib import Path
 
-from igeood import storage
-from igeood.benchmark.summary import Key
+from igeood.bench.figures.drawing import look_of
+from igeood.bench.runs.averages import Key
 from igeood.calibration import Calibration
-from igeood.errors import GuardFileError
-from igeood.figures import STYLE
-from igeood.guard import CALIBRATION_FIELDS
+from igeood.files import read_record
+from igeood.guard.file import CALIBRATION_FIELDS
 
 OWN = (
-    "The figures above use a threshold that was read from the in-distribution test images themselves: it keeps {tpr}% "
+    "The figures above use a threshold that was read from the in-distribution test images themselves: it keeps {:g}% "
     "of just these, and promises nothing for new data."
 )
 GET_ONE = (
@@ -25,26 +24,18 @@ LIMITS = (
 
 def promises(guard: Path | None, keys: list[Key], tpr: float) -> list[str]:
     """Sentences: what a guard's threshold promises, if there is a guard, and what the test images' own does not."""
-    own = OWN.format(tpr=f"{100 * tpr:g}")
+    own = OWN.format(100 * tpr)
     if guard is None:
         return [own, GET_ONE]
-    record, tensors = storage.read(guard)
-    try:
-        method, access, kept = record["method"], record["access"], record["calibration"]
-        networks = {key.weights: str(key) for key in keys}
-        whose = networks.get(record["model"], "a network that is not in this report")
-        who = f"The guard in {guard.name} ({STYLE[method].title}, {access}, of {whose})"
-        if kept is None:
-            return [f"{who} is not calibrated.", own, GET_ONE]
-        scores = tensors["calibration.scores"]
-        kept = {"trained_on": 0, **kept}  # earlier files do not tell
-        calibration = Calibration(scores, **{name: kept[name] for name in CALIBRATION_FIELDS})
-        above = f"{calibration.threshold:.4g}".replace("-", "−")
-        start = f"{who} refuses scores above {above}; it is tuned by itself, so its scores have a scale of their own."
-        left = f" ({calibration.left_out:,} more were left out, which tuning had seen)" if calibration.left_out else ""
-        told = f"{start} Its promise, from {len(scores):,} calibration images{left}: {calibration.promise}."
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise GuardFileError(
-            f"guard: {guard} does not describe a guard ({' '.join(str(error).split())}); save it again"
-        ) from None
-    return [told, LIMITS, own]
+    record, tensors = read_record(guard, "guard")
+    whose = {key.weights: str(key) for key in keys}.get(record["model"], "a network that is not in this report")
+    who = f"The guard in {guard.name} ({look_of(record['method']).title}, {record['access']}, of {whose})"
+    if record["calibration"] is None:
+        return [f"{who} is not calibrated.", own, GET_ONE]
+    fields = {name: record["calibration"][name] for name in CALIBRATION_FIELDS}
+    calibration = Calibration(tensors["calibration.scores"], **fields)
+    above = f"{calibration.threshold:.4g}".replace("-", "−")
+    left = f" ({calibration.left_out:,} more were left out, which tuning had seen)" if calibration.left_out else ""
+    start = f"{who} refuses scores above {above}; it is tuned by itself, so its scores have a scale of their own."
+    n = len(calibration.scores)
+    return [f"{start} Its promise, from {n:,} calibration images{left}: {calibration.promise}.", LIMITS, own]

@@ -27,7 +27,6 @@ class Row:
     setting: str
     method: str
     validation: str
-    is_tuned: bool
     figures: dict[str, dict[str, float]]
     images: dict[str, int]
 
@@ -42,8 +41,9 @@ class Row:
         return look_of(self.method).title
 
     def __str__(self) -> str:
-        where = group_title(self.setting, self.validation) if self.is_tuned else ACCESS[self.setting]
-        return f"{self.name} ({where})"
+        known = METHODS.get(self.method)
+        is_tuned = known is None or known.tunes
+        return f"{self.name} ({group_title(self.setting, self.validation) if is_tuned else ACCESS[self.setting]})"
 
 
 def group_title(setting: str, validation: str) -> str:
@@ -167,8 +167,7 @@ def standings(ours: Averages, key: Key) -> Standings | None:
     rows: dict[tuple[str, str], Row] = {}
     for cell in cells:
         where, ood = (cell["setting"], cell["method"]), cell["ood"]
-        is_tuned = cell["setting"] != "black-box" or cell["temperature"] is not None
-        row = rows.setdefault(where, Row(*where, cell["validation"], is_tuned, {m: {} for m in METRICS}, {}))
+        row = rows.setdefault(where, Row(*where, cell["validation"], {m: {} for m in METRICS}, {}))
         row.images[ood] = max(cell["ood_images"], row.images.get(ood, 0))
         for metric in METRICS:
             row.figures[metric][ood] = ours.value(cell["setting"], key, ood, cell["method"], metric) or 0.0
