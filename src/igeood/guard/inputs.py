@@ -91,11 +91,12 @@ def _blocks(source: Any, labels: Any, name: str) -> Iterator[Outputs]:
     for item in source:
         first = max(first, 0)
         if isinstance(item, Outputs):
-            block = item[:]
-            block.first = first
+            block = item
         else:
             logits, classes = item if isinstance(item, (tuple, list)) and len(item) == 2 else (item, None)
             block = Outputs(logits, labels=classes, name=name, first=first)
+        block = block[torch.arange(len(block))]  # a copy: its owner may use the memory again
+        block.first = first
         first += len(block)
         yield block
     if first < 0:
