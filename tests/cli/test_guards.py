@@ -1,0 +1,198 @@
+"""`igeood fit`, `tune`, `calibrate` and `score` on logits files: they do what the library does, and write safely."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+import igeood
+from igeood.files import only_one
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "npz"])
+@pytest.mark.parametrize("options", [[], ["--method", "energy"], ["--method", "igeood"], ["--layers", "block.late"]])
+def test_the_whole_way_is_the_librarys(run, good, files, known, suffix, options):
+    about = json.loads(good("fit", f"train.{suffix}", "--out", "g.safetensors", *options, "--json"))
+    layered = "igeood" in options or "--layers" in options
+    guard = igeood.black_box(**({"method": "energy"} if "energy" in options else {}))
+    if layered:
+        wanted = {"layers": ["block.late"]} if "--layers" in options else {"method": "igeood"}
+        guard = igeood.white_box(**wanted)
+    guard.fit(known.train)
+    assert (about["classes"], about["samples"], about["layers"]) == (10, 400, guard.layers)
+    sets = ["--train", f"train.{suffix}", "--id", f"held_out.{suffix}", "--ood", f"ood.{suffix}"]
+    tuned = json.loads(good("tune", "g.safetensors", *sets, "--json"))
+    calibrated = run("calibrate", "g.safetensors", f"held_out.{suffix}", "--json")
+    assert "igeood: calibrate: left out " in calibrated.stderr
+
+    guard.tune(known.held_out, known.ood).calibrate(known.held_out)
+    assert (tuned["epsilon"], tuned["id"], tuned["ood"]) == (0.0, guard.tuning.n_id, 400)
+    assert (tuned["tnr"], tuned["tnr_before"]) == (guard.tuning.after, guard.tuning.before)
+    expected = {"out": "g.safetensors", "threshold": guard.threshold, "samples": len(guard.calibration.scores)}
+    assert json.loads(calibrated.stdout) == {**expected, "promise": guard.promise}
+
+    verdict = guard.predict(known.test)
+    result = run("score", "g.safetensors", f"test.{suffix}")
+    rows = list(csv.DictReader(result.stdout.splitlines()))
+    assert [row["id"] for row in rows] == [f"test-{i}" if suffix == "parquet" else str(i) for i in range(400)]
+    assert [float(row["score"]) for row in rows] == verdict.score.tolist()
+    assert [float(row["p_value"]) for row in rows] == verdict.p_value.tolist()
+    assert [row["is_ood"] == "true" for row in rows] == verdict.is_ood.tolist()
+    assert [int(row["label"]) for row in rows] == verdict.label.tolist()
+    assert result.stderr == f"{int(verdict.is_ood.sum())} of 400 refused\n"
+
+
+def test_results_are_lines_of_names_and_values(good, files):
+    lines = good("fit", "train.npz", "--out", "g.safetensors").splitlines()
+    assert lines[:4] == ["out: g.safetensors", "method: igeood-logits", "classes: 10", "samples: 400"]
+    lines = good("calibrate", "g.safetensors", "held_out.npz").splitlines()
+    assert [line.split(":")[0] for line in lines] == ["out", "threshold", "samples", "promise"]
+
+
+def test_a_folder_of_files(good, files, known):
+    for i, rows in enumerate((slice(0, 150), slice(150, 400))):
+        (files / "shards").mkdir(exist_ok=True)
+        igeood.write_logits(files / "shards" / f"{i}.parquet", known.train[rows])
+    good("fit", "shards", "--out", "g.safetensors")
+    assert Path("g.safetensors").read_bytes() == Path("fitted.safetensors").read_bytes()
+
+
+def test_every_output_format_has_the_same_rows(good, files):
+    lines = good("score", "guard.safetensors", "test.parquet", "--json").splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert list(rows[0]) == ["id", "score", "p_value", "is_ood", "label"]
+    refused = sum(row["is_ood"] for row in rows)
+    for name in ("o.parquet", "o.csv", "o.jsonl"):
+        record = json.loads(good("score", "guard.safetensors", "test.parquet", "--out", name, "--json"))
+        assert record == {"out": name, "rows": 400, "refused": refused}
+    assert pq.read_table("o.parquet").to_pylist() == pyarrow.csv.read_csv("o.csv").to_pylist() == rows
+    assert Path("o.jsonl").read_text().splitlines() == lines
+
+
+def test_many_blocks_have_one_header(good, files, monkeypatch):
+    monkeypatch.setattr("igeood.outputs.BLOCK_VALUES", 300)
+    assert good("score", "guard.safetensors", "test.npz").splitlines().count("id,score,p_value,is_ood,label") == 1
+    good("score", "guard.safetensors", "test.npz", "--out", "o.parquet")
+    assert pq.read_table("o.parquet").num_rows == 400
+
+
+def test_a_guard_without_threshold_gives_scores_only(run, files):
+    result = run("score", "fitted.safetensors", "test.npz")
+    assert result.stdout.splitlines()[0] == "id,score"
+    assert result.stderr.splitlines()[-1] == "400 scored"
+    assert "not calibrated: scores only; run `igeood calibrate`" in result.stderr
+
+
+def test_no_rows_give_no_rows(run, files):
+    np.savez("none.npz", logits=np.empty((0, 10)))
+    result = run("score", "guard.safetensors", "none.npz")
+    assert (result.stdout, result.stderr) == ("id,score,p_value,is_ood,label\n", "0 of 0 refused\n")
+
+
+def test_columns_of_other_names(good, files):
+    names = {"logits": "z", "label": "y", "id": "key", "feature.early": "a", "feature.block.late": "b"}
+    pq.write_table(pq.read_table("train.parquet").rename_columns(names), "other.parquet")
+    columns = ["--logits-column", "z", "--label-column", "y"]
+    good("fit", "other.parquet", "--out", "g.safetensors", *columns)
+    assert Path("g.safetensors").read_bytes() == Path("fitted.safetensors").read_bytes()
+    named = good("score", "g.safetensors", "other.parquet", *columns, "--id-column", "key")
+    assert "\ntrain-0," in named.replace('"', "")
+
+
+def test_samples_are_known_again_by_the_ids_of_a_named_column(run, files, known):
+    noisy = known.train.logits.numpy() + 1e-3
+    for name, logits in (("train", known.train.logits), ("again", noisy)):
+        igeood.write_logits(f"{name}-ids.npz", logits, known.train.labels, ids=np.arange(400))
+    for options, is_known in (([], False), (["--id-column", "id"], True)):
+        run("fit", "train-ids.npz", "--out", "g.safetensors", "--force", *options)
+        result = run("calibrate", "g.safetensors", "again-ids.npz", *options, "--json")
+        assert ("400 of 400 samples are training samples" in result.stderr) == is_known
+        assert (json.loads(result.stdout)["promise"] is None) == is_known
+
+
+def test_only_fit_reads_labels(run, good, files, known):
+    """Those of OOD samples may be no classes of ours."""
+    np.savez("odd.npz", logits=known.ood.logits, labels=np.full(400, -1))
+    good("tune", "fitted.safetensors", "--train", "train.npz", "--id", "test.npz", "--ood", "odd.npz")
+    good("calibrate", "fitted.safetensors", "odd.npz")
+    good("score", "fitted.safetensors", "odd.npz", "--out", "o.csv")
+    assert "odd.npz: labels: -1 " in run("fit", "odd.npz", "--out", "g.safetensors").stderr
+
+
+def test_calibrating_on_training_samples_promises_nothing(run, files):
+    result = run("calibrate", "fitted.safetensors", "train.npz", "--json")
+    record = json.loads(result.stdout)
+    assert "igeood: id_data: 400 of 400 samples are training samples" in result.stderr
+    assert record["promise"] is None
+    assert record["warning"] == igeood.load("fitted.safetensors").promise
+
+
+def test_a_classifier_that_disagrees_with_the_labels(run, files):
+    logits, classes = np.eye(4).repeat(10, axis=0) * 9, np.arange(4).repeat(10)
+    for labels, accuracy in ((classes, 1.0), ((classes + 1) % 4, 0.0)):
+        np.savez("t.npz", logits=logits, labels=labels)
+        result = run("fit", "t.npz", "--out", "g.safetensors", "--force", "--json")
+        assert json.loads(result.stdout)["accuracy"] == accuracy
+        assert ("disagrees with most labels" in result.stderr) == (accuracy < 0.5)
+
+
+def test_what_is_there_is_not_written_over(run, good, files):
+    before = Path("guard.safetensors").read_bytes()
+    fit = ("fit", "train.npz", "--out", "guard.safetensors")
+    assert "guard.safetensors is there already; name another file, or give --force" in run(*fit).stderr
+    assert Path("guard.safetensors").read_bytes() == before
+    good(*fit, "--force")
+    assert Path("guard.safetensors").read_bytes() == Path("fitted.safetensors").read_bytes()
+    calibrate = ("calibrate", "fitted.safetensors", "held_out.npz", "--out")
+    tune = ("tune", "fitted.safetensors", "--train", "train.npz", "--id", "held_out.npz", "--ood", "ood.npz", "--out")
+    score = ("score", "fitted.safetensors", "test.npz", "--out")
+    for start, made_from in ((calibrate, "held_out.npz"), (tune, "train.npz"), (score, "test.npz")):
+        content = Path(made_from).read_bytes()
+        result = run(*start, made_from, "--force")
+        assert (result.exit_code, f"{made_from} is there already; name another file\n" in result.stderr) == (2, True)
+        assert Path(made_from).read_bytes() == content
+    good(*calibrate, "other.safetensors")
+    assert igeood.load("fitted.safetensors").calibration is None
+    assert igeood.load("other.safetensors").calibration is not None
+
+
+def test_one_command_at_a_time_writes_a_file(run, files):
+    before = Path("fitted.safetensors").read_bytes()
+    with only_one(".fitted.safetensors.lock", "out"):
+        result = run("calibrate", "fitted.safetensors", "held_out.npz")
+    assert (result.exit_code, "another process is writing there" in result.stderr) == (2, True)
+    assert Path("fitted.safetensors").read_bytes() == before
+
+
+def test_a_score_that_fails_leaves_no_file(run, files, known):
+    logits = known.test.logits.numpy().copy()
+    logits[399] = np.nan
+    np.savez("nan.npz", logits=logits)
+    before = sorted(files.iterdir())
+    for name in ("o.parquet", "o.csv"):
+        result = run("score", "guard.safetensors", "nan.npz", "--out", name)
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+        assert "nan.npz: logits: row 399 has NaN" in result.stderr
+    assert sorted(files.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--access", "grey-box"], "model: "),
+        (["--access", "black-box", "--layers", "early"], "layers: a black-box guard has no such option"),
+        (["--method", "igeood", "--probabilities"], "probabilities: a white-box guard has no such option"),
+        (["--method", "igeood", "--access", "black-box"], "method: 'igeood' is not one for a black box"),
+        (["--size", "16"], "mean, std, size: say how images are prepared"),
+        (["--method", "enerjy"], "method: no 'enerjy'; did you mean 'energy'? there are "),
+    ],
+)
+def test_options_that_do_not_go_together(run, files, options, message):
+    result = run("fit", "train.npz", "--out", "new.safetensors", *options)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert result.stderr.startswith(f"igeood: {message}")
+    assert not Path("new.safetensors").exists()

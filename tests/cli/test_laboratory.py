@@ -1,0 +1,100 @@
+"""The commands of the laboratory, as a user runs them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from igeood.bench import demo
+from igeood.bench.datasets import DATASETS
+
+
+def test_bench_then_paper_then_report(run, good, laboratory, tmp_path):
+    out = tmp_path / "r"
+    sets = ["--ood", f"folder:{laboratory / 'red'}", "--setting", "black-box", "--images", 40]
+    line = ["bench", "--network", laboratory / "net.safetensors", *sets, "--method", "energy", "--out", out]
+    (cell,) = map(json.loads, good(*line, "--json", root=laboratory).splitlines())
+    assert (cell["method"], cell["setting"]) == ("energy", "black-box")
+    again = run(*line, "--method", "msp", root=laboratory)
+    assert [text.split()[:3] for text in again.stdout.splitlines()] == [
+        ["resnet-10-16", "black-box", method] for method in ("energy", "msp")
+    ]
+    assert f"TNR {100 * cell['tnr']:.1f}" in again.stdout
+    assert f"2 results in {out}; `igeood paper all --results {out}`" in again.stderr
+    noted = [json.loads(text)["command"] for text in (out / "commands.jsonl").read_text().splitlines()]
+    assert noted == [["igeood", *map(str, line), *rest] for rest in (["--json"], ["--method", "msp"])]
+
+    assert "| resnet-10-16, CIFAR-10 |" in good("paper", "black-box", "--results", out, "--out", tmp_path / "f")
+    record = json.loads(good("report", out, "--json"))
+    page = out / "report.html"
+    assert record["out"] == str(page)
+    assert record["bytes"] == page.stat().st_size
+    assert list(record["verdicts"]) == ["resnet-10-16, CIFAR-10"]
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert f"out: {tmp_path / 'page.html'}\n" in good("report", out, "--out", tmp_path / "page.html")
+
+
+def test_bench_finds_the_sets_that_are_there(run, laboratory, tmp_path):
+    some = ["--setting", "black-box", "--method", "msp", "--images", 40, "--out", tmp_path]
+    result = run("bench", "--network", laboratory / "net.safetensors", *some, root=laboratory)
+    assert result.exit_code == 0, result.output
+    assert "OOD sets: gaussian; tuned on: none\n" in result.stderr
+
+
+def test_finished_cells_stay_when_a_later_one_fails(run, laboratory, tmp_path):
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "0.png").write_bytes(b"this is no picture")
+    sets = ["--ood", f"folder:{laboratory / 'red'}", "--ood", f"folder:{tmp_path / 'broken'}"]
+    some = ["--setting", "black-box", "--method", "energy", "--images", 40, "--out", tmp_path / "r"]
+    result = run("bench", "--network", laboratory / "net.safetensors", *sets, *some, root=laboratory)
+    assert (result.exit_code, "0.png" in result.stderr.splitlines()[-1]) == (2, True)
+    kept = [json.loads(line) for line in (tmp_path / "r" / "results.jsonl").read_text().splitlines()]
+    assert [cell["method"] for cell in kept] == ["energy"]
+
+
+def test_train(run, laboratory, tmp_path):
+    out = tmp_path / "net.safetensors"
+    line = ["train", "resnet-10-16", "--epochs", 1, "--batch", 20, "--limit", 20, "--out", out]
+    result = run(*line, "--json", root=laboratory)
+    assert set(json.loads(result.stdout)) == {"network", "data", "out", "accuracy"}
+    assert "20 training images, 20 test images\n" in result.stderr
+    assert "epoch 1: loss " in result.stderr
+    assert "exists already" in run(*line, root=laboratory).stderr
+    line[-1] = tmp_path / "other.safetensors"
+    assert "igeood data get cifar-10" in run(*line, root=tmp_path / "none").stderr
+
+
+def test_data(run, good, laboratory):
+    result = run("data", "list", root=laboratory)
+    assert result.stderr == f"Data sets in {laboratory}\n"
+    assert [line.split()[0] for line in result.stdout.splitlines()] == list(DATASETS)
+    records = [json.loads(line) for line in good("data", "list", "--root", laboratory, "--json").splitlines()]
+    assert {r["name"]: r["state"] for r in records if r["state"] != "missing"} == {
+        "cifar-10": "partial",
+        "gaussian": "ok",
+    }
+    assert json.loads(good("data", "get", "gaussian", "--json", root=laboratory)) == {
+        "name": "gaussian",
+        "fetched": False,
+    }
+
+
+def test_demo(good, monkeypatch, tmp_path):
+    load = demo.datasets.load
+    for name, value in {"EPOCHS": 1, "IMAGES": 120, "METHODS": ("msp", "energy"), "SETTINGS": ("black-box",)}.items():
+        monkeypatch.setattr(demo, name, value)
+    monkeypatch.setattr(demo.datasets, "load", lambda name, **options: load(name, **{"limit": 240, **options}))
+    record = json.loads(good("demo", "--out", tmp_path / "d", "--json"))
+    assert set(record) == {"verdict", "promise", "threshold", "refused", "why", "out", "report"}
+    names = {path.name for path in (tmp_path / "d").iterdir()}
+    assert {"guard.safetensors", "weights.safetensors", "report.html"} <= names
+
+
+@pytest.mark.parametrize("arguments", [["paper", "others"], ["data", "list"]])
+def test_a_reader_that_leaves_gets_no_traceback(arguments):
+    command = [sys.executable, "-m", "igeood.cli", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert b"Traceback" not in process.stderr.read()
+    assert process.returncode != 0

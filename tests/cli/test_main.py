@@ -1,0 +1,218 @@
+"""The command line as a whole: help without torch, one line for each error, exit codes, messages."""
+
+import json
+import logging
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import click
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+import igeood
+from igeood.cli import main
+from igeood.cli.progress import progress_bars
+
+IGEOOD = [sys.executable, "-m", "igeood.cli"]
+
+
+def test_help_needs_neither_torch_nor_the_laboratory():
+    code = (
+        "import sys, click, igeood.cli as c\n"
+        "def leaves(group, words):\n"
+        "    for name, command in group.commands.items():\n"
+        "        yield [*words, name]\n"
+        "        if isinstance(command, click.Group): yield from leaves(command, [*words, name])\n"
+        "for words in [[], *leaves(c.main, [])]:\n"
+        "    try: c.main([*words, '--help'])\n"
+        "    except SystemExit as error: assert error.code == 0, words\n"
+        "sys.exit(bool({'torch', 'pyarrow', 'igeood.bench', 'igeood.files'} & set(sys.modules)))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert all(f"\n  {name} " in ended.stdout for name in main.commands)
+
+
+def test_version_and_help_without_a_command(run, good):
+    assert good("--version") == f"igeood, version {igeood.__version__}\n"
+    for arguments in ([], ["data"]):
+        assert "Commands:" in run(*arguments).output
+
+
+@pytest.mark.parametrize("arguments", [["fot"], ["--fot"], ["fit", "--fot"], ["data", "fot"], ["score"]])
+def test_a_mistyped_line_is_one_line_that_says_where_to_look(run, arguments):
+    result = run(*arguments)
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert re.match(r"igeood: .*(fot|GUARD).*; see `igeood( \w+)? --help`$", result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (igeood.errors.InputError("logits: bad"), 2, "logits: bad"),
+        (igeood.errors.InputError("two\nlines: bad"), 2, "two lines: bad"),
+        (PermissionError(13, "Permission denied", "place"), 2, "place: Permission denied"),
+        (OSError(28, "No space left on device"), 2, "system: No space left on device"),
+        (KeyboardInterrupt(), 130, "stopped"),
+    ],
+)
+def test_errors_are_one_line(run, files, monkeypatch, error, code, line):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr("igeood.guard.Guard.save", fail)
+    before = sorted(files.iterdir())
+    result = run("calibrate", "fitted.safetensors", "held_out.npz")
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert result.stderr.strip() == f"igeood: {line}"
+    assert sorted(files.iterdir()) == before
+
+
+def test_other_errors_pass(run, files, monkeypatch):
+    monkeypatch.setattr("igeood.guard.Guard.save", lambda *_: 1 / 0)
+    assert isinstance(run("calibrate", "fitted.safetensors", "held_out.npz").exception, ZeroDivisionError)
+
+
+def test_messages_and_warnings_are_lines_each_once(run, files, monkeypatch):
+    def save(*_):
+        for _ in range(2):
+            logging.getLogger("igeood").warning("a message")
+            logging.getLogger("igeood").info("a detail")
+            warnings.warn("two\nlines", igeood.errors.IgeoodWarning, stacklevel=1)
+
+    monkeypatch.setattr("igeood.guard.Guard.save", save)
+    result = run("calibrate", "fitted.safetensors", "held_out.npz", "--json")
+    assert result.stderr == "igeood: a message\nigeood: two lines\n"
+    assert json.loads(result.stdout)["samples"] == 400
+
+
+# Long work.
+
+
+@pytest.fixture(scope="module")
+def big(tmp_path_factory):
+    """1,000,000 × 10 logits in one row group, and a guard."""
+    folder, n = tmp_path_factory.mktemp("big"), 1_000_000
+    logits = np.random.default_rng(0).normal(size=(n, 10)).astype(np.float32)
+    logits[np.arange(n), np.arange(n) % 10] += 4
+    column = pa.FixedSizeListArray.from_arrays(pa.array(logits.reshape(-1)), 10)
+    table = pa.table({"logits": column, "label": np.arange(n) % 10})
+    pq.write_table(table, folder / "big.parquet", row_group_size=n, compression="none")
+    guard = igeood.black_box().fit(logits[:5000], np.arange(5000) % 10).calibrate(logits[5000:8000])
+    guard.save(folder / "guard.safetensors")
+    return folder, guard, logits
+
+
+MEASURED = """
+import re, sys
+from pathlib import Path
+import pyarrow.csv, pyarrow.parquet
+import igeood, igeood.cli, igeood.tables
+def megabytes(what):
+    return int(re.search(what + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024
+igeood.black_box().fit([[4.0, 0], [0, 5.0]] * 9, [0, 1] * 9).score([[1.0, 0.0]])
+start = megabytes("VmRSS")
+try:
+    igeood.cli.main()
+finally:
+    print("memory", start, megabytes("VmHWM"), file=sys.stderr)
+"""
+
+
+def grown(*arguments):
+    """Megabytes that a command needs beyond the imports, and its stderr."""
+    command = [sys.executable, "-c", MEASURED, *map(str, arguments)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    start, peak = map(int, re.search(r"memory (\d+) (\d+)", ended.stderr).groups())
+    return peak - start, ended.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_million_rows_are_scored_in_bounded_memory(big, tmp_path):
+    folder, guard, logits = big
+    growth, stderr = grown(
+        "score", folder / "guard.safetensors", folder / "big.parquet", "--out", tmp_path / "o.parquet"
+    )
+    assert growth < 500
+    assert "score: 1,000,000 of 1,000,000\n" in stderr
+    table, verdict = pq.read_table(tmp_path / "o.parquet"), guard.predict(logits)
+    assert f"{verdict.is_ood.sum():,} of 1,000,000 refused\n" in stderr
+    assert np.array_equal(table["score"].to_numpy(), verdict.score)
+    assert np.array_equal(table["p_value"].to_numpy(), verdict.p_value)
+    assert np.array_equal(table["id"].to_numpy(), np.arange(len(logits)))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_million_rows_are_fitted_within_the_budget(big, tmp_path):
+    growth, stderr = grown("fit", big[0] / "big.parquet", "--out", tmp_path / "g.safetensors", "--budget", 8)
+    assert growth < 300
+    assert "fit: the budget of 8 MiB keeps " in stderr
+
+
+LONG = ["score {guard} {big} --out o.parquet", "fit {big} --out new.safetensors"]
+
+
+@pytest.mark.parametrize("line", LONG)
+def test_ctrl_c_leaves_nothing_behind(big, tmp_path, line):
+    words = line.format(guard=big[0] / "guard.safetensors", big=big[0] / "big.parquet").split()
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*IGEOOD, *words], cwd=tmp_path, **pipes) as process:
+        assert re.match(r"(score|fit): [\d,]+ of 1,000,000\n", process.stderr.readline())
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+    assert process.returncode == 130
+    assert rest.splitlines()[-1] == "igeood: stopped"
+    assert "Traceback" not in rest
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_closed_pipe_is_quiet(big):
+    line = f"{' '.join(IGEOOD)} score {big[0]}/guard.safetensors {big[0]}/big.parquet | head -1"
+    shell = [shutil.which("bash"), "-c", f"{line}; exit ${{PIPESTATUS[0]}}"]
+    ended = subprocess.run(shell, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout.count("\n")) == (1, 1)
+    assert [text for text in ended.stderr.splitlines() if not text.startswith("score: ")] == []
+
+
+@click.command()
+@click.argument("steps", type=int)
+def work(steps):
+    with progress_bars() as report:
+        for done in range(1, steps + 1):
+            report("temperatures", done, steps)
+            report("unknown", done, None)
+
+
+def test_progress_off_a_terminal_is_a_few_lines(monkeypatch):
+    lines = CliRunner().invoke(work, ["100"]).stderr.splitlines()
+    assert [line for line in lines if "temp" in line] == [f"temperatures: {n} of 100" for n in (25, 50, 75, 100)]
+    assert [line for line in lines if "unk" in line] == [f"unknown: {2**i}" for i in range(7)]
+    assert "temperatures" not in CliRunner().invoke(work, ["1"]).stderr  # done before anybody could ask
+    now = iter(range(0, 10**6, 40))
+    monkeypatch.setattr("igeood.cli.progress.time.monotonic", lambda: float(next(now)))
+    assert len(CliRunner().invoke(work, ["100"]).stderr.splitlines()) > 50  # every minute, however slow
+
+
+def test_progress_on_a_terminal_is_bars(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with progress_bars() as report:
+        for n in range(12):
+            report(f"part {n}", 1, 2)
+            report(f"part {n}", 2, 2)
+    assert "part 11" in capsys.readouterr().err
+
+
+def test_the_module_of_each_command_is_its_name():
+    folder = Path(igeood.__file__).parent / "cli"
+    modules = {path.stem for path in folder.glob("*.py") if not path.stem.startswith("_")}
+    assert modules == {*main.commands, "progress"}

@@ -1,0 +1,110 @@
+"""The commands on guards with a model: images in, verdicts out."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import igeood
+from igeood.bench import datasets
+
+PREPARED = ["--size", "16", "--mean", "0.5,0.4,0.3", "--std", "0.2"]
+
+
+@pytest.fixture
+def nets(images, tmp_path, monkeypatch):
+    """The folder of images as one of the current folder's, with the module of the models."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "nets", raising=False)
+    for path in images.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    import nets  # noqa: PLC0415 (of that folder)
+
+    return nets
+
+
+@pytest.mark.parametrize("access", ["black-box", "grey-box", "white-box"])
+def test_a_model_the_whole_way(good, nets, access):
+    torch.save(nets.make().state_dict(), "w.pt")
+    model = ["--model", "nets:make", "--weights", "w.pt", "--batch", "30"]
+    about = json.loads(
+        good("fit", "folder:train", "--out", "g.safetensors", "--access", access, *model, *PREPARED, "--json")
+    )
+    assert (about["classes"], about["samples"]) == (3, 75)
+    sets = ["--train", "folder:train", "--id", "folder:held", "--ood", "folder:foreign"]
+    good("tune", "g.safetensors", *sets, *model)
+    good("calibrate", "g.safetensors", "folder:held", "--tpr", "0.9", "--model", "nets:net")
+    rows = list(csv.DictReader(good("score", "g.safetensors", "folder:foreign", *model).splitlines()))
+    assert rows[0]["id"].endswith("foreign/ant/00.png")
+
+    pixels = datasets.load("folder:foreign", side=16).images() / 255.0
+    x = torch.tensor((pixels - np.array([0.5, 0.4, 0.3]).reshape(3, 1, 1)) / 0.2, dtype=torch.float32)
+    guard = igeood.load("g.safetensors", nets.net)
+    assert guard.access == access.replace("-", " ")
+    assert guard.inputs.std == [0.2, 0.2, 0.2]
+    expected = guard.predict(list(x.split(30)))
+    np.testing.assert_allclose([float(row["score"]) for row in rows], expected.score, rtol=1e-4, atol=1e-5)
+    assert [int(row["label"]) for row in rows] == expected.label.tolist()
+
+
+def test_tuning_on_adversarial_samples(good, nets):
+    options = ["--model", "nets:make", "--json"]
+    good("fit", "folder:train", "--out", "g.safetensors", "--method", "igeood", *PREPARED, *options)
+    sets = ["--train", "folder:train", "--id", "folder:held", "--ood", "fgsm"]
+    tuned = json.loads(good("tune", "g.safetensors", *sets, *options))
+    assert (tuned["temperature"], tuned["id"]) == (None, tuned["ood"])
+
+
+FIT = ("fit", "folder:train", "--out", "new.safetensors", "--size", "16", "--model")
+FAILURES = [
+    ((*FIT, "nets"), "model: expected MODULE:NAME"),
+    ((*FIT, "nets.py:make"), "model: expected MODULE:NAME, such as nets:make_model for nets.py"),
+    ((*FIT, "none:make"), "model: none:make failed: ModuleNotFoundError: No module named 'none'"),
+    ((*FIT, "nets:mak"), "model: nets:mak failed: AttributeError: module 'nets' has no attribute 'mak'"),
+    ((*FIT, "nets:number"), "model: nets:number failed: TypeError: 'int' object is not callable"),
+    ((*FIT, "nets:fails"), "model: nets:fails failed: ValueError: first line second"),
+    ((*FIT, "nets:nn"), "model: nets:nn failed: TypeError"),
+    ((*FIT, "broken:make"), "model: broken:make failed: SyntaxError"),
+    ((*FIT, "script:make"), "model: script:make failed: SystemExit: 3"),
+    ((*FIT, "nets:make", "--weights", "none.pt"), "weights: there is no file none.pt"),
+    ((*FIT, "nets:make", "--layers", "9"), "layers: "),
+    ((*FIT, "nets:make", "--mean", "a"), "mean: expected one number, or three"),
+    ((*FIT, "nets:make", "--std", "0.1,0.2"), "std: expected one number, or three"),
+    ((*FIT, "nets:make", "--std", "0"), "std: must be"),
+    (("fit", "folder:none", *FIT[2:], "nets:make"), "there is no such folder"),
+    (("fit", "folder:train", "--out", "new.safetensors", "--model", "nets:make"), "size: how many pixels"),
+    (("fit", "folder:train", "--out", "new.safetensors", "--weights", "w.pt"), "weights: need their model"),
+    (("score", "g.safetensors", "folder:held"), "needs its model: load(path, model), or --model"),
+    (("score", "g.safetensors", "folder:held", "--model", "nets:make"), "guard: was made in Python"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), FAILURES, ids=lambda value: str(value)[-50:])
+def test_what_is_wrong_with_a_model_or_its_images_is_one_line(run, nets, tmp_path, arguments, message):
+    Path("broken.py").write_text("def make(:\n")
+    Path("script.py").write_text("raise SystemExit(3)\n")
+    if "g.safetensors" in arguments:
+        images = datasets.load("folder:train", side=16, labelled=True)
+        igeood.black_box(nets.net).fit(images.images().astype(np.float32) / 255, images.labels).save("g.safetensors")
+    before = {path.name for path in tmp_path.iterdir()} | {"__pycache__"}
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+    assert sum(line.startswith("igeood: ") for line in result.stderr.splitlines()) == 1
+    assert {path.name for path in tmp_path.iterdir()} | {"__pycache__"} == before
+
+
+def test_an_exception_of_the_model_passes_with_its_cause(run, nets, monkeypatch):
+    def forward(*_):
+        raise ZeroDivisionError("of the user's own")
+
+    monkeypatch.setattr(nets.net, "forward", forward)
+    error = run(*FIT, "nets:net").exception
+    while error is not None and not isinstance(error, ZeroDivisionError):
+        error = error.__cause__ or error.__context__
+    assert str(error) == "of the user's own"
