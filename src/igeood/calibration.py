@@ -84,13 +84,9 @@ class Calibration:
 
     def tensor_p_values(self, scores: Tensor) -> Tensor:
         """`p_values` of checked scores, on their device."""
-        below = np.searchsorted(self._raised_array, scores.detach().cpu().numpy(), "left")
-        n = len(self._raised_array)
-        return torch.from_numpy((1.0 + (n - below)) / (n + 1.0)).to(scores.device)
-
-    @cached_property
-    def _raised_array(self) -> np.ndarray[Any, Any]:
-        return self._raised.numpy()
+        below = torch.searchsorted(self._raised.to(scores.device), scores.detach().double())
+        n = len(self.scores)
+        return (n + 1.0 - below.double()) / (n + 1.0)
 
     @cached_property
     def _raised(self) -> Tensor:

@@ -131,6 +131,7 @@ class IgeoodFeatures(LayerDetector):
 
     def _prepare(self) -> None:
         self._classes = {layer: gaussian.prepare_nearest(mean, self.std_[layer]) for layer, mean in self.mean_.items()}
+        self._together = gaussian.Layers(list(self._classes.values()))
         self._ood = {
             layer: gaussian.prepare_nearest(mean[None], self.ood_std_[layer]) for layer, mean in self.ood_mean_.items()
         }
@@ -154,6 +155,10 @@ class IgeoodFeatures(LayerDetector):
         """FR′_ℓ (Eq. 12), (N, L): the distance to the OOD Gaussian; **lower** is out-of-distribution."""
         distances = [gaussian.nearest_prepared(batch.features[layer], ood)[0] for layer, ood in self._ood.items()]
         return torch.stack(distances, dim=1)
+
+    def _columns(self, batch: Outputs) -> Tensor:
+        rows = [batch.features[layer] for layer in self.mean_]
+        return self._together.distances(rows) if self._together.fits(rows) else super()._columns(batch)
 
     def _layer_score(self, batch: Outputs, layer: str) -> tuple[Tensor, Tensor]:
         return gaussian.nearest_prepared(batch.features[layer], self._classes[layer])

@@ -33,7 +33,7 @@ from igeood.geometry.precision import chunk_rows, row_chunks, wide
 _EPS = 1.01 * 2.0**-24  # the hundredth is for the rounding of the bound itself
 _TOLERANCE = 0.02  # of the bound in one channel, times √k: sums of different classes are about √k apart
 _NODES = (3, 4, 5, 6, 8, 10, 12, 16, 20)
-_SMALL = 1 << 17  # so many asinh in float64 cost less than the interpolation's calls
+SMALL = 1 << 17  # so many asinh in float64 cost less than the interpolation's calls
 
 
 class _Block(NamedTuple):
@@ -66,7 +66,7 @@ def prepare(means: Tensor, scale: Tensor) -> Prepared:
 
 def nearest(x: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor]:
     """Least sum over channels of asinh²((x-μ)·scale), (N,), and its class, the first of equals, for x (N, k)."""
-    if x.numel() * len(prepared.means) > _SMALL:
+    if x.numel() * len(prepared.means) > SMALL:
         label = _search(x, prepared)
         return squared_sums(x, prepared, torch.arange(len(x), device=x.device), label), label
     squares = _squares((x[:, None] - prepared.means).mul_(prepared.scale))  # (N, C)
@@ -84,15 +84,20 @@ def squared_sums(x: Tensor, prepared: Prepared, rows: Tensor, labels: Tensor) ->
 
 
 def _squares(t: Tensor) -> Tensor:
-    """Sums of asinh²t over the last axis; t is overwritten.
+    """Sums of asinh²t over the last axis; t is overwritten."""
+    return asinh_squared(t).sum(dim=-1)
+
+
+def asinh_squared(t: Tensor) -> Tensor:
+    """asinh²t; t is overwritten.
 
     With ½log(1+2u(u+√(1+u²))), exact to the last digits: torch.asinh takes one number at a time on a CPU.
     """
     root = torch.mul(t, t).add_(1.0).sqrt_()
-    sums = root.add_(t.abs_()).mul_(t).mul_(2.0).log1p_().square_().sum(dim=-1).mul_(0.25)
-    if bool(sums.isfinite().all()):
-        return sums
-    return torch.asinh(t).square_().sum(dim=-1)  # a square overflowed
+    squares = root.add_(t.abs_()).mul_(t).mul_(2.0).log1p_().square_().mul_(0.25)
+    if math.isfinite(float(squares.sum())):
+        return squares
+    return torch.asinh(t).square_()  # a square overflowed
 
 
 def _width(part: int, x: Tensor) -> int:

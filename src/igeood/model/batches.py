@@ -89,8 +89,9 @@ def batches(source: Any, name: str = "x") -> Iterator[Batch]:
     if isinstance(source, (Tensor, np.ndarray, Mapping)) or _is_pair(source):
         with at_batch(name, 0):
             whole = as_batch(source)
-            pieces = [whole[start : start + CHUNK] for start in range(0, max(1, len(whole)), CHUNK)]
-        yield from pieces if len(pieces) > 1 else [whole]
+            starts = range(0, len(whole), CHUNK) if len(whole) > CHUNK else ()
+            pieces = [whole[start : start + CHUNK] for start in starts]
+        yield from pieces or [whole]
         return
     if not isinstance(source, Iterable):
         raise InputError(f"{name}: expected a batch or a loader of them, got {type(source).__name__}; give one of both")

@@ -1,6 +1,7 @@
 """Which weights a model has: their fingerprint, and a quick look at whether they are still the same."""
 
 import hashlib
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,25 +51,26 @@ class Versions:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._modules = list(model.modules())
+        self._tables: list[tuple[Any, list[Any]]] = []  # where modules and tensors are, and which were there
+        tensors: list[Tensor] = []
+        for module in model.modules():
+            passing = module._non_persistent_buffers_set
+            buffers = [None if name in passing else value for name, value in module._buffers.items()]
+            tables: list[Any] = [module._modules, module._parameters, {} if passing else module._buffers]
+            self._tables += [(table, list(table.values())) for table in tables if table]
+            tensors += [tensor for tensor in (*module._parameters.values(), *buffers) if tensor is not None]
+        self._lazy = [tensor for tensor in tensors if is_lazy(tensor)]
+        tensors = [tensor for tensor in tensors if not is_lazy(tensor)]
+        self._placed = [tensor for tensor in tensors if tensor.layout is torch.strided]
+        self._counted = [tensor for tensor in tensors if not tensor.is_inference()]  # others have no counter
         self._before = self._stamps()
 
     def changed(self) -> bool:
         """Whether a module or tensor was replaced, moved or written to since this was made."""
-        return self._stamps() != self._before
+        for table, values in self._tables:
+            if len(table) != len(values) or any(map(operator.is_not, table.values(), values)):
+                return True
+        return self._stamps() != self._before or not all(map(is_lazy, self._lazy))
 
-    def _stamps(self) -> list[Any]:
-        stamps: list[Any] = []
-        for module in self._modules:
-            stamps += map(id, module._modules.values())
-            stamps += map(_stamp, module._parameters.values())
-            skipped = module._non_persistent_buffers_set
-            stamps += [_stamp(value) for name, value in module._buffers.items() if name not in skipped]
-        return stamps
-
-
-def _stamp(tensor: Tensor | None) -> Any:
-    if tensor is None or is_lazy(tensor):
-        return None
-    place = tensor.data_ptr() if tensor.layout is torch.strided else id(tensor)
-    return place, None if tensor.is_inference() else tensor._version
+    def _stamps(self) -> tuple[list[int], list[int]]:
+        return [tensor.data_ptr() for tensor in self._placed], [tensor._version for tensor in self._counted]

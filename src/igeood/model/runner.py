@@ -95,6 +95,7 @@ class Runner:
     def _look(self) -> None:
         """Note the model's modules: walking through them takes longer than to see that they are the same."""
         self._tree = [(module, tuple(module._modules.values())) for module in self.model.modules()]
+        self._tensors = list(self.model.parameters())
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -124,21 +125,24 @@ class Runner:
             hold.training.pop().training = True
 
     def place(self, batch: Batch) -> Batch:
-        """The batch on the model's device, in its precision."""
-        parameters = [p for module, _ in self._tree for p in module._parameters.values() if p is not None]
+        """A copy of the batch on the model's device, in its precision: the model may work in place."""
+        parameters = self._tensors
         dtypes = [p.dtype for p in parameters if p.is_floating_point()]
 
         def move(value: Any) -> Any:
-            if not parameters or not isinstance(value, Tensor):
+            if not isinstance(value, Tensor):
                 return value
+            if not parameters:
+                return value.clone()
             fits = value.dtype in dtypes or not dtypes or not value.is_floating_point()
-            return value.to(parameters[0].device, value.dtype if fits else max(set(dtypes), key=dtypes.count))
+            dtype = value.dtype if fits else max(set(dtypes), key=dtypes.count)
+            return value.to(parameters[0].device, dtype, copy=True)
 
         return batch.mapped(move)
 
     def run(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Logits of a batch, in a `running` block. The model gets copies, since it may work in place."""
-        copies = self.place(batch).mapped(lambda value: value.clone() if isinstance(value, Tensor) else value)
+        """Logits of a batch, in a `running` block."""
+        copies = self.place(batch)
         logits = logits_of(model(*copies.inputs, **copies.keywords))
         if logits.ndim == 2 and len(logits) != len(batch):
             raise InputError(
