@@ -1,6 +1,6 @@
 """A bounded sample of training rows: the same rows whatever the batches, the shards and their order."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,17 +40,11 @@ class Sample:
         self, n_classes: int, widths: Mapping[str, int], strata: int, budget: int, dtype: torch.dtype = torch.float32
     ) -> None:
         self.n_classes, self.widths, self.strata, self.budget, self.dtype = n_classes, widths, strata, budget, dtype
-        width = n_classes + sum(widths.values())
-        row_bytes = width * dtype.itemsize + BESIDE
-        self.capacity = budget * SLACK // (row_bytes * (SLACK + 1))
-        if self.capacity < strata:
-            needed = -(-strata * row_bytes * (SLACK + 1) // SLACK)
-            raise InputError(
-                f"budget: {budget:,} bytes hold {self.capacity} training rows of {width} values, fewer than one for "
-                f"each of {strata} classes; give at least {needed:,}"
-            )
+        size = row_bytes(n_classes, widths, dtype)
+        check_budget(budget, [size], strata)
+        self.capacity = budget * SLACK // (size * (SLACK + 1))
         self.totals = np.zeros(strata, dtype=np.int64)  # all rows seen of each stratum
-        self._values = torch.empty(0, width, dtype=dtype)
+        self._values = torch.empty(0, n_classes + sum(widths.values()), dtype=dtype)
         self._labels = np.empty(0, dtype=np.int64)
         self._counts = np.empty(0, dtype=np.int64)
         self._keys: Keys = np.empty(0, dtype=np.uint64)
@@ -100,7 +94,7 @@ class Sample:
         if self._size + wanted > limit and not self._sorted:
             self._compact()
         if self._size + wanted > len(self._keys):
-            self._grow(min(limit, max(2 * len(self._keys), self._size + wanted, 4096)))
+            self._grow(min(limit, max(4 * len(self._keys), self._size + wanted, 4096)))
         return min(wanted, len(self._keys) - self._size)
 
     def _grow(self, rows: int) -> None:
@@ -200,6 +194,10 @@ class Sample:
         labels = torch.from_numpy(self._labels[rows]) if self.strata > 1 else None
         return Outputs.checked(values[:, : self.n_classes], features, labels, False, self._keys[rows])
 
+    def within(self, budget: int) -> "Sample":
+        """A copy that keeps to a budget too."""
+        return Sample(self.n_classes, self.widths, self.strata, min(budget, self.budget), self.dtype) + self
+
     def __add__(self, other: "Sample") -> "Sample":
         budget = min(self.budget, other.budget)
         dtype = torch.promote_types(self.dtype, other.dtype)
@@ -229,6 +227,21 @@ class Sample:
         keys = arrays["keys"].view(np.uint64)
         self._insert([state["values"]], rows, arrays["labels"], keys, arrays["counts"])
         return self.settle()
+
+
+def row_bytes(n_classes: int, widths: Mapping[str, int], dtype: torch.dtype) -> int:
+    """Bytes of a row with all that belongs to it."""
+    return (n_classes + sum(widths.values())) * dtype.itemsize + BESIDE
+
+
+def check_budget(budget: int, sizes: Sequence[int], strata: int) -> None:
+    """Raise unless samples whose rows have these sizes in bytes, and which share a budget, can hold every stratum."""
+    needed = len(sizes) * -(-strata * max(sizes) * (SLACK + 1) // SLACK)
+    if budget < needed:
+        raise InputError(
+            f"budget: {budget:,} bytes cannot hold one training row ({sum(sizes)} bytes) of each of {strata} classes; "
+            f"give at least {needed:,}"
+        )
 
 
 def quota(totals: NDArray[np.int64], capacity: int) -> int:

@@ -1,6 +1,7 @@
 """The summary itself: rows go in, summaries add, detectors learn from them."""
 
 import os
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from igeood.errors import GuardFileError, InputError
 from igeood.files import read_record, write_record
 from igeood.outputs import NO_KEYS, Keys, Outputs, check_alike
 from igeood.summary.needs import Needs
-from igeood.summary.sample import Sample
+from igeood.summary.sample import Sample, check_budget, row_bytes
 from igeood.summary.sums import ClassSums
 
 BUDGET = 256 << 20  # bytes of training rows that are kept
@@ -83,6 +84,11 @@ class Summary:
             raise InputError(
                 "labels: this method needs the true class of each row; give (x, y), or fit(logits, labels)"
             )
+        if self.described["transform"] and self.needs.transform is None:
+            raise InputError(
+                f"summary: its row transform {self.described['transform']!r} is not in its file; sum up the batch in a "
+                f"summary of its own, and add the two with +"
+            )
         batch = outputs.detached().only(self.needs.blocks(outputs.features))
         if self.needs.layers != "none" and not batch.features:
             raise InputError("outputs: no features to learn from; give Outputs(logits, features, labels)")
@@ -108,23 +114,29 @@ class Summary:
         """Add a batch to sums, ranges, samples and keys."""
         strata = 1 if batch.labels is None else batch.n_classes
         labels = torch.zeros(len(batch), dtype=torch.int64) if batch.labels is None else batch.labels.cpu()
-        self._counts = _padded(self._counts, strata) + torch.bincount(labels, minlength=strata)
         self._start_samples(batch, strata)
+        self._counts = _padded(self._counts, strata) + torch.bincount(labels, minlength=strata)
         for sample in self._samples.values():
             sample.add(batch)
         self._take_sums(batch, strata)
         self._take_keys(batch.keys)
 
     def _start_samples(self, batch: Outputs, strata: int) -> None:
+        if self._samples or not self.needs.samples:
+            return
+        shapes: dict[str, tuple[dict[str, int], torch.dtype]] = {}
         for kind in self.needs.samples:
-            widths = {name: value.shape[1] for name, value in batch.features.items() if _kept(name, kind)}
-            dtype = torch.float32
-            for name in widths:
-                dtype = torch.promote_types(dtype, batch.features[name].dtype)
-            dtype = torch.promote_types(dtype, batch.logits.dtype)
-            if kind not in self._samples:
-                share = self.budget // len(self.needs.samples)
-                self._samples[kind] = Sample(batch.n_classes, widths, strata, share, dtype)
+            features = {block: value for block, value in batch.features.items() if _kept(block, kind)}
+            dtype = reduce(torch.promote_types, (value.dtype for value in features.values()), batch.logits.dtype)
+            shapes[kind] = ({block: value.shape[1] for block, value in features.items()}, dtype)
+        check_budget(self.budget, [row_bytes(batch.n_classes, *shape) for shape in shapes.values()], strata)
+        for kind, (widths, dtype) in shapes.items():
+            self._samples[kind] = Sample(batch.n_classes, widths, strata, self._share, dtype)
+
+    @property
+    def _share(self) -> int:
+        """Bytes of each sample."""
+        return self.budget // max(1, len(self.needs.samples))
 
     def _take_sums(self, batch: Outputs, strata: int) -> None:
         if self.needs.sums == "none" and not self.needs.ranges:
@@ -249,6 +261,8 @@ class Summary:
             tables: list[dict[str, Any]] = [getattr(part, name) for part in filled]
             table = {k: merge(v, tables[1][k]) if len(tables) > 1 else v for k, v in tables[0].items()}
             setattr(joined, name, table)
+        if len(filled) == 1:  # rows are added in place
+            joined._samples = {kind: sample.within(joined._share) for kind, sample in joined._samples.items()}
         joined._new_keys = [part.keys for part in filled]
         return joined
 
@@ -284,7 +298,7 @@ class Summary:
         described, widths, n_classes = record["needs"], dict(record["widths"]), record["n_classes"]
         needs = Needs(**{**described, "transform": None, "samples": tuple(described["samples"])})
         summary = cls(needs, budget=record["budget"], model=record["model"])
-        summary.described = described
+        summary.described = {**needs.describe(), "transform": described["transform"]}
 
         def part(prefix: str) -> dict[str, Tensor]:
             return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
@@ -299,10 +313,10 @@ class Summary:
                 summary._sums[block] = ClassSums(**sums)
             if ranges := part(f"ranges:{i}:"):
                 summary._ranges[block] = (ranges["l"], ranges["h"])
-        share = summary.budget // max(1, len(needs.samples))
         for kind in needs.samples:
             kept = {block: width for block, width in widths.items() if _kept(block, kind)}
-            sample = Sample(n_classes, kept, len(summary._counts), share, getattr(torch, record["dtypes"][kind]))
+            dtype = getattr(torch, record["dtypes"][kind])
+            sample = Sample(n_classes, kept, len(summary._counts), summary._share, dtype)
             summary._samples[kind] = sample.load(part(f"samples:{kind}:"))
         return summary
 

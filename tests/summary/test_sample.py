@@ -1,0 +1,164 @@
+"""The sample against brute force: for each class its q smallest distinct keys, q as the budget allows."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from igeood.errors import InputError
+from igeood.outputs import Outputs
+from igeood.summary import Sample
+from igeood.summary.sample import quota
+
+
+def make_sample(strata=5, budget=1 << 20, widths=None, dtype=torch.float32):
+    return Sample(5, widths or {}, strata, budget, dtype)
+
+
+def budget_of(capacity):
+    """The least bytes that hold so many float32 rows of 5 values, their keys, labels and counts, and some slack."""
+    return -(-capacity * (4 * 5 + 24) * 33 // 32)
+
+
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=6), st.integers(0, 80))
+def test_the_quota_is_the_largest_that_fits(totals, more):
+    capacity = len(totals) + more
+    q = quota(np.array(totals), capacity)
+    fitting = [k for k in range(1, 61) if sum(min(n, k) for n in totals) <= capacity]
+    assert sum(min(n, q) for n in totals) == sum(min(n, fitting[-1]) for n in totals)
+    assert q == fitting[-1] or q == max(1, *totals)
+
+
+def brute_force(rows, capacity, *, strata=5):
+    """Keys and counts of each class's q smallest distinct keys, in Python."""
+    labels = rows.labels.tolist() if strata > 1 else [0] * len(rows)
+    totals = [labels.count(c) for c in range(strata)]
+    q = max(k for k in range(1, max(totals) + 1) if sum(min(n, k) for n in totals) <= capacity)
+    kept = []
+    for c in range(strata):
+        keys = [int(key) for key, label in zip(rows.keys, labels, strict=True) if label == c]
+        kept += [(c, key, keys.count(key)) for key in sorted(set(keys))[:q]]
+    return kept
+
+
+def content(sample):
+    outputs, _ = sample.outputs()
+    labels = outputs.labels.tolist() if outputs.labels is not None else [0] * len(outputs)
+    counts = sample._counts[sample.order].tolist()
+    return list(zip(labels, map(int, outputs.keys), counts, strict=True))
+
+
+@pytest.mark.parametrize("capacity", [5, 23, 77, 290, 1000])
+@pytest.mark.parametrize("size", [1, 7, 64, 400])
+def test_rows_are_those_of_the_rule(rows, capacity, size):
+    sample = make_sample(budget=budget_of(capacity))
+    assert sample.capacity == capacity
+    for i in range(0, 400, size):
+        sample.add(rows[i : i + size])
+    assert content(sample) == brute_force(rows, capacity)
+    kept, weights = sample.outputs()
+    values = {int(key): row for key, row in zip(rows.keys, rows.logits, strict=True)}
+    assert all(torch.equal(row, values[int(key)]) for key, row in zip(kept.keys, kept.logits, strict=True))
+    for c, total in enumerate(torch.bincount(rows.labels).tolist()):
+        of_class = kept.labels == c
+        counts = torch.tensor([count for label, _, count in content(sample) if label == c])
+        torch.testing.assert_close(weights[of_class], total / counts.sum() * counts.double())  # they stand for all
+    assert len(sample) == len(kept) == sample.kept.sum()
+
+
+def test_without_labels_there_is_one_stratum(rows, unlabelled):
+    sample = make_sample(1, budget_of(37))
+    sample.add(unlabelled)
+    assert content(sample) == brute_force(rows, 37, strata=1)
+    assert sample.outputs()[1].sum() == pytest.approx(400)
+
+
+@given(st.lists(st.integers(1, 399), min_size=1, max_size=4), st.integers(5, 300), st.randoms())
+@settings(max_examples=40)
+def test_law_addition_is_commutative_and_associative(rows, cuts, capacity, order):
+    edges = [0, *sorted(cuts), 400]
+    parts = []
+    for a, b in itertools.pairwise(edges):
+        parts.append(make_sample(budget=budget_of(capacity)))
+        parts[-1].add(rows[a:b])
+    order.shuffle(parts)
+    while len(parts) > 1:
+        i = order.randrange(len(parts) - 1)
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+    assert content(parts[0]) == brute_force(rows, capacity)
+    parts[0].add(rows[:100])  # a sum takes in more rows
+    assert content(parts[0]) == brute_force(Outputs.concat([rows, rows[:100]]), capacity)
+
+
+def test_compaction_in_the_midst_of_a_large_batch_loses_nothing(rows):
+    """Many more rows than fit, in one call, with the smallest keys last."""
+    many = Outputs(torch.randn(3000, 5, generator=torch.Generator().manual_seed(1)), labels=torch.arange(3000) % 5)
+    many = many[torch.from_numpy(np.argsort(many.keys)[::-1].copy())]
+    sample = make_sample(budget=budget_of(40))
+    sample.add(many)
+    assert content(sample) == brute_force(many, 40)
+
+
+def test_of_unequal_budgets_the_smaller_holds(rows):
+    large, small = make_sample(budget=budget_of(200)), make_sample(budget=budget_of(30))
+    large.add(rows[:150])
+    small.add(rows[150:])
+    for joined in (large + small, small + large):
+        assert joined.budget == small.budget
+        assert content(joined) == brute_force(rows, 30)
+
+
+def test_a_wider_row_leaves_a_nested_sample(rows):
+    budget = budget_of(60)
+    narrow, wide = make_sample(budget=budget), make_sample(budget=budget, widths={"late": 4})
+    for sample in (narrow, wide):
+        sample.add(rows)
+    assert set(wide.keys) < set(narrow.keys)
+    features = {int(key): row for key, row in zip(rows.keys, rows.features["late"], strict=True)}
+    kept = wide.outputs()[0]
+    for key, row in zip(kept.keys, kept.features["late"], strict=True):
+        assert torch.equal(row, features[int(key)])
+
+
+def test_a_few_of_each_class(rows):
+    sample = make_sample()
+    sample.add(rows)
+    kept, weights = sample.outputs(per_class=8)
+    keys = sample.outputs()[0]
+    assert np.array_equal(torch.bincount(kept.labels), np.minimum(sample.kept, 8))
+    for c, total in enumerate(torch.bincount(rows.labels).tolist()):
+        assert weights[kept.labels == c].sum() == pytest.approx(total)
+        assert np.array_equal(kept.keys[kept.labels == c], keys.keys[keys.labels == c][:8])
+
+
+def test_state_and_back(rows):
+    sample = make_sample(budget=budget_of(50))
+    sample.add(rows[:300])
+    loaded = make_sample(budget=budget_of(50)).load(sample.state())
+    assert content(loaded) == content(sample)
+    loaded.add(rows[300:])
+    assert content(loaded) == brute_force(rows, 50)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_memory_stays_within_the_budget(dtype):
+    sample = make_sample(2, budget=1 << 20, dtype=dtype)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(8):
+        logits = torch.randn(20_000, 5, generator=generator).to(dtype)
+        sample.add(Outputs(logits, labels=torch.arange(20_000) % 2))
+    held = sum(array.nbytes for array in (sample._values, sample._labels, sample._counts, sample._keys))
+    assert 0.9 * 2**20 < held <= 2**20
+
+
+@pytest.mark.parametrize("classes", [1, 5])
+def test_a_budget_that_is_too_small_names_the_bytes_needed(classes):
+    with pytest.raises(InputError, match=rf"^budget: 40 bytes cannot .* of each of {classes} classes") as caught:
+        make_sample(classes, 40)
+    needed = int(str(caught.value).split("at least ")[1].replace(",", ""))
+    assert make_sample(classes, needed).capacity == classes
+    with pytest.raises(InputError):
+        make_sample(classes, needed - 1)

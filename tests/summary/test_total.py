@@ -1,0 +1,324 @@
+"""Fitting is adding: whatever the batches, shards and their order, the same sums, rows and scores for every method."""
+
+import itertools
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import igeood
+from igeood.errors import GuardFileError, InputError
+from igeood.files import read_record, write_record
+from igeood.outputs import HEAD, Outputs
+from igeood.summary import ClassSums, Needs, Summary
+from igeood.summary import total as module
+
+METHODS = sorted(igeood.METHODS)
+ALL = Needs(layers="all", labels=True, sums="full", ranges=True, holdout=True, samples=("logits", "features"))
+SMALL = 4000  # bytes: some rows of each class
+
+
+def squared(x):
+    return x.square()
+
+
+def shards(rows, needs, *, budget=module.BUDGET, **options):
+    return [Summary(needs, budget=budget, **options).add(rows[a:b]) for a, b in ((0, 90), (90, 250), (250, 400))]
+
+
+def streamed(rows, needs, size, budget):
+    summary = Summary(needs, budget=budget)
+    for start in range(0, len(rows), size):
+        summary.add(rows[start : start + size])
+    return summary
+
+
+def assert_same(one, other):
+    """Sums to rounding, all else to the bit."""
+    assert torch.equal(one.counts, other.counts)
+    assert np.array_equal(one.keys, other.keys)
+    assert one.blocks == other.blocks
+    assert one.sums.keys() == other.sums.keys()
+    for block, sums in one.sums.items():
+        torch.testing.assert_close(sums.mean, other.sums[block].mean, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(sums.scatter, other.sums[block].scatter, rtol=1e-12, atol=1e-9)
+    for block, ranges in one.ranges.items():
+        assert all(torch.equal(*pair) for pair in zip(ranges, other.ranges[block], strict=True))
+    assert one.samples.keys() == other.samples.keys()
+    for kind, sample in one.samples.items():
+        state, expected = sample.state(), other.samples[kind].state()
+        assert all(torch.equal(value, expected[name]) for name, value in state.items())  # rows, keys, counts, order
+        assert torch.equal(sample.outputs()[1], other.samples[kind].outputs()[1])
+
+
+def ways(rows, needs, budget):
+    """The same rows, summed up in many ways."""
+    yield from (streamed(rows, needs, size, budget) for size in (1, 7, 64))
+    a, b, c = shards(rows, needs, budget=budget)
+    yield from (sum(order[1:], order[0]) for order in itertools.permutations((a, b, c)))
+    yield a + (b + c)
+    yield Summary(needs, budget=budget) + b + a + c
+
+
+@pytest.mark.parametrize("budget", [module.BUDGET, SMALL])
+@pytest.mark.parametrize("method", METHODS)
+def test_batches_shards_and_their_order_do_not_matter(method, budget, rows, unlabelled):
+    needs = igeood.METHODS[method].needs
+    for data in (rows,) if needs.labels else (rows, unlabelled):
+        whole = Summary.of(data, needs, budget=budget)
+        truncated = [len(sample) < len(np.unique(data.keys)) for sample in whole.samples.values()]
+        assert all(truncated) or budget > SMALL
+        expected = igeood.detector(method).learn(whole).score(data)
+        for summary in ways(data, needs, budget):
+            assert_same(summary, whole)
+            scores = igeood.detector(method).learn(summary).score(data)
+            torch.testing.assert_close(scores, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_everything_that_can_be_asked_for_adds(rows):
+    for needs in (ALL, replace(ALL, group="predicted", statistic="max", samples=("statistics",), head=True),
+                  replace(ALL, group="correct", transform=squared, sums="diagonal")):  # fmt: skip
+        whole = Summary.of(rows, needs, budget=4 * SMALL)
+        for summary in ways(rows, needs, 4 * SMALL):
+            assert_same(summary, whole)
+
+
+def test_samples_are_nested_and_share_the_budget(rows):
+    needs = Needs(layers="all", statistic="max", head=True, labels=True, samples=("logits", "features", "statistics"))
+    summary = Summary.of(rows, needs, budget=3 * SMALL)
+    samples = summary.samples
+    assert {kind: list(sample.widths) for kind, sample in samples.items()} == {
+        "logits": [], "features": [HEAD], "statistics": ["early|max"],
+    }  # fmt: skip
+    assert set(samples["statistics"].keys) < set(samples["features"].keys) < set(samples["logits"].keys)
+    assert sum(sample.budget for sample in samples.values()) == summary.budget
+
+
+def test_of_unequal_budgets_the_smaller_holds(rows):
+    a, b, c = shards(rows, ALL)
+    small = Summary.of(rows[90:250], ALL, budget=2 * SMALL)
+    assert_same(a + small + c, Summary.of(rows, ALL, budget=2 * SMALL))
+    assert (a + small + c).budget == 2 * SMALL
+    assert_same(Summary(ALL, budget=2 * SMALL) + (a + b + c), Summary.of(rows, ALL, budget=2 * SMALL))
+
+
+def test_adding_changes_neither_side(rows):
+    a, b, _ = shards(rows, ALL)
+    before = Summary.of(rows[:90], ALL)
+    for joined in (a + b, a + Summary(ALL), Summary(ALL) + a):
+        joined.add(rows[250:]).settle()
+        assert_same(a, before)
+
+
+def test_batches_may_come_in_the_same_memory(rows):
+    buffer, summary = rows[:40]._with(logits=rows.logits[:40].clone(), _keys=None), Summary(ALL)
+    buffer.features = {block: value.clone() for block, value in buffer.features.items()}
+    for start in range(0, 400, 40):
+        part = rows[start : start + 40]
+        buffer.logits.copy_(part.logits)
+        buffer.labels = part.labels
+        for block, value in buffer.features.items():
+            value.copy_(part.features[block])
+        summary.add(buffer._with(_keys=None))
+        buffer.logits.fill_(0.0)
+    assert_same(summary, Summary.of(Outputs(rows.logits, rows.features, rows.labels), ALL))
+
+
+# -- what is summed
+
+
+@pytest.mark.parametrize("group", ["label", "predicted", "correct"])
+def test_sums_and_ranges_of_groups(rows, group):
+    needs = Needs(layers="all", labels=True, sums="diagonal", ranges=True, group=group, transform=squared)
+    summary = Summary.of(rows, needs)
+    predicted = rows.logits.argmax(dim=1)
+    kept = predicted == rows.labels if group == "correct" else torch.ones(400, dtype=torch.bool)
+    groups = (predicted if group == "predicted" else rows.labels)[kept]
+    x = rows.features["late"][kept]
+    expected = ClassSums.of(squared(x), groups, 5)
+    torch.testing.assert_close(summary.sums["late"].mean, expected.mean, rtol=1e-12, atol=0)
+    assert torch.equal(summary.sums["late"].count, expected.count)
+    low, high = summary.ranges["late"]  # of the features themselves
+    for c in range(5):
+        assert torch.equal(low[c], x[groups == c].amin(dim=0))
+        assert torch.equal(high[c], x[groups == c].amax(dim=0))
+    assert summary.counts.tolist() == torch.bincount(rows.labels).tolist()  # of all rows, whatever the groups
+
+
+def test_held_out_rows_are_in_the_sample_and_not_in_the_ranges(rows):
+    held_out = rows.keys < np.uint64(2**64 // 10)
+    assert 10 < held_out.sum() < 80
+    spiked = {block: value + 1e6 * torch.from_numpy(held_out)[:, None] for block, value in rows.features.items()}
+    data = Outputs(rows.logits, spiked, rows.labels, keys=rows.keys)
+    summary = Summary.of(data, ALL)
+    assert float(summary.ranges["late"][1].max()) < 1e3
+    assert set(rows.keys[held_out]) <= set(summary.samples["features"].keys)
+    assert float(Summary.of(data, replace(ALL, holdout=False)).ranges["late"][1].max()) > 1e5
+
+
+def test_ids_are_keys(rows):
+    """The rows with the smallest ids' hashes are kept, not those with the smallest hashes of their content."""
+    ids = np.random.default_rng(0).integers(2**64, size=400, dtype=np.uint64)
+    data = Outputs(rows.logits, labels=rows.labels, keys=ids)
+    summary = Summary.of(data, Needs(labels=True, samples=("logits",)), budget=SMALL)
+    sample = summary.samples["logits"]
+    for c in range(5):
+        keys = np.sort(ids[rows.labels.numpy() == c])[: sample.quota]
+        assert np.array_equal(sample.keys[sample.outputs()[0].labels.numpy() == c], keys)
+    assert np.array_equal(summary.keys, np.sort(ids))
+
+
+def test_keys_of_training_rows_are_bounded(rows, monkeypatch):
+    monkeypatch.setattr(module, "KEYS", 50)
+    expected = np.unique(rows.keys)[:50]
+    for summary in ways(rows, Needs(), module.BUDGET):
+        assert np.array_equal(summary.keys, expected)
+
+
+# -- files
+
+
+def test_save_and_load(rows, tmp_path):
+    a, b, c = shards(rows, ALL, budget=2 * SMALL, model="abc")
+    a.save(tmp_path / "a")
+    loaded = Summary.load(tmp_path / "a")
+    assert_same(loaded, a)
+    assert (loaded.model, loaded.budget, loaded.described) == ("abc", 2 * SMALL, a.described)
+    whole = Summary.of(rows, ALL, budget=2 * SMALL)
+    assert_same(loaded + b + c, whole)
+    assert_same(loaded.add(rows[90:250]).add(rows[250:]), whole)
+    Summary.of(rows, Needs(), budget=SMALL).save(tmp_path / "a")  # sums and samples of nothing
+    assert Summary.load(tmp_path / "a").rows == 400
+
+
+def test_a_loaded_summary_has_no_transform_to_apply(rows, tmp_path):
+    needs = Needs(layers="all", labels=True, sums="mean", transform=squared)
+    a, b, _ = shards(rows, needs)
+    a.save(tmp_path / "a")
+    loaded = Summary.load(tmp_path / "a")
+    assert_same(loaded + b, a + b)
+    with pytest.raises(InputError, match=r"^summary: .*'squared'.*is not in its file; .* add the two with \+"):
+        loaded.add(rows)
+
+
+def test_files_that_are_no_summary(rows, tmp_path):
+    path = tmp_path / "summary"
+    with pytest.raises(InputError, match="no training row"):
+        Summary(ALL).save(path)
+    Summary.of(rows, ALL).save(path)
+    whole = path.read_bytes()
+    for content in (whole[:-9], whole[:500] + bytes([whole[500] ^ 1]) + whole[501:], b"", b"notes\n" * 99):
+        path.write_bytes(content)
+        with pytest.raises(GuardFileError, match=rf"^path: {re.escape(str(path))} is damaged.*; fetch a whole copy"):
+            Summary.load(path)
+    with pytest.raises(GuardFileError, match="there is no summary file"):
+        Summary.load(tmp_path / "missing")
+    igeood.black_box(method="msp").fit(rows.logits).save(path)
+    with pytest.raises(GuardFileError, match="holds a guard, not a summary; give a summary file"):
+        Summary.load(path)
+
+
+@pytest.mark.parametrize("change", [{"needs": {"samples": []}}, {"n_classes": "ten"}, {"widths": [["late", 3]]}])
+def test_a_record_that_does_not_fit_its_tensors(rows, tmp_path, change):
+    path = tmp_path / "summary"
+    Summary.of(rows, ALL).save(path)
+    record, tensors = read_record(path, "summary")
+    write_record(path, {**record, **change}, tensors)
+    with pytest.raises(GuardFileError, match=r"^path: .* does not describe a summary"):
+        Summary.load(path)
+
+
+# -- errors
+
+
+@pytest.mark.parametrize(
+    ("needs", "options", "change", "what"),
+    [
+        (replace(ALL, sums="diagonal"), {}, {}, "sums differ: 'full' and 'diagonal'"),
+        (replace(ALL, transform=squared), {}, {}, "transform differ: None and 'squared'"),
+        (replace(ALL, samples=("logits",)), {}, {}, r"samples differ: \['logits', 'features'\] and \['logits'\]"),
+        (ALL, {"model": "two"}, {}, "model differ: 'one' and 'two'"),
+        (ALL, {}, {"logits": torch.zeros(9, 6)}, "n_classes differ: 5 and 6"),
+        (ALL, {}, {"features": {"late": torch.zeros(9, 4)}}, r"layers differ: \['early', 'late'\] and \['late'\]"),
+        (ALL, {}, {"features": {"early": torch.zeros(9, 3), "late": torch.zeros(9, 5)}}, "widths differ: .*5"),
+    ],
+)
+def test_summaries_that_do_not_add(rows, needs, options, change, what):
+    one = Summary(ALL, model="one").add(rows)
+    other = Summary(needs, **{"model": "one", **options}).add(rows[:9]._with(**change))
+    with pytest.raises(InputError, match=rf"^summary: {what}.*; add those of one method, model and set of layers"):
+        one + other
+    assert_same(one, Summary.of(rows, ALL))
+
+
+def test_batches_that_do_not_add(rows, unlabelled):
+    free = Needs(samples=("logits",))
+    with pytest.raises(InputError, match="labels: some batches have them and some have none"):
+        Summary.of(rows, free).add(unlabelled)
+    with pytest.raises(InputError, match="labels differ: True and False"):
+        Summary.of(rows, free) + Summary.of(unlabelled, free)
+    with pytest.raises(InputError, match="labels: this method needs the true class"):
+        Summary.of(unlabelled, ALL)
+    with pytest.raises(InputError, match=r"outputs: no features to learn from; give Outputs\("):
+        Summary.of(Outputs(rows.logits, labels=rows.labels), ALL)
+    with pytest.raises(InputError, match=r"features: a batch has layers .*; give batches of one model"):
+        Summary.of(rows, ALL).add(rows.only(["late", "early"]))
+    with pytest.raises(InputError, match="logits: a batch has 4 columns, an earlier one 5"):
+        Summary.of(rows, free).add(Outputs(rows.logits[:, :4], labels=rows.labels.clamp(max=3)))
+    with pytest.raises(InputError, match=r"labels: no sample of class 2 \(1 of 5 classes have none\)"):
+        Summary.of(rows[rows.labels != 2], ALL).check_classes()
+
+
+@pytest.mark.parametrize("budget", [0, -1, 1.5, True, "1"])
+def test_budgets_that_are_none(budget):
+    with pytest.raises(InputError, match="budget: expected a number of bytes, at least 1; got "):
+        Summary(ALL, budget=budget)
+
+
+@pytest.mark.parametrize("samples", [("logits",), ("logits", "features")])
+def test_a_budget_that_is_too_small_names_the_bytes_that_are_enough(rows, samples):
+    needs = replace(ALL, samples=samples)
+    with pytest.raises(InputError, match=r"^budget: 200 bytes cannot hold one training row \(") as caught:
+        Summary.of(rows, needs, budget=200).settle()
+    needed = int(str(caught.value).split("give at least ")[1].replace(",", ""))
+    assert all(sample.quota >= 1 for sample in Summary.of(rows, needs, budget=needed).samples.values())
+    with pytest.raises(InputError, match=r"^budget: "):
+        Summary.of(rows, needs, budget=needed - 1).settle()
+
+
+@pytest.mark.parametrize(
+    ("made", "wanted", "what"),
+    [
+        (Needs(labels=True, samples=("logits",)), Needs(samples=("features",)), "samples"),
+        (replace(ALL, sums="mean"), ALL, "sums 'full', but it was made with 'mean'"),
+        (replace(ALL, layers="last"), ALL, "layers 'all', but it was made with 'last'"),
+        (replace(ALL, statistic="max"), ALL, "statistic"),
+        (replace(ALL, group="correct"), ALL, "group"),
+        (replace(ALL, transform=squared), ALL, "transform"),
+        (replace(ALL, ranges=False), ALL, "ranges"),
+        (ALL, replace(ALL, head=True), "head"),
+    ],
+)
+def test_a_summary_for_other_needs_is_refused(rows, made, wanted, what):
+    class Wanting(igeood.Detector):
+        needs = wanted
+
+        def _learn(self, _):
+            raise AssertionError
+
+        _score = _learn
+
+    with pytest.raises(InputError, match=rf"^summary: Wanting needs {what}.*; make it with a guard of this method"):
+        Wanting().learn(Summary.of(rows, made))
+
+
+def test_more_than_is_needed_is_enough(rows):
+    """One pass over the data serves many methods: here all of today's."""
+    summary = Summary.of(rows, Needs(layers="all", labels=True, sums="full", samples=("logits", "features")))
+    for method in METHODS:
+        if igeood.METHODS[method].needs.statistic == "mean" and not igeood.METHODS[method].needs.head:
+            expected = igeood.detector(method).fit(rows).score(rows)
+            scores = igeood.detector(method).learn(summary).score(rows)
+            torch.testing.assert_close(scores, expected, rtol=1e-9, atol=1e-9)
