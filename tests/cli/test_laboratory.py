@@ -4,8 +4,6 @@ import json
 import subprocess
 import sys
 
-import pytest
-
 from igeood.bench import demo
 from igeood.bench.datasets import DATASETS
 
@@ -39,7 +37,9 @@ def test_bench_finds_the_sets_that_are_there(run, laboratory, tmp_path):
     some = ["--setting", "black-box", "--method", "msp", "--images", 40, "--out", tmp_path]
     result = run("bench", "--network", laboratory / "net.safetensors", *some, root=laboratory)
     assert result.exit_code == 0, result.output
-    assert "OOD sets: gaussian; tuned on: none\n" in result.stderr
+    assert "sets: cifar-10, gaussian; tuned on: none\n" in result.stderr
+    assert result.stdout.startswith("resnet-10-16 black-box msp gaussian 0: TNR ")  # what it was trained on is left out
+    assert result.stdout.count("\n") == 1
 
 
 def test_finished_cells_stay_when_a_later_one_fails(run, laboratory, tmp_path):
@@ -91,9 +91,8 @@ def test_demo(good, monkeypatch, tmp_path):
     assert {"guard.safetensors", "weights.safetensors", "report.html"} <= names
 
 
-@pytest.mark.parametrize("arguments", [["paper", "others"], ["data", "list"]])
-def test_a_reader_that_leaves_gets_no_traceback(arguments):
-    command = [sys.executable, "-m", "igeood.cli", *arguments]
+def test_a_reader_that_leaves_gets_no_traceback():
+    command = [sys.executable, "-m", "igeood.cli", "data", "list"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert b"Traceback" not in process.stderr.read()

@@ -42,11 +42,9 @@ class Sources:
             raise InputError("weights: need their model; give --model MODULE:NAME too")
         if self.model is None:
             return None
-        from igeood.bench.networks import load_weights
         from igeood.cli._models import find_model
 
-        model = find_model(self.model)
-        return model if self.weights is None else load_weights(model, self.weights)
+        return find_model(self.model, self.weights)
 
     def guard(self, path: str) -> "Guard":
         """The guard in a file, with its model if it has one."""

@@ -6,11 +6,15 @@ from pathlib import Path
 
 from torch import nn
 
+from igeood.bench.networks import load_weights
 from igeood.errors import InputError
 
 
-def find_model(spec: str) -> nn.Module:
-    """The model `module:name`, or what the function of this name returns; the current folder is searched too."""
+def find_model(spec: str, weights: str | None = None) -> nn.Module:
+    """The model `module:name`, or what the function of this name returns, with its weights.
+
+    The current folder is searched too.
+    """
     module, _, name = spec.partition(":")
     if not (module and name) or module.endswith(".py"):
         raise InputError(f"model: expected MODULE:NAME, such as nets:make_model for nets.py; got {spec!r}")
@@ -24,4 +28,4 @@ def find_model(spec: str) -> nn.Module:
         raise InputError(f"model: {spec} failed: {reason}; fix its name, or that module") from error
     if not isinstance(model, nn.Module):
         raise InputError(f"model: {spec} is {type(model).__name__}; expected a torch.nn.Module, or what makes one")
-    return model
+    return model if weights is None else load_weights(model, weights)

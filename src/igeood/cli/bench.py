@@ -44,17 +44,10 @@ def bench(
     from igeood.detectors import METHODS
 
     loaded = [load_network(spec, in_distribution=in_distribution) for spec in networks]
-    present = () if ood and validation else _present(root)
-    tuned_on = validation or tuple(name for name in present if name == "isun")
-    left_out = {*tuned_on, *(network.in_distribution for network in loaded)}
-    measured_on = ood or tuple(name for name in present if name not in left_out)
-    chosen: dict[str, Any] = {
-        "settings": settings or PAPER,
-        "methods": methods or tuple(METHODS),
-        "validation": tuned_on,
-    }
-    plan = Plan(ood=measured_on, **chosen, **counts)
-    click.echo(f"OOD sets: {', '.join(plan.ood)}; tuned on: {', '.join(tuned_on) or 'none'}", err=True)
+    tuned_on = validation or _present(root, ["isun"])
+    chosen: dict[str, Any] = {"settings": settings or PAPER, "methods": methods or tuple(METHODS)}
+    plan = Plan(ood=ood or _present(root), validation=tuned_on, **chosen, **counts)
+    click.echo(f"sets: {', '.join(plan.ood)}; tuned on: {', '.join(tuned_on) or 'none'}", err=True)
     with progress_bars() as report:
 
         def done(number: int, total: int, record: dict[str, Any]) -> None:
@@ -66,12 +59,12 @@ def bench(
     click.echo(f"{len(results.cells.records)} results in {out}; `igeood paper all --results {out}`", err=True)
 
 
-def _present(root: str | None) -> tuple[str, ...]:
+def _present(root: str | None, names: list[str] | None = None) -> tuple[str, ...]:
     """Names of the data sets of which anything is there."""
     from igeood.bench.datasets import DATASETS, data_root
     from igeood.bench.datasets.store import begun
 
-    return tuple(name for name, dataset in DATASETS.items() if begun(dataset, data_root(root)))
+    return tuple(name for name in names or DATASETS if begun(DATASETS[name], data_root(root)))
 
 
 def _line(record: dict[str, Any]) -> str:

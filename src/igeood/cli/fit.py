@@ -111,9 +111,7 @@ def _show(guard: "Guard", rows: int, out: str, as_json: bool) -> None:
         if outputs.labels is not None:
             accuracy = float(weights[outputs.logits.argmax(dim=1) == outputs.labels].sum() / weights.sum())
             if accuracy < 0.5:
-                click.echo(
-                    "igeood: the classifier disagrees with most labels; is the order of classes right?", err=True
-                )
+                click.echo("igeood: the classifier disagrees with most labels; are the classes in order?", err=True)
     method, classes = method_name(guard.detector), guard.detector.n_classes_
     record = {"out": out, "method": method, "classes": classes, "samples": rows, "layers": guard.layers}
     show(as_json, {**record, "accuracy": accuracy})
