@@ -154,18 +154,21 @@ def tabulate(standing: Standings, metric: str) -> MetricTable:
     groups = {}
     for group, rows in standing.groups().items():
         values = [[*(row.figures[metric].get(o) for o in standing.sets), standing.average(row, metric)] for row in rows]
-        texts = [["–" if value is None else f"{value:.1f}" for value in line] for line in values]
-        best = [_best(column) for column in zip(*texts, strict=True)]
+        best = [_best(column) for column in zip(*values, strict=True)]
         groups[group] = {
-            row.name: [Entry(v, text, text == b) for v, text, b in zip(*both, best, strict=True)]
-            for row, *both in zip(rows, values, texts, strict=True)
+            row.name: [Entry(v, _text(v), _text(v) == b) for v, b in zip(line, best, strict=True)]
+            for row, line in zip(rows, values, strict=True)
         }
     return MetricTable(metric, name, [*map(title, standing.sets), "average"], groups)
 
 
-def _best(texts: Iterable[str]) -> str | None:
+def _text(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
+
+
+def _best(values: Iterable[float | None]) -> str | None:
     """The highest number as it is printed; None where all are the same."""
-    known = {text for text in texts if text != "–"}
+    known = {_text(value) for value in values if value is not None}
     return max(known, key=float) if len(known) > 1 else None
 
 

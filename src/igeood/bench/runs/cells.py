@@ -140,6 +140,7 @@ class _Bench:
             return
         train, test = (self.observer.outputs(images, Needs(), part) for part, images in sets.items())
         nearest = torch.as_tensor(IgeoodLogits().fit(train).predict_class(test))
+        assert test.labels is not None  # noqa: S101 (a trained network's images have them)
         right = [float((guess == test.labels).double().mean()) for guess in (test.logits.argmax(dim=1), nearest)]
         about = {
             "file": self.network.file, "classes": train.n_classes, "accuracy": right[0],
@@ -156,7 +157,7 @@ class _Bench:
         sets |= {"ood": (cell.ood, "test")} if cell.ood else {}
         sets |= {"validation": (cell.validation, "validation")} if cell.validation not in UNNAMED else {}
         digests = {part: self._set(*where).digest()[:16] for part, where in sets.items()}
-        options = {"limit": self.plan.limit} if cell.setting == "grey-box" else {}
+        options: Record = {"limit": self.plan.limit} if cell.setting == "grey-box" else {}
         options |= {"attack_size": self.plan.attack} if cell.setting == "white-box-fgsm" else {}
         return {**self.network.about, **asdict(cell), "tpr": self.plan.tpr, "data": digests, **options}
 

@@ -70,7 +70,7 @@ class Observer:
 
         place = (name, part, images.digest())
         if place not in self._memory:
-            self._memory[place] = _outputs(self._kept(f"clean-{name}", images, make, part=part, layers=inputs.layers))
+            self._memory[place] = _outputs(self._kept(f"clean-{name}", images, make, part, layers=inputs.layers))
         return self._memory[place]
 
     def attacked(self, images: ImageSet, needs: Needs, size: float) -> tuple[Outputs, Attack]:
@@ -93,8 +93,8 @@ class Observer:
             parts = [inputs.stepped(batch, scorer, epsilons)[1] for batch in batches]
             return {"logits": torch.cat([torch.stack([o.logits for o in part], dim=1) for part in parts])}  # (n, E, C)
 
-        about = {"part": method_name(scorer), "params": scorer.params(), "train": train, "epsilons": list(epsilons)}
-        logits = self._kept("step", images, make, **about)["logits"]
+        about = {"params": scorer.params(), "train": train, "epsilons": list(epsilons)}
+        logits = self._kept("step", images, make, method_name(scorer), **about)["logits"]
         return [Outputs(logits[:, i].contiguous()) for i in range(len(epsilons))]
 
     def _batches(self, images: ImageSet) -> list[Batch]:
