@@ -1,0 +1,268 @@
+"""Guards without a model: arrays of logits, and outputs with features."""
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+import igeood
+from igeood.errors import IgeoodWarning, InputError, NotReadyError
+from igeood.guard import shares
+from igeood.outputs import row_keys
+
+
+@pytest.fixture
+def guard(classifier):
+    return igeood.black_box().fit(classifier.train, classifier.labels)
+
+
+def test_the_whole_way(guard, classifier):
+    verdict = guard.calibrate(classifier.held_out).predict(classifier.test)
+    assert verdict.is_ood.double().mean() < 0.1
+    assert guard.predict(classifier.ood).is_ood.double().mean() > 0.8
+    assert torch.equal(verdict.is_ood, verdict.score > guard.threshold)
+    assert torch.equal(verdict.label, classifier.test.argmax(1))
+    assert torch.equal(verdict.p_value, igeood.calibration.p_values(guard.score(classifier.held_out), verdict.score))
+    assert repr(verdict) == f"Verdict(400 judged, {int(verdict.is_ood.sum())} out-of-distribution)"
+
+
+@pytest.mark.parametrize("method", ["igeood", "igeood+", "mahalanobis"])
+def test_the_whole_way_with_features(known, method, tmp_path):
+    guard = igeood.white_box(method=method).fit(known.train)
+    assert guard.layers == ["early", "block.late"]
+    guard.tune(known.held_out, known.ood[:200]).calibrate(known.held_out)
+    assert guard.predict(known.ood[200:]).is_ood.double().mean() > 0.8
+    assert guard.predict(known.test).is_ood.double().mean() < 0.12
+    guard.save(tmp_path / "guard.safetensors")
+    assert torch.equal(igeood.load(tmp_path / "guard.safetensors").score(known.test), guard.score(known.test))
+    only = igeood.white_box(method=method, layers=["early"]).fit(known.train)
+    assert only.layers == ["early"]
+    with pytest.raises(InputError, match="no features of layer 'early', which the guard reads; these have none"):
+        only.score(known.test.logits)
+
+
+def test_it_is_its_detector_and_threshold(guard, classifier):
+    detector = igeood.IgeoodLogits().fit(classifier.train, classifier.labels)
+    guard.calibrate(classifier.held_out, tpr=0.9, guarantee="tolerance", confidence=0.99)
+    assert torch.equal(guard.score(classifier.test), detector.score(classifier.test))
+    raised = detector.score(classifier.held_out) + guard.calibration.margin  # for rounding
+    assert guard.threshold == igeood.calibration.threshold(raised, 0.9, "tolerance", 0.99)
+    assert guard.promise == "with 99% confidence, at least 90% of in-distribution inputs are kept"
+    assert guard.promise in repr(guard)
+
+
+def test_numpy_in_numpy_out(guard, classifier):
+    verdict = guard.calibrate(classifier.held_out.numpy()).predict(classifier.test.numpy())
+    kinds = {"is_ood": bool, "score": np.float64, "p_value": np.float64, "label": np.int64}
+    assert {name: getattr(verdict, name).dtype for name in kinds} == kinds
+    assert len(guard.predict(np.empty((0, 10)))) == 0
+    assert isinstance(guard.explain(classifier.test.numpy()[:3]).contributions, np.ndarray)
+    assert not guard.score(classifier.test.clone().requires_grad_()).requires_grad
+
+
+def test_fit_keeps_its_own_copy(classifier):
+    train = classifier.train.numpy().copy()
+    guard = igeood.black_box().fit(train, classifier.labels.numpy())
+    fresh = igeood.black_box().fit(classifier.train, classifier.labels)
+    train[:] = 0.0
+    for each in (guard, fresh):
+        each.tune(classifier.held_out, classifier.ood)
+    assert torch.equal(guard.score(classifier.test), fresh.score(classifier.test))
+
+
+def blocks(logits, labels=None):
+    """Blocks of 70 rows in one buffer, which is used again."""
+    buffer = np.empty((70, logits.shape[1]), np.float32)
+    for start in range(0, len(logits), 70):
+        part = buffer[: len(logits[start : start + 70])]
+        part[:] = logits[start : start + 70]
+        yield part if labels is None else (part, labels[start : start + 70].numpy())
+
+
+def test_generators_of_blocks_that_reuse_their_memory(guard, classifier):
+    blockwise = igeood.black_box().fit(blocks(classifier.train, classifier.labels))
+    assert torch.equal(blockwise.score(blocks(classifier.test)), guard.score(classifier.test))
+    blockwise.calibrate(blocks(classifier.held_out))
+    assert torch.equal(blockwise.calibration.scores, guard.calibrate(classifier.held_out).calibration.scores)
+    with pytest.raises(InputError, match="ood: is read more than once"):
+        guard.tune(classifier.held_out, blocks(classifier.ood))
+    with pytest.raises(InputError, match="logits: empty: no block of logits"):
+        guard.score(iter([]))
+
+
+def test_a_score_at_the_threshold_is_kept(classifier):
+    guard = igeood.black_box(method="msp").fit(classifier.train, classifier.labels).calibrate(np.zeros((30, 10)))
+    assert not guard.predict(np.zeros((5, 10))).is_ood.any()
+
+
+def test_tune_uses_a_share_and_calibrate_leaves_it_out(guard, classifier, caplog):
+    guard.tune(classifier.held_out, classifier.ood)
+    used = shares.chosen(row_keys(classifier.held_out), 0.5, 0)
+    assert 160 < int(used.sum()) == guard.tuning.n_id < 240
+    guard.calibrate(classifier.held_out)
+    assert f"left out {guard.tuning.n_id} of 400 samples" in caplog.text
+    assert guard.calibration.left_out == guard.tuning.n_id
+    torch.testing.assert_close(guard.calibration.scores, guard.score(classifier.held_out[~used]).sort().values)
+
+
+def test_samples_are_recognised_by_content(guard, classifier):
+    """Another order, another precision, another kind of array: still the same samples."""
+    guard.tune(classifier.held_out.double(), classifier.ood)
+    order = torch.randperm(400, generator=torch.Generator().manual_seed(1))
+    assert guard.calibrate(classifier.held_out[order].numpy()).calibration.left_out == guard.tuning.n_id
+    assert guard.calibrate(classifier.test).calibration.left_out == 0
+    first = guard.tuning.n_id
+    guard.tune(classifier.test, classifier.ood)  # a second tuning adds to the first
+    both = torch.cat([classifier.held_out, classifier.test])
+    assert guard.calibrate(both).calibration.left_out == first + guard.tuning.n_id
+
+
+def test_calibrating_on_nothing_but_used_samples(guard, classifier):
+    guard.tune(classifier.held_out, classifier.ood, share=1.0)
+    with pytest.raises(InputError, match=r"id_data: 18 samples \(400 more were used by tune\) cannot promise tpr=0.95"):
+        guard.calibrate(np.concatenate([classifier.held_out.numpy(), classifier.test[:18].numpy()]))
+
+
+def test_calibrating_on_training_samples_promises_nothing(guard, classifier):
+    with pytest.warns(IgeoodWarning, match="id_data: 300 of 400 samples are training samples"):
+        guard.calibrate(torch.cat([classifier.train[:300], classifier.held_out[:100]]))
+    assert guard.calibration.trained_on == 300
+    assert guard.promise == "nothing is promised: of 400 calibration samples 300 were trained on"
+
+
+def test_fitting_again_forgets(guard, classifier, tmp_path):
+    guard.tune(classifier.held_out, classifier.ood).calibrate(classifier.held_out).save(tmp_path / "guard.safetensors")
+    tuned, n_id = guard.detector.temperature, guard.tuning.n_id
+    guard.fit(classifier.train, classifier.labels)
+    assert (guard.calibration, guard.tuning, guard.detector.temperature) == (None, None, 1.0)
+    assert guard.calibrate(classifier.held_out).calibration.left_out == 0
+    loaded = igeood.load(tmp_path / "guard.safetensors").fit(classifier.train, classifier.labels)
+    assert loaded.detector.temperature == tuned != 1.0  # the file's own: so its samples are still left out
+    assert loaded.calibrate(classifier.held_out).calibration.left_out == n_id
+
+
+def test_steps_out_of_order(classifier):
+    guard = igeood.black_box()
+    for name in ("score", "predict", "calibrate", "explain", "diagnose", "save"):
+        with pytest.raises(NotReadyError, match=rf"{name}: the guard is not fitted yet; call fit\(logits, labels\)"):
+            getattr(guard, name)(classifier.test)
+    with pytest.raises(NotReadyError, match="not fitted yet"):
+        guard.tune(classifier.test, classifier.ood)
+    guard.fit(classifier.train, classifier.labels)
+    assert "not calibrated" in repr(guard)
+    with pytest.raises(NotReadyError, match="predict: no threshold yet; call calibrate"):
+        guard.predict(classifier.test)
+    for name in ("threshold", "promise"):
+        with pytest.raises(NotReadyError, match=f"{name}: no threshold yet"):
+            getattr(guard, name)
+
+
+BAD = {  # what a step is called with, and what its error begins with
+    "fit: NaN": (lambda g, c: g.fit(c.test * torch.nan, c.labels), "data: row 0 has NaN"),
+    "fit: labels": (lambda g, c: g.fit(c.train, c.labels + 1), "labels: 10 at position 9"),
+    "fit: missing labels": (lambda g, c: g.fit(c.train), "labels: this method needs the true class"),
+    "fit: missing class": (lambda g, c: g.fit(c.train[:9], c.labels[:9]), "labels: no sample of class 9"),
+    "fit: labels of blocks": (lambda g, c: g.fit([c.train], c.labels), "labels: data come in blocks"),
+    "fit: budget": (lambda g, c: g.fit(c.train, c.labels, budget=1.5), "budget: expected a number of bytes"),
+    "fit: small budget": (lambda g, c: g.fit(c.train, c.labels, budget=99), "budget: 99 bytes hold 1 training rows"),
+    "tune: NaN": (lambda g, c: g.tune(c.test * torch.nan, c.ood), "id_data: row 0 has NaN"),
+    "tune: columns": (
+        lambda g, c: g.tune(c.test, c.ood[:, :9]),
+        "logits: 9 columns, but IgeoodLogits was fitted on 10",
+    ),
+    "tune: few": (lambda g, c: g.tune(c.test[:10], c.ood), "id_data: . samples in the share that tune uses"),
+    "tune: few OOD": (lambda g, c: g.tune(c.test, c.ood[:9]), "ood: 9 samples; tuning needs at least 10"),
+    "tune: same": (lambda g, c: g.tune(c.test, c.test), r"ood: \d+ of 400 samples are among the in-distribution ones"),
+    "tune: ood": (lambda g, c: g.tune(c.test, "gaussian"), "ood: expected OOD samples, got 'gaussian'"),
+    "tune: fgsm": (lambda g, c: g.tune(c.test, "fgsm"), "ood: 'fgsm' makes samples with the model's gradient"),
+    "tune: search": (lambda g, c: g.tune(c.test, c.ood, search="grid"), "search: expected 'sweep' or 'bayes'"),
+    "tune: trials": (lambda g, c: g.tune(c.test, c.ood, search="bayes", trials=0), "trials: must be at least 1"),
+    "tune: tpr": (lambda g, c: g.tune(c.test, c.ood, tpr=1.0), "tpr: must lie strictly between 0 and 1"),
+    "tune: seed": (lambda g, c: g.tune(c.test, c.ood, seed=-1), "seed: must be an integer from 0"),
+    "tune: share": (lambda g, c: g.tune(c.test, c.ood, share="half"), r"share: must lie in \(0, 1\]"),
+    "tune: step": (lambda g, c: g.tune(c.test, c.ood, epsilons=[0.1]), "epsilons: an input step needs the model"),
+    "tune: epsilons": (lambda g, c: g.tune(c.test, c.ood, epsilons=[-0.1]), "epsilons: must be a finite number ≥ 0"),
+    "tune: no epsilons": (lambda g, c: g.tune(c.test, c.ood, epsilons=()), "epsilons: expected one or more"),
+    "tune: one epsilon": (lambda g, c: g.tune(c.test, c.ood, epsilons=0.1), "epsilons: expected one or more"),
+    "tune: attack": (lambda g, c: g.tune(c.test, c.ood, attack=-1.0), "attack: must be a finite number ≥ 0"),
+    "calibrate: few": (lambda g, c: g.calibrate(c.test[:18]), "id_data: 18 samples cannot promise tpr=0.95"),
+    "calibrate: tpr": (lambda g, c: g.calibrate(c.test, tpr="x"), "tpr: must lie strictly between 0 and 1"),
+    "calibrate: guarantee": (lambda g, c: g.calibrate(c.test, guarantee="x"), "guarantee: expected 'marginal' or"),
+    "calibrate: confidence": (lambda g, c: g.calibrate(c.test, confidence=2), "confidence: must lie strictly between"),
+    "predict: columns": (lambda g, c: g.predict(c.test[:, :9]), "logits: 9 columns"),
+    "predict: a word": (lambda g, _: g.predict("x"), "logits: expected real numbers"),
+    "predict: row": (lambda g, c: g.predict(c.test[0]), r"logits: expected shape \(N, C\)"),
+    "explain: top": (lambda g, c: g.explain(c.test, top=0), "top: must be a whole number of channels, at least 1"),
+    "explain: nothing": (lambda g, c: g.explain(c.test[:0]), "data: no sample to explain"),
+    "diagnose": (lambda g, c: g.diagnose(c.test), "outputs: diagnostics need features and labels"),
+}
+
+
+@pytest.fixture(scope="module")
+def ready(classifier):
+    """A tuned and calibrated guard, its tuning, and its verdict."""
+    guard = igeood.black_box().fit(classifier.train, classifier.labels).tune(classifier.held_out, classifier.ood)
+    guard.calibrate(classifier.held_out)
+    return guard, guard.tuning, guard.predict(classifier.test)
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_step_that_fails_leaves_the_guard_as_it_was(ready, classifier, what):
+    (guard, tuning, before), (step, message) = ready, BAD[what]
+    with pytest.raises(InputError, match=f"^{message}"):
+        step(guard, classifier)
+    after = guard.predict(classifier.test)
+    assert torch.equal(before.p_value, after.p_value)
+    assert torch.equal(before.score, after.score)
+    assert guard.tuning is tuning
+
+
+def test_methods_and_options():
+    assert igeood.black_box(method="energy", temperature=2.0).detector.temperature == 2.0
+    assert igeood.black_box(method="odin").detector.temperature == 1000.0
+    own = igeood.IgeoodLogits(centroid_temperature=1.0)
+    assert igeood.black_box(method=own).detector is own
+    for build, message in (
+        (lambda: igeood.black_box(method=own, temperature=2.0), "method: a detector has its own options"),
+        (lambda: igeood.black_box(method="igeood-logit"), "method: no 'igeood-logit'; did you mean 'igeood-logits'"),
+        (lambda: igeood.black_box(method="igeood"), "method: 'igeood' is not one for a black box; those are msp"),
+        (lambda: igeood.black_box(method=igeood.Igeood()), "method: Igeood is not a detector for a black box"),
+        (lambda: igeood.black_box(temperature=0), "temperature: must be a positive finite number"),
+        (lambda: igeood.black_box(method="energy", probabilities=True), "probabilities: energy needs logits"),
+        (
+            lambda: igeood.black_box("energy"),
+            "model: expected a torch.nn.Module, got str; did you mean method='energy'",
+        ),
+        (
+            lambda: igeood.white_box(method="energy"),
+            "method: 'energy' is not one for a white box; those are mahalanobis",
+        ),
+        (lambda: igeood.white_box(method="mahalanobis", plus=True), r"plus: means method='igeood\+'"),
+        (lambda: igeood.white_box(layers=[]), "layers: empty"),
+        (lambda: igeood.white_box(epsilon=0.1), "epsilon: an input step needs the model"),
+    ):
+        with pytest.raises(InputError, match=f"^{message}"):
+            build()
+
+
+def test_probabilities_are_declared(classifier):
+    guard = igeood.black_box(probabilities=True).fit(classifier.train.softmax(1), classifier.labels)
+    verdict = guard.calibrate(classifier.held_out.softmax(1)).predict(classifier.ood.softmax(1))
+    assert verdict.is_ood.double().mean() > 0.8
+    undeclared = igeood.black_box().fit(classifier.train, classifier.labels)
+    with pytest.warns(IgeoodWarning, match="are these probabilities"):
+        undeclared.score(classifier.train.softmax(1))
+
+
+def test_two_classes_say_that_the_minimum_is_used(make, caplog):
+    with caplog.at_level(logging.WARNING, "igeood"):
+        igeood.black_box().fit(make(2).train, make(2).labels)
+    assert "two classes" in caplog.text
+
+
+def test_many_threads_predict_the_same(guard, classifier):
+    alone = guard.calibrate(classifier.held_out).predict(classifier.test).score
+    with ThreadPoolExecutor(8) as pool:
+        assert all(torch.equal(v.score, alone) for v in pool.map(guard.predict, [classifier.test] * 32))

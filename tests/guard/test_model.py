@@ -1,0 +1,242 @@
+"""Guards of a model: from a loader to a verdict, with reasons."""
+
+import copy
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import igeood
+from igeood.errors import IgeoodWarning, InputError, NotReadyError
+
+BUILDS = {
+    "black": igeood.black_box,
+    "grey": lambda m: igeood.grey_box(m, epsilon=0.001),
+    "white": igeood.white_box,
+    "plus": lambda m: igeood.white_box(m, plus=True),
+    "mahalanobis": lambda m: igeood.white_box(m, method="mahalanobis", epsilon=0.0005),
+}
+
+
+@pytest.mark.parametrize("kind", BUILDS)
+def test_the_whole_way(model, data, kind, tmp_path, caplog):
+    guard = BUILDS[kind](model).fit(data.train)
+    assert igeood.metrics.auroc(guard.score(data.test), guard.score(data.foreign)) > 0.9  # before any OOD sample
+    guard.tune(data.held_out, data.ood, epsilons=(guard.epsilon,)).calibrate(data.held_out)
+    assert guard.tuning.after >= guard.tuning.before
+    assert f"left out {guard.tuning.n_id} of 400 samples" in caplog.text
+    assert len(guard.calibration.scores) == 400 - guard.tuning.n_id
+    verdict = guard.predict(data.test)
+    assert verdict.is_ood.double().mean() < 0.13
+    assert guard.predict(data.foreign).is_ood.double().mean() > 0.8
+    assert torch.equal(verdict.label, model(data.test).argmax(1))  # of the clean input
+    guard.save(tmp_path / "guard.safetensors")
+    loaded = igeood.load(tmp_path / "guard.safetensors", model)
+    again = loaded.predict(data.test)
+    for name in ("is_ood", "score", "p_value", "label"):
+        assert torch.equal(getattr(again, name), getattr(verdict, name))
+    assert loaded.tuning == guard.tuning
+    assert repr(loaded) == repr(guard)
+    assert loaded.calibrate(data.held_out).calibration.left_out == guard.tuning.n_id
+
+
+@pytest.mark.parametrize("kind", BUILDS)
+def test_explanations_add_up_to_the_score(model, data, kind):
+    guard, x = BUILDS[kind](model).fit(data.train), data.test[:20]
+    reasons, is_gaussian = guard.explain(x, top=3), kind != "mahalanobis"
+    torch.testing.assert_close(reasons.contributions.sum(1), guard.score(x), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(reasons.score, guard.score(x), rtol=1e-9, atol=1e-9)
+    assert len(reasons.columns) == reasons.contributions.shape[1]
+    assert len(str(reasons).splitlines()) == 20
+    for layer in guard.layers:
+        assert reasons.nearest[layer].shape == (20,)
+        assert reasons.channels[layer].shape == reasons.channel_shares[layer].shape == (20, 3)
+        assert (reasons.channel_shares[layer].diff(dim=1) <= 0).all()
+        assert not is_gaussian or (reasons.channel_shares[layer].sum(1) <= 1 + 1e-9).all()
+    assert (reasons.centroid_distance is not None) == is_gaussian
+    if is_gaussian and guard.epsilon == 0:  # at the output, the nearest class is the classifier's own
+        assert (reasons.centroid_distance.argmin(1) == model(x).argmax(1)).double().mean() > 0.9
+
+
+def test_diagnostics(model, data):
+    outputs = igeood.extract(model, data.train, ["0", "5"])
+    diagnostics = igeood.diagnose(outputs)
+    assert igeood.white_box(model, layers=["0", "5"]).fit(data.train).diagnose(data.train) == diagnostics
+    for layer, d in diagnostics.items():
+        x, labels = outputs.features[layer].double().numpy(), outputs.labels.numpy()
+        residual = x - np.stack([x[labels == c].mean(0) for c in range(4)])[labels]
+        covariance = residual.T @ residual / len(x)
+        diagonal = np.diag(covariance)
+        assert d.condition_full == pytest.approx(np.linalg.cond(covariance), rel=1e-6)
+        assert d.condition_diagonal == pytest.approx(diagonal.max() / diagonal.min(), rel=1e-9)
+        assert d.dominance == pytest.approx((diagonal / np.abs(covariance).sum(1)).mean(), rel=1e-9)
+        assert 0.5 < d.shapiro_w <= 1.0
+    gaussian = torch.randn(2000, 3, generator=torch.Generator().manual_seed(0))
+    made = igeood.Outputs(torch.zeros(2000, 2), {"g": gaussian, "dead": torch.ones(2000, 2)}, torch.arange(2000) % 2)
+    assert igeood.diagnose(made)["g"].shapiro_w > 0.995
+    assert (igeood.diagnose(made)["dead"].dead, igeood.diagnose(made)["dead"].condition_full) == (2, float("inf"))
+    with pytest.raises(InputError, match="need features and labels"):
+        igeood.diagnose(igeood.Outputs(torch.zeros(5, 2)))
+
+
+class Refilled:
+    """A loader that fills the same tensors again and again."""
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __iter__(self):
+        x, y = torch.empty(64, 3, 8, 8), torch.empty(64, dtype=torch.int64)
+        for batch, labels in self.loader:
+            n = len(batch)
+            x[:n], y[:n] = batch, labels
+            yield x[:n], y[:n]
+
+
+def test_generators_and_loaders_that_reuse_their_memory(model, data):
+    expected = igeood.white_box(model).fit(data.train).calibrate(data.held_out)
+    for wrap in (iter, Refilled):
+        guard = igeood.white_box(model).fit(wrap(data.train)).calibrate(wrap(data.held_out))
+        assert torch.equal(guard.calibration.scores, expected.calibration.scores)
+        assert torch.equal(guard.score(wrap(data.held_out)), expected.score(data.held_out))
+    tuned = [g.tune(wrap(data.held_out), wrap(data.ood)) for g, wrap in ((guard, Refilled), (expected, list))]
+    assert torch.equal(tuned[0].score(data.test), tuned[1].score(data.test))
+    read = iter(data.held_out)
+    list(read)
+    with pytest.raises(InputError, match="x: empty: no batch in the loader; give a new one if it was a generator"):
+        guard.score(read)
+
+
+def test_numpy_in_numpy_out(model, data):
+    x, y = data.images(200, 1)
+    guard = igeood.white_box(model, layers="2").fit(x.numpy(), y.numpy()).calibrate(data.test.numpy())
+    assert guard.layers == ["2"]
+    assert isinstance(guard.score(x.numpy()), np.ndarray)
+    assert isinstance(guard.predict(x.numpy()).label, np.ndarray)
+    assert isinstance(guard.score(x), torch.Tensor)
+    assert len(guard.predict(x[:0])) == 0
+
+
+class Text(nn.Module):
+    """Takes tokens by keyword and returns a mapping, as Hugging Face's models do."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.encode, self.head = nn.Embedding(60, 16), nn.Linear(16, 12), nn.Linear(12, 3)
+
+    def forward(self, input_ids, attention_mask):
+        tokens = self.encode(self.embed(input_ids)).relu() * attention_mask[..., None]
+        return {"logits": self.head(tokens.sum(1) / attention_mask.sum(1, keepdim=True)), "loss": torch.zeros(())}
+
+
+@pytest.mark.parametrize("build", [igeood.black_box, igeood.white_box])
+def test_mapping_batches_of_tokens(build):
+    ids = torch.randint(20, (90, 6), generator=torch.Generator().manual_seed(0))
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.arange(90) % 3}
+    held_out, foreign = ({**batch, "input_ids": other} for other in (ids.flip(1) + 1, ids + 30))
+    guard = build(Text()).fit([batch]).tune([held_out], [foreign]).calibrate([held_out])
+    assert guard.calibration.left_out == guard.tuning.n_id
+    assert guard.predict(foreign).score.isfinite().all()
+    assert guard.explain(batch).score.shape == (90,)
+    with pytest.raises(InputError, match="token ids cannot be perturbed"):
+        guard.tune([held_out], "fgsm")
+    with pytest.raises(InputError, match="token ids cannot be perturbed"):
+        igeood.grey_box(Text()).fit([batch]).score(batch)
+
+
+@pytest.mark.parametrize("kind", ["grey", "white"])
+def test_many_threads_predict_the_same(model, data, kind):
+    guard = BUILDS[kind](model).fit(data.train).calibrate(data.held_out)
+    alone = guard.predict(data.test).score
+    with ThreadPoolExecutor(8) as pool:
+        assert all(torch.equal(v.score, alone) for v in pool.map(guard.predict, [data.test] * 16))
+
+
+@pytest.mark.parametrize("kind", ["grey", "white"])
+def test_the_model_is_left_as_found(model, data, kind):
+    mine = copy.deepcopy(model).train()
+    mine[1].eval()
+    state, modes = copy.deepcopy(mine.state_dict()), [m.training for m in mine.modules()]
+    random = torch.get_rng_state()
+    guard = BUILDS[kind](mine).fit(data.train).tune(data.held_out, data.ood, epsilons=(0.0, 0.001))
+    guard.calibrate(data.held_out).predict(data.test)
+    guard.explain(data.test[:2])
+    with pytest.raises(RuntimeError, match="channels"):  # the model's own error passes
+        guard.score(data.test[:, :2])
+    assert [m.training for m in mine.modules()] == modes
+    assert all(torch.equal(value, state[name]) for name, value in mine.state_dict().items())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in mine.modules())
+    assert all(p.grad is None and p.requires_grad for p in mine.parameters())
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_weights_that_change(model, data):
+    mine = copy.deepcopy(model)
+    guard = igeood.white_box(mine).fit(data.train).calibrate(data.held_out)
+    with torch.no_grad():
+        mine[0].weight += 0.0  # written to, but the same
+    before = guard.predict(data.test)
+    with torch.no_grad():
+        mine[0].weight[0, 0, 0, 0] += 1e-3
+    steps = [
+        lambda: guard.tune(data.held_out, data.ood), lambda: guard.calibrate(data.held_out), lambda: guard.save("x"),
+    ]  # fmt: skip
+    for _ in range(2):  # before and after predict has warned
+        for step in steps:
+            with pytest.raises(InputError, match="model: its weights have changed since the guard was fitted"):
+                step()
+        if guard.inputs._warned:
+            break
+        with pytest.warns(IgeoodWarning, match="its weights have changed"):
+            guard.predict(data.test)
+        guard.predict(data.test)  # once
+    guard.fit(data.train).calibrate(data.held_out)
+    assert not torch.equal(guard.predict(data.test).score, before.score)
+
+
+BAD = {
+    "no labels": (lambda m, d: igeood.white_box(m).fit([d.test]), "data: batch 0: labels: this method needs the true"),
+    "labels": (lambda m, d: igeood.white_box(m).fit((d.test, torch.full((300,), 4))), "data: batch 0: labels: 4 at"),
+    "a class": (lambda m, d: igeood.white_box(m).fit((d.test, torch.zeros(300).long())), "labels: no sample of cla"),
+    "outputs": (lambda m, _: igeood.black_box(m).fit(igeood.Outputs(torch.eye(4))), "data: this guard has a model"),
+    "a number": (lambda m, _: igeood.black_box(m).fit(3), "data: expected a batch or a loader of them, got int"),
+    "layer": (lambda m, _: igeood.white_box(m, layers=["fifth"]), "layers: the model has no 'fifth'"),
+    "no name": (lambda m, _: igeood.white_box(m, layers=[9]), "layers: expected names"),
+    "mean": (lambda m, _: igeood.white_box(m, mean="x"), "mean: expected a finite number, or one for each channel"),
+    "epsilon": (lambda m, _: igeood.grey_box(m, epsilon=-1), "epsilon: must be a finite number ≥ 0"),
+    "channels": (
+        lambda m, d: igeood.grey_box(m, std=(0.1, 0.2)).fit(d.train).score(d.test),
+        "x: batch 0: std: expected one number, or one for each of 3 channels",
+    ),
+    "bytes": (
+        lambda m, d: igeood.black_box(m).fit(d.train).score((255 * d.test).byte()), "x: batch 0: images of bytes"
+    ),
+    "NaN": (
+        lambda m, d: igeood.black_box(m).fit(d.train).score([d.test, d.test * torch.nan]),
+        "x: batch 1: sample 0 has NaN or infinity",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input(model, data, what):
+    step, message = BAD[what]
+    with pytest.raises(InputError, match=f"^{message}"):
+        step(model, data)
+
+
+@pytest.mark.parametrize("std", [0.0, (0.2, -0.1, 0.3), "x", (float("nan"),), None])
+def test_deviations_that_are_none(model, std):
+    with pytest.raises(InputError, match=r"^std: "):
+        igeood.grey_box(model, std=std)
+
+
+def test_a_fit_that_fails_is_no_fit(model, data):
+    guard = igeood.white_box(model)
+    with pytest.raises(InputError):
+        guard.fit([data.images(64, 1), data.test])
+    with pytest.raises(NotReadyError, match=r"score: the guard is not fitted yet; call fit\(train_loader\) first"):
+        guard.score(data.test)
