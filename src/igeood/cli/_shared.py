@@ -29,5 +29,6 @@ def _words(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {_words(part)}" for name, part in value.items())
     if isinstance(value, (list, tuple)):
-        return ", ".join(map(_words, value)) or "none"
+        words = list(map(_words, value))
+        return (" " if words and words[0].endswith(".") else ", ").join(words) or "none"  # sentences, or names
     return f"{value:.6g}" if isinstance(value, float) else str(value)

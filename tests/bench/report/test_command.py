@@ -23,8 +23,7 @@ def test_a_page_and_its_verdict(full, tmp_path):
     out = tmp_path / "page.html"
     found = run(full.folder, "--out", out)
     assert found.exit_code == 0, found.output
-    assert found.stdout.startswith("resnet-10-16, CIFAR-10: IGEOOD+ (white box, tuned on Gaussian noise) refuses ")
-    assert f"{out}: " in found.stderr
+    assert "verdicts: resnet-10-16, CIFAR-10 IGEOOD+ (white box, tuned on Gaussian noise) refuses " in found.stdout
     assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
