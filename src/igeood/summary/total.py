@@ -65,6 +65,7 @@ class Summary:
         self.described = needs.describe()
         self.shape: Outputs | None = None  # no rows, but the widths and blocks of all batches
         self._held: list[Outputs] = []
+        self._held_rows = 0
         self._sums: dict[str, ClassSums] = {}
         self._ranges: dict[str, Ranges] = {}
         self._samples: dict[str, Sample] = {}
@@ -94,10 +95,10 @@ class Summary:
             raise InputError("outputs: no features to learn from; give Outputs(logits, features, labels)")
         self._check(batch)
         # a few rows cost as much to sum as many: they are held, as copies, for the caller may reuse its memory
-        rows = len(batch) + sum(map(len, self._held))
-        if rows >= 4 * max(256, batch.n_classes):
+        self._held_rows += len(batch)
+        if self._held_rows >= 4 * max(256, batch.n_classes):
             self._take(Outputs.concat([*self._held, batch]))
-            self._held = []
+            self._held, self._held_rows = [], 0
         else:
             self._held.append(_copy(batch))
         return self
@@ -181,7 +182,7 @@ class Summary:
 
     def settle(self) -> "Summary":
         """Take in the batches that are held."""
-        held, self._held = self._held, []
+        held, self._held, self._held_rows = self._held, [], 0
         if held:
             self._take(Outputs.concat(held))
         return self
