@@ -225,10 +225,12 @@ class Mahalanobis(LayerDetector):
         return score, nearest
 
     def _channel_parts(self, x: Tensor, nearest: Tensor, layer: str) -> Tensor:
-        """Each channel's part of the product with Σ⁺."""
+        """Squares of the whitened difference turned back to the channels, Σ^{+1/2}(f − μ): they sum to the distance."""
         whitening = self.whitening_[layer].to(x.device)
+        directions = whitening / torch.linalg.vector_norm(whitening, dim=0)  # (k, r), orthonormal
         apart = wide(x) - self.mean_[layer].to(x.device)[nearest]
-        return apart * (apart @ whitening @ whitening.T)
+        parts: Tensor = (apart @ whitening @ directions.T).square()
+        return parts
 
 
 class Whitened:

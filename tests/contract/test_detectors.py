@@ -1,0 +1,462 @@
+"""What every method owes its users. The methods are those of the registry; a new one is held to every law by itself.
+
+A law is a function of a case: a method with samples for it. The last tests hold detectors of their own to them, a good
+one and some broken ones, to show that each law can fail.
+"""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+import igeood
+from igeood.detectors import METHODS, method_name, register
+from igeood.detectors.base import parameter_names
+from igeood.errors import GuardFileError, InputError, NotReadyError
+from igeood.guard import Guard
+from igeood.outputs import Outputs
+from igeood.summary import Needs, Summary
+
+LAWS = {}
+
+
+def law(function):
+    LAWS[function.__name__] = function
+    return function
+
+
+def close(scores, expected, tolerance=1e-9):
+    torch.testing.assert_close(scores, expected, rtol=tolerance, atol=tolerance)
+
+
+def converted(outputs, convert):
+    """Outputs with every array but the labels converted."""
+    return Outputs(convert(outputs.logits), {k: convert(v) for k, v in outputs.features.items()}, outputs.labels)
+
+
+def same_state(one, other):
+    states = one.state(), other.state()
+    return states[0].keys() == states[1].keys() and all(torch.equal(v, states[1][k]) for k, v in states[0].items())
+
+
+# -- scores
+
+
+@law
+def a_higher_score_is_more_out_of_distribution(case):
+    assert igeood.metrics.auroc(case.fitted.score(case.test), case.fitted.score(case.ood)) > 0.7
+
+
+@law
+def scores_are_one_finite_float64_a_sample(case):
+    for part in (case.test, case.test[:1], case.test[:0]):
+        score = case.fitted.score(part)
+        assert (score.shape, score.dtype) == ((len(part),), torch.float64)
+        assert score.isfinite().all()
+
+
+@law
+def extreme_logits_and_features_have_finite_scores(case):
+    logits = torch.zeros(5, case.test.n_classes)
+    logits[0, 0], logits[1, 1], logits[2, 2], logits[3, 3], logits[4, :-1] = 1e4, -1e4, 1e38, -torch.inf, -torch.inf
+    scale = torch.tensor([1.0, 1e4, 0.0, -1e6, 1e9])[:, None]
+    features = {k: v[:5] * scale for k, v in case.test.features.items()}
+    assert case.fitted.score(Outputs(logits, features)).isfinite().all()
+
+
+@law
+def batches_and_the_order_of_samples_do_not_matter(case):
+    whole = case.fitted.score(case.test)
+    for size in (1, 7, 64):
+        close(torch.cat([case.fitted.score(case.test[i : i + size]) for i in range(0, len(case.test), size)]), whole)
+    order = torch.randperm(len(case.test), generator=torch.Generator().manual_seed(0))
+    close(case.fitted.score(case.test[order]), whole[order])
+
+
+@law
+def lists_numpy_arrays_and_tensors_get_the_same_scores_in_kind(case):
+    expected = case.fitted.score(case.test)
+    assert isinstance(expected, torch.Tensor)
+    for convert in (torch.Tensor.numpy, torch.Tensor.tolist):
+        given = converted(case.test, convert)
+        refitted = case.make().fit(converted(case.train, convert))
+        for scores in (case.fitted.score(given), refitted.score(given), case.guard.score(given)):
+            assert isinstance(scores, np.ndarray)
+            close(torch.from_numpy(scores), expected)
+
+
+@law
+def precisions_agree(case):
+    """What is left is the rounding of values of size 10: 2⁻⁸ and 2⁻¹¹ of them, times the score's slope."""
+    expected = case.fitted.score(case.test)
+    for dtype, tolerance in ((torch.bfloat16, 5e-2), (torch.float16, 1e-2), (torch.float64, 1e-9)):
+        rounded = converted(case.test, lambda t, dtype=dtype: t.to(dtype))
+        trained = converted(case.train, lambda t, dtype=dtype: t.to(dtype))
+        for scores in (case.fitted.score(rounded), case.make().fit(trained).score(case.test)):
+            assert scores.dtype == torch.float64
+            assert (scores - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+@law
+def the_score_has_a_finite_gradient(case):
+    parts = [case.test[:5], case.train[:5], case.ood[:5]]
+    logits = torch.cat([part.logits * scale for part, scale in zip(parts, (1, 1e3, 0), strict=True)]).requires_grad_()
+    features = {k: torch.cat([part.features[k] for part in parts]).requires_grad_() for k in case.test.features}
+    scores = case.fitted.score(Outputs(logits, features))
+    gradients = torch.autograd.grad(scores.sum(), [logits, *features.values()], allow_unused=True)
+    present = [gradient for gradient in gradients if gradient is not None]
+    assert all(gradient.isfinite().all() for gradient in present)
+    assert any((gradient[:5] != 0).any() for gradient in present)
+
+
+@law
+def what_is_given_is_not_changed(case):
+    before = [copy.deepcopy(part) for part in (case.train, case.test)]
+    detector = case.make().fit(case.train)
+    detector.score(case.test)
+    detector.contributions(case.test)
+    for one, other in zip(before, (case.train, case.test), strict=True):
+        assert torch.equal(one.logits, other.logits)
+        assert torch.equal(one.labels, other.labels)
+        assert all(torch.equal(one.features[k], other.features[k]) for k in one.features)
+
+
+# -- fitting
+
+
+@law
+def fitting_returns_the_detector_and_twice_is_once(case):
+    detector = case.make()
+    assert detector.fit(case.part(9)) is detector
+    assert torch.equal(detector.fit(case.train).score(case.test), case.fitted.score(case.test))
+    assert same_state(detector, case.fitted)
+
+
+@law
+def learning_from_a_summary_is_fitting(case):
+    assert same_state(case.make().learn(Summary.of(case.train, case.needs)), case.fitted)
+
+
+@law
+def the_order_of_training_samples_does_not_matter(case):
+    order = torch.randperm(len(case.train), generator=torch.Generator().manual_seed(0))
+    close(case.make().fit(case.train[order]).score(case.test), case.fitted.score(case.test))
+
+
+@law
+def a_fit_that_fails_leaves_the_detector_as_it_was(case):
+    detector = copy.copy(case.fitted)
+    before = detector.score(case.test)
+    bad = [converted(case.train, torch.Tensor.numpy)[:0]]
+    if case.needs.labels:
+        bad += [case.train[case.train.labels != 3], Outputs(case.train.logits, case.train.features)]
+    if case.train.only(case.needs.blocks(case.train.features)).features:
+        bad.append(Outputs(case.train.logits, labels=case.train.labels))
+    for outputs in bad:
+        with pytest.raises(InputError):
+            detector.fit(outputs)
+    with pytest.raises(InputError, match="row 0 has NaN"):
+        detector.fit(case.train.logits * torch.nan, case.train.labels)
+    assert torch.equal(detector.score(case.test), before)
+
+
+@law
+def training_data_that_lack_something_are_refused_by_name(case):
+    with pytest.raises(InputError, match=r"^data: no training row"):
+        case.make().fit(case.train[:0])
+    few = case.train[case.train.labels != 3]
+    if not case.needs.labels:
+        assert case.make().fit(Outputs(few.logits, few.features)).score(case.test).isfinite().all()
+        return
+    with pytest.raises(InputError, match=r"^labels: no sample of class 3 \(1 of 5 classes have none\); give every"):
+        case.make().fit(few)
+    with pytest.raises(InputError, match=r"^labels: this method needs the true class of each row; give"):
+        case.make().fit(Outputs(few.logits, few.features))
+
+
+@law
+def scoring_before_fitting_is_an_error(case):
+    for call in (lambda d: d.score(case.test), lambda d: d.contributions(case.test), lambda d: d.state()):
+        with pytest.raises(NotReadyError, match=rf"^{case.kind.__name__}: not fitted yet; call fit\(logits"):
+            call(case.make())
+
+
+@law
+def outputs_of_another_model_are_refused_by_name(case):
+    kind = case.kind.__name__
+    with pytest.raises(InputError, match=rf"logits: 4 columns, but {kind} was fitted on 5 classes; give"):
+        case.fitted.score(Outputs(case.test.logits[:, :4], case.test.features))
+    for block in case.needs.blocks(case.test.features):
+        others = {k: v for k, v in case.test.features.items() if k != block}
+        with pytest.raises(InputError, match=rf"^outputs: {kind} needs the features of layer .*; these have "):
+            case.fitted.score(Outputs(case.test.logits, others))
+        wider = torch.cat([case.test.features[block]] * 2, dim=1)
+        with pytest.raises(InputError, match=r"^features\[.*: \d+ channels, but .* was fitted on \d+; give"):
+            case.fitted.score(Outputs(case.test.logits, {**others, block: wider}))
+
+
+@law
+def two_fits_are_equal_to_the_bit(case):
+    assert same_state(case.make().fit(case.train), case.fitted)
+    assert torch.equal(case.make().fit(case.train).score(case.test), case.fitted.score(case.test))
+
+
+@law
+def a_copy_is_independent(case):
+    before = case.fitted.score(case.test)
+    copy.deepcopy(case.fitted).fit(case.part(7))
+    copy.copy(case.fitted).fit(case.part(8))
+    assert torch.equal(case.fitted.score(case.test), before)
+
+
+# -- names, options and files
+
+
+@law
+def names_and_options_lead_back_to_the_detector(case):
+    detector, method = case.make(), METHODS[case.name]
+    assert method_name(detector) == case.name
+    assert method.title
+    assert len(method.style) == 3
+    assert method.needs_layers == bool(case.needs.blocks(case.test.features))
+    assert type(detector)(**detector.params()).params() == detector.params()
+    assert all(f"{option}=" in repr(detector) for option in parameter_names(case.kind))
+    assert {**method.fixed} == {name: detector.params()[name] for name in method.fixed}
+    with pytest.raises(InputError, match=f"^nonsense: '{case.name.replace('+', '.')}' has no such option"):
+        igeood.detector(case.name, nonsense=1)
+
+
+@law
+def state_goes_out_and_in_again_to_the_bit(case):
+    state = case.fitted.state()
+    assert all(isinstance(value, torch.Tensor) for value in state.values())
+    for order in (sorted(state), sorted(state, reverse=True)):
+        loaded = case.make()
+        loaded._widths = case.fitted.widths_
+        loaded.load_state({key: state[key].clone() for key in order}, case.fitted.n_classes_)
+        assert torch.equal(loaded.score(case.test), case.fitted.score(case.test))
+        assert (loaded.notes_, loaded.columns_) == (case.fitted.notes_, case.fitted.columns_)
+    with pytest.raises(InputError, match="state: expected"):
+        case.make().load_state({**state, "something": torch.zeros(1)}, case.fitted.n_classes_)
+
+
+@law
+def a_guard_is_saved_and_loaded_to_the_bit(case, folder=None):
+    path = folder / "guard.safetensors"
+    case.guard.save(path)
+    loaded = igeood.load(path)
+    assert type(loaded.detector) is case.kind
+    assert loaded.detector.params() == case.fitted.params()
+    for one, other in zip(*(vars(guard.predict(case.test)).values() for guard in (loaded, case.guard)), strict=True):
+        assert torch.equal(one, other)
+
+
+@law
+def declared_probabilities_are_their_logarithms(case):
+    if "probabilities" not in METHODS[case.name].options:
+        return
+    if case.name == "energy":
+        with pytest.raises(InputError, match=r"^probabilities: energy needs logits.*use another method"):
+            igeood.detector(case.name, probabilities=True)
+        return
+    chances = [part._with(logits=part.logits.double().softmax(1)) for part in (case.train, case.test)]
+    logs = [part._with(logits=part.logits.log()) for part in chances]
+    by_logits = case.make().fit(logs[0]).score(logs[1])
+    detector = igeood.detector(case.name, probabilities=True).fit(chances[0])
+    close(detector.score(chances[1]), by_logits)
+    for wrong, place in (([[0.9, 0, 0, 0, 0]], "row 0 sums to 0.9"), ([[1.5, -0.5, 0, 0, 0]], "row 0 has a negative")):
+        with pytest.raises(InputError, match=rf"^probabilities: {place}.*; renormalise"):
+            detector.score(Outputs(wrong, {k: v[:1] for k, v in case.test.features.items()}))
+
+
+# -- explanations
+
+
+@law
+def contributions_sum_to_the_score_and_change_with_the_input(case):
+    told, other = (case.guard.explain(part, top=3) for part in (case.test, case.ood))
+    assert told.contributions.shape == (len(case.test), len(told.columns))
+    assert len(set(told.columns)) == len(told.columns)
+    close(told.contributions.sum(dim=1), case.guard.score(case.test))
+    close(told.score, case.guard.score(case.test))
+    assert (told.contributions != other.contributions).any(dim=1).all()
+    assert isinstance(case.guard.explain(converted(case.test, torch.Tensor.numpy)).contributions, np.ndarray)
+    assert str(told).count("sample ") == len(case.test)
+
+
+@law
+def reasons_name_the_nearest_class_and_distinct_channels(case):
+    told, other = (case.guard.explain(part, top=3) for part in (case.test, case.ood))
+    for layer, nearest in told.nearest.items():
+        assert (nearest == case.test.labels).double().mean() > 0.99, layer
+    assert told.channels.keys() == told.channel_shares.keys()
+    for layer, shares in told.channel_shares.items():
+        channels = told.channels[layer]
+        width = case.test.features[layer].shape[1]
+        assert shares.shape == channels.shape == (len(case.test), 3)
+        assert ((channels >= 0) & (channels < width)).all()
+        assert all(len(set(row)) == 3 for row in channels.tolist())
+        assert ((shares >= 0) & (shares <= 1 + 1e-12)).all()
+        assert (shares.diff(dim=1) <= 0).all()
+        whole = case.guard.explain(case.test, top=width).channel_shares[layer]
+        close(whole.sum(dim=1), torch.ones(len(case.test), dtype=whole.dtype))
+        assert (shares != other.channel_shares[layer]).any(dim=1).all()
+    if told.centroid_distance is not None:
+        assert (told.centroid_distance >= 0).all()
+        assert torch.equal(told.centroid_distance.argmin(dim=1), case.test.labels)
+
+
+# -- every law for every method
+
+
+def hold(name, case, folder):
+    LAWS[name](case, folder) if name == "a_guard_is_saved_and_loaded_to_the_bit" else LAWS[name](case)
+
+
+@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_law(name, method, cases, tmp_path):
+    hold(name, cases[method], tmp_path)
+
+
+class Mine(igeood.Detector):
+    """A user's own: the squared distance to the nearest class's mean in the last layer."""
+
+    needs = Needs(layers="last", labels=True, sums="mean")
+    state_names = ("mean_",)
+
+    def __init__(self, *, power=2.0):
+        super().__init__()
+        self.power = power
+
+    def _learn(self, summary):
+        self.mean_ = {block: sums.mean for block, sums in summary.sums.items()}
+
+    def _distances(self, batch):
+        ((block, mean),) = self.mean_.items()
+        return (batch.features[block].double()[:, None] - mean).abs().pow(self.power)  # (N, C, k)
+
+    def _score(self, batch):
+        return self._distances(batch).sum(dim=2).amin(dim=1)
+
+    def _explain(self, batch, top):
+        (block,) = self.mean_
+        parts = self._distances(batch)
+        nearest = parts.sum(dim=2).argmin(dim=1)
+        own = parts[torch.arange(len(parts)), nearest]
+        best = (own / own.sum(dim=1, keepdim=True)).topk(min(top, own.shape[1]), dim=1)
+        return {"nearest": {block: nearest}, "channels": {block: best.indices}, "channel_shares": {block: best.values}}
+
+
+class UpsideDown(Mine):
+    def _score(self, batch):
+        return -super()._score(batch)
+
+
+class OfTheBatch(Mine):
+    def _score(self, batch):
+        return super()._score(batch) / max(1, len(batch))
+
+
+class Chancy(Mine):
+    def _learn(self, summary):
+        super()._learn(summary)
+        self.mean_ = {block: mean + 1e-3 * torch.randn_like(mean) for block, mean in self.mean_.items()}
+
+
+class Forgetful(Mine):
+    state_names = ()
+
+
+class Cut(Mine):
+    def _score(self, batch):
+        return super()._score(batch).detach().requires_grad_()
+
+
+class ConstantParts(Mine):
+    def _contributions(self, batch):
+        return torch.ones(len(batch), 1, dtype=torch.float64)
+
+
+class ConstantReasons(Mine):
+    def _explain(self, batch, top):
+        (block,) = self.mean_
+        zeros = torch.zeros(len(batch), dtype=torch.int64)
+        channels = torch.arange(top).expand(len(batch), top)
+        shares = torch.tensor([0.5, 0.3, 0.2] + [0.0] * max(0, top - 3))[:top].expand(len(batch), top)
+        return {"nearest": {block: zeros}, "channels": {block: channels}, "channel_shares": {block: shares}}
+
+
+@pytest.fixture
+def registered(make_case):
+    """Register a class for one test."""
+    before = dict(METHODS)
+
+    def add(kind, name="my-method", **options):
+        register(name, title="Mine", **options)(kind)
+        return make_case(name)
+
+    yield add
+    METHODS.clear()
+    METHODS.update(before)
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_a_detector_of_ones_own_is_held_to_every_law(name, registered, tmp_path):
+    hold(name, registered(Mine), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (UpsideDown, "a_higher_score_is_more_out_of_distribution"),
+        (OfTheBatch, "batches_and_the_order_of_samples_do_not_matter"),
+        (Chancy, "two_fits_are_equal_to_the_bit"),
+        (Forgetful, "state_goes_out_and_in_again_to_the_bit"),
+        (Cut, "the_score_has_a_finite_gradient"),
+        (ConstantParts, "contributions_sum_to_the_score_and_change_with_the_input"),
+        (ConstantReasons, "reasons_name_the_nearest_class_and_distinct_channels"),
+    ],
+)
+def test_broken_detectors_are_caught(kind, name, registered, tmp_path):
+    with pytest.raises((AssertionError, AttributeError, RuntimeError)):
+        hold(name, registered(kind), tmp_path)
+
+
+def test_a_guard_of_a_method_that_is_not_registered_here(registered, tmp_path):
+    case = registered(Mine, "mine-elsewhere")
+    case.guard.save(tmp_path / "guard")
+    del METHODS["mine-elsewhere"]
+    with pytest.raises(
+        GuardFileError, match=r"of method 'mine-elsewhere', which is not registered here; import the module"
+    ):
+        igeood.load(tmp_path / "guard")
+    with pytest.raises(InputError, match=r"^detector: Mine is not registered; decorate its class with"):
+        method_name(case.guard.detector)
+    with pytest.raises(InputError, match=r"^detector: Mine is not registered"):
+        case.guard.save(tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_names_are_taken_once(registered):
+    with pytest.raises(InputError, match=r"^name: 'msp' is MaxSoftmax already; choose another"):
+        registered(Mine, "msp")
+    with pytest.raises(InputError, match=r"^register: expected a subclass of igeood.Detector, got "):
+        registered(int)
+    registered(Mine)
+    registered(Mine, "my-other", fixed={"power": 1.0})  # a class may have several names
+    registered(Mine)  # and be imported again
+    assert igeood.detector("my-other").power == 1.0
+    assert method_name(Mine(power=1.0)) == "my-method"
+    with pytest.raises(InputError, match=r"^power: 'my-other' means power=1\.0; pick another method"):
+        igeood.detector("my-other", power=3.0)
+
+
+def test_a_guard_takes_a_detector_that_has_no_name(cases):
+    class Unnamed(Mine):
+        pass
+
+    case = cases["igeood"]
+    guard = Guard(Unnamed(power=1.0)).fit(case.train).calibrate(case.held_out)
+    assert guard.predict(case.ood).is_ood.double().mean() > 0.9
