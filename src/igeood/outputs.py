@@ -357,7 +357,7 @@ def row_keys(*values: Tensor) -> Keys:
     total = np.zeros(n, dtype=np.uint64)
     for place, value in enumerate(values):
         flat = value.detach().flatten(1) if value.ndim > 1 else value.detach()[:, None]
-        step = max(1, BLOCK_VALUES // max(1, flat.shape[1]))
+        step = max(1, (BLOCK_VALUES >> 3) // max(1, flat.shape[1]))  # a megabyte of 64-bit numbers
         odd = _multipliers(place, flat.shape[1])
         for start in range(0, n, step):
             rows = slice(start, start + step)

@@ -93,7 +93,7 @@ class Sample:
         limit = self.capacity + max(256, self.capacity // SLACK)
         if self._size + wanted > limit and not self._sorted:
             self._compact()
-        if self._size + wanted > len(self._keys):
+        if len(self._keys) < min(limit, self._size + wanted):
             self._grow(min(limit, max(4 * len(self._keys), self._size + wanted, 4096)))
         return min(wanted, len(self._keys) - self._size)
 
