@@ -19,7 +19,7 @@ from igeood.guard.guard import Guard
 from igeood.guard.inputs import ArrayInputs, ModelInputs
 from igeood.guard.tuning import StepTrial, TemperatureSearch, Trial, Tuning
 from igeood.model.fingerprint import fingerprint
-from igeood.model.step import Attack, check_channels
+from igeood.model.step import Attack, check_channels, check_epsilon
 from igeood.outputs import Keys, Outputs
 
 CALIBRATION_FIELDS = ("tpr", "guarantee", "confidence", "left_out", "trained_on")
@@ -72,7 +72,7 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None, *, strict
     if not (model is None or isinstance(model, nn.Module)):
         raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}; give the model itself")
     record, tensors = read_record(path, "guard")
-    if record.get("method") not in METHODS:
+    if str(record.get("method")) not in METHODS:
         raise GuardFileError(
             f"path: {path} holds a guard of method {record.get('method')!r}, which is not registered here; import the "
             f"module whose class has @igeood.register({record.get('method')!r}) first"
@@ -105,6 +105,9 @@ def _restored(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Modu
     method, classes = record["method"], record["n_classes"]
     if isinstance(classes, bool) or not isinstance(classes, int) or not 2 <= classes <= 1 << 22:
         raise InputError(f"n_classes: {classes!r}")
+    if record["access"] not in ("black box", "grey box", "white box"):
+        raise InputError(f"access: {record['access']!r}")
+    check_epsilon(record["epsilon"])
     options = {name: value for name, value in record["params"].items() if name not in METHODS[method].fixed}
     prefix = "detector."
     state = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
