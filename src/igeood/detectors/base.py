@@ -264,7 +264,7 @@ def warn_of_probabilities(logits: Tensor) -> None:
     warnings.warn(
         "logits: every row is ≥ 0 and sums to 1: are these probabilities? Then say so with probabilities=True",
         IgeoodWarning,
-        stacklevel=4,
+        stacklevel=3,
     )
 
 

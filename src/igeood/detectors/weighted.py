@@ -120,6 +120,8 @@ class Weighted(Detector):
 
     def at_temperature(self: W, temperature: float, samples: Samples, near: Detector | None = None) -> W:
         """A detector like this one with another temperature of its output; the weights have to be learnt again."""
+        if self.softmax_part is None:
+            raise InputError(f"temperature: {type(self).__name__} has none to set")
         other = copy.copy(self)
         other.temperature = temperature  # type: ignore[attr-defined]
         other.parts_ = {

@@ -1,0 +1,128 @@
+"""What the base class and the registry say and keep: warnings, names, the order of layers, input steps."""
+
+import warnings
+
+import pytest
+import torch
+
+import igeood
+from igeood.detectors import Igeood, IgeoodFeatures, Mahalanobis, MahalanobisLayers
+from igeood.errors import IgeoodWarning, InputError
+from igeood.outputs import Outputs
+
+BLACK = [name for name, method in sorted(igeood.METHODS.items()) if not method.needs_layers]
+
+
+def likely(n: int = 6, n_classes: int = 3) -> torch.Tensor:
+    """Rows that are probabilities, with a 0 in each."""
+    rows = torch.rand(n, n_classes, generator=torch.Generator().manual_seed(0)) + 0.1
+    rows[:, 0] = 0.0
+    return rows / rows.sum(dim=1, keepdim=True)
+
+
+def test_logits_that_look_like_probabilities_are_a_warning():
+    said = r"^logits: .*are these probabilities\? Then say so with probabilities=True$"
+    with pytest.warns(IgeoodWarning, match=said) as at_fit:
+        detector = igeood.MaxSoftmax().fit(likely())
+    with pytest.warns(IgeoodWarning, match=said) as at_score:
+        detector.score(likely(1))
+    assert len(at_fit) == len(at_score) == 1
+    assert at_fit[0].filename == at_score[0].filename == __file__
+
+
+@pytest.mark.parametrize("row", [[1.2, -0.1, -0.1], [0.5, 0.3, 0.1], [0.5, 0.3, 0.3]])
+def test_one_row_that_is_none_is_enough_not_to_warn(row):
+    rows = torch.cat([likely(), torch.tensor([row])])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        detector = igeood.MaxSoftmax().fit(rows)
+        detector.score(rows)
+        detector.score(rows[:0])
+        igeood.MaxSoftmax(probabilities=True).fit(likely()).score(likely())
+
+
+@pytest.mark.parametrize("off", [-2e-3, -9e-4, 9e-4, 2e-3])
+def test_probabilities_may_be_off_by_a_thousandth(off):
+    rows = torch.tensor([[0.5, 0.25, 0.25 + off]])
+    detector = igeood.MaxSoftmax(probabilities=True).fit(likely())
+    if abs(off) < 1e-3:
+        assert detector.score(rows).isfinite().all()
+    else:
+        with pytest.raises(InputError, match=rf"row 0 sums to {1 + off:g}, .*\(1 of 1 rows are not\)"):
+            detector.score(rows)
+
+
+@pytest.mark.parametrize("kind", [Igeood, IgeoodFeatures, MahalanobisLayers])
+def test_layers_keep_their_order_whatever_order_a_file_gives(known, kind):
+    """Twelve of them, for 10 comes before 2 in the alphabet, with names that look like places."""
+    names = [f"{(7 * i) % 12}:block:{i}" for i in range(12)]
+    features = {name: known.train.features["early"] * (i + 1) + 0.1 * i for i, name in enumerate(names)}
+    train = Outputs(known.train.logits, features, known.train.labels)
+    fitted = kind().fit(train)
+    state = fitted.state()
+    for keys in (sorted(state), sorted(state, reverse=True)):
+        loaded = kind().load_state({key: state[key] for key in keys}, 10)
+        assert loaded.columns_[-12:] == list(loaded.widths_) == names
+        assert torch.equal(loaded.score(train), fitted.score(train))
+
+
+@pytest.mark.parametrize("name", BLACK)
+def test_the_input_step_lowers_the_score_itself(name, known):
+    detector = igeood.detector(name).fit(known.train)
+    ((score, layers),) = detector.step_scores(known.test)
+    assert layers is None
+    assert torch.equal(score, detector.score(known.test))
+
+
+def test_the_input_steps_of_layers(known):
+    """IGEOOD steps by its output's score for all layers, Mahalanobis by each layer's own."""
+    whole = Igeood().fit(known.train)
+    ((score, layers),) = whole.step_scores(known.test)
+    assert layers is None
+    torch.testing.assert_close(score, igeood.IgeoodLogits().fit(known.train).score(known.test), rtol=1e-9, atol=1e-9)
+    expected = Mahalanobis().fit(known.train).layer_scores(known.test)
+    for detector in (MahalanobisLayers().fit(known.train), Mahalanobis().fit(known.train)):
+        steps = detector.step_scores(known.test)
+        assert [layers for _, layers in steps] == [("early",), ("block.late",)]
+        torch.testing.assert_close(torch.stack([score for score, _ in steps], dim=1), expected)
+
+
+@pytest.mark.parametrize("name", BLACK)
+def test_another_temperature_is_a_fit_at_it(name, known):
+    """From a summary's samples; near a fit at a neighbouring temperature, roughly."""
+    first = igeood.detector(name).fit(known.train)
+    samples = igeood.Summary.of(known.train, igeood.METHODS[name].needs).samples
+    fresh = igeood.detector(name, temperature=3.0).fit(known.train).score(known.test)
+    other = first.at_temperature(3.0, samples)
+    assert (other.temperature, other.params() | {"temperature": 1.0}) == (3.0, first.params() | {"temperature": 1.0})
+    assert torch.equal(other.score(known.test), fresh)
+    rough = first.at_temperature(2.9, samples).at_temperature(3.0, samples, near=first)
+    torch.testing.assert_close(rough.score(known.test), fresh, rtol=0, atol=1e-3 * float(fresh.std()))
+
+
+def test_a_detector_without_temperature_has_none_to_set(known):
+    for kind in (Mahalanobis, MahalanobisLayers):
+        with pytest.raises(InputError, match=rf"^temperature: {kind.__name__} has none to set"):
+            kind().fit(known.train).at_temperature(2.0, {})
+
+
+# -- names
+
+
+def test_the_names_of_the_paper():
+    black = {"msp", "odin", "energy", "kl-sum", "kl-min", "igeood-logits", "igeood-logits-min"}
+    assert black <= set(BLACK)
+    assert {"igeood", "igeood+", "mahalanobis"} <= set(igeood.METHODS) - set(BLACK)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("energi", r"no 'energi'; did you mean 'energy'\? there are msp, odin"),
+        ("MSP", r"no 'MSP'; did you mean 'msp'\?"),
+        ("zzz", r"no 'zzz'; there are msp, odin, energy, kl-sum"),
+    ],
+)
+def test_an_unknown_name_gets_the_nearest(given, said):
+    with pytest.raises(InputError, match=f"^method: {said}"):
+        igeood.detector(given)

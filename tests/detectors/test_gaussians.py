@@ -1,0 +1,210 @@
+"""The per-layer detectors against float64 loops and NumPy's pseudo-inverse, and with awkward channels."""
+
+import numpy as np
+import pytest
+import torch
+
+import igeood
+from igeood.detectors import IgeoodFeatures, Mahalanobis
+from igeood.detectors import gaussians as module
+from igeood.errors import IgeoodWarning, InputError
+from igeood.geometry import precision
+from igeood.outputs import Outputs
+from igeood.summary import ClassSums
+
+KINDS = [IgeoodFeatures, Mahalanobis]
+
+
+def arrays(known, layer, test=None):
+    """Features of a layer in float64: training, their labels, class means, deviations from them, and test."""
+    train, labels = known.train.features[layer].double().numpy(), known.train.labels.numpy()
+    means = np.stack([train[labels == c].mean(0) for c in range(10)])
+    return train, means, train - means[labels], (test or known.test).features[layer].double().numpy()
+
+
+def loop_fr(x, means, std):
+    """FR_ℓ by a loop over samples and classes: Eq. 9 for equal deviations, Eq. 10, Eq. 11."""
+    rho = [[2 * np.sqrt(2) * np.arcsinh(np.abs(row - mean) / (2 * np.sqrt(2) * std)) for mean in means] for row in x]
+    return np.sqrt(np.square(rho).sum(-1)).min(1)
+
+
+def with_layer(outputs, features):
+    return Outputs(outputs.logits, {"l": features}, outputs.labels)
+
+
+def test_fr_layer_and_fr_layer_ood_are_the_papers(known):
+    detector = IgeoodFeatures().fit(known.train).fit_ood(known.ood)
+    columns, primed = detector.layer_scores(known.test), detector.fr_layer_ood(known.test)
+    for i, layer in enumerate(detector.layers_):
+        _, means, apart, test = arrays(known, layer)
+        np.testing.assert_allclose(columns[:, i], loop_fr(test, means, np.sqrt((apart**2).mean(0))), rtol=1e-6)
+        ood = known.ood.features[layer].double().numpy()
+        np.testing.assert_allclose(primed[:, i], loop_fr(test, ood.mean(0)[None], ood.std(0)), rtol=1e-6)
+    assert (detector.layer_scores(known.ood).mean(0) > columns.mean(0)).all()  # FR is higher for OOD,
+    assert (detector.fr_layer_ood(known.ood).mean(0) < primed.mean(0)).all()  # FR′ is lower
+    torch.testing.assert_close(detector.score(known.test), columns.sum(dim=1))
+
+
+def squared_distances(x, means, inverse):
+    apart = x[:, None] - means
+    return np.einsum("nci,ij,ncj->nc", apart, inverse, apart).min(1)
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_mahalanobis_is_numpys_pseudo_inverse(known, relative):
+    scores = Mahalanobis(relative=relative).fit(known.train).layer_scores(known.test)
+    for i, layer in enumerate(known.train.features):
+        train, means, apart, test = arrays(known, layer)
+        expected = squared_distances(test, means, np.linalg.pinv(apart.T @ apart / len(train)))
+        if relative:
+            background = np.linalg.pinv(np.cov(train.T, bias=True))
+            expected = expected - squared_distances(test, train.mean(0)[None], background)
+        np.testing.assert_allclose(scores[:, i], expected, rtol=1e-6, atol=1e-6)
+
+
+def deficient(outputs):
+    """A copied channel, a sum of two, and a constant one, in float32."""
+    x = outputs.features["early"]
+    return with_layer(outputs, torch.cat([x, x[:, :1], x[:, :1] + x[:, 1:2], torch.ones(len(x), 1)], dim=1))
+
+
+def test_directions_that_never_vary_are_left_out(known):
+    detector = Mahalanobis().fit(deficient(known.train))
+    assert detector.whitening_["l"].shape == (9, 6)
+    plain = Mahalanobis().fit(with_layer(known.train, known.train.features["early"]))
+    expected = plain.score(with_layer(known.test, known.test.features["early"]))
+    torch.testing.assert_close(detector.score(deficient(known.test)), expected, rtol=1e-4, atol=1e-4)
+    off = deficient(known.test).features["l"].clone()
+    off[:, -1] = 77.0  # off the plane of the training samples: no distance
+    torch.testing.assert_close(detector.score(with_layer(known.test, off)), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_relative_mahalanobis_is_in_one_subspace(known):
+    """Where class means differ in a direction without variance, the background must not see it either."""
+    jump = 100.0 * known.train.labels[:, None].float()
+    train = with_layer(known.train, torch.cat([known.train.features["early"], jump], dim=1))
+    detector = Mahalanobis(relative=True).fit(train)
+    assert detector.background_whitening_["l"].shape == detector.whitening_["l"].shape == (7, 6)
+    early = known.test.features["early"]
+    one, other = (torch.cat([early, torch.full((400, 1), value)], dim=1) for value in (0.0, 9e3))
+    scores = [detector.score(with_layer(known.test, x)) for x in (one, other)]
+    torch.testing.assert_close(scores[0], scores[1], rtol=1e-6, atol=1e-6)
+    plain = Mahalanobis(relative=True).fit(with_layer(known.train, known.train.features["early"]))
+    torch.testing.assert_close(scores[0], plain.score(with_layer(known.test, early)), rtol=1e-6, atol=1e-6)
+    assert Mahalanobis().fit(train).background_mean_ == {}
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1e-3, 1e9])
+def test_whitening_goes_with_the_scale(known, scale):
+    covariance = torch.cov(known.train.features["early"].double().T)
+    root, scaled = module.whiten(covariance), module.whiten(scale * covariance)
+    torch.testing.assert_close(root @ root.T, torch.linalg.inv(covariance))
+    torch.testing.assert_close(scaled @ scaled.T * scale, root @ root.T)
+    assert module.whiten(torch.zeros(3, 3, dtype=torch.float64)).shape == (3, 0)
+
+
+def test_directions_within_the_rounding_of_the_features_are_left_out():
+    """No more than NOISE of the greatest variance for each channel."""
+    for share, rank in ((3.0, 2), (1.5, 1), (0.0, 1)):
+        covariance = torch.diag(torch.tensor([4.0, 4.0 * share * module.NOISE], dtype=torch.float64))
+        assert module.whiten(covariance).shape == (2, rank)
+
+
+def test_whitened_distances_of_awkward_shapes():
+    generator = torch.Generator().manual_seed(0)
+    for n, n_classes, k, rank in ((0, 3, 2, 2), (5, 1, 1, 1), (90, 2, 2048, 3), (90, 1000, 4, 4), (4, 3, 5, 0)):
+        x = torch.randn(k, n, generator=generator).T  # not contiguous
+        means = torch.randn(n_classes, k, generator=generator).double()
+        whitening = torch.randn(k, rank, generator=generator).double()
+        distance, nearest = module.Whitened(means, whitening).distance(x)
+        apart = torch.cdist(x.double() @ whitening, means @ whitening, compute_mode="donot_use_mm_for_euclid_dist")
+        torch.testing.assert_close(distance, apart.amin(dim=1).square(), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(apart.gather(1, nearest[:, None])[:, 0], apart.amin(dim=1), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_agree_with_finite_differences_in_every_chunk(known, kind, monkeypatch):
+    detector = kind().fit(with_layer(known.train, known.train.features["early"]))
+    monkeypatch.setattr(precision, "CHUNK_ELEMENTS", 8)
+    x = known.test.features["early"][:9].double().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: detector.score(with_layer(known.test[:9], x)), x, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_chunks_do_not_matter(known, kind, monkeypatch):
+    detector = kind().fit(known.train)
+    whole = detector.layer_scores(known.test), detector._explain(known.test, 4)
+    monkeypatch.setattr(precision, "CHUNK_ELEMENTS", 64)
+    torch.testing.assert_close((detector.layer_scores(known.test), detector._explain(known.test, 4)), whole)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_channel_parts_add_up_to_the_squared_distance(known, kind):
+    detector = kind().fit(known.train)
+    for i, layer in enumerate(detector.layers_):
+        nearest = detector._layer_score(known.test, layer)[1]
+        parts = detector._channel_parts(known.test.features[layer], nearest, layer)
+        distance = detector.layer_scores(known.test)[:, i]
+        squared = distance.square() if kind is IgeoodFeatures else distance
+        torch.testing.assert_close(parts.sum(1), squared, rtol=1e-6, atol=1e-9)
+        assert (parts >= 0).all()
+
+
+# -- awkward channels and classes
+
+
+def test_dead_channels_are_floored_counted_and_finite(known):
+    features = {k: v.clone() for k, v in known.train.features.items()}
+    features["early"][:, 2] = 0.5
+    detector = igeood.Igeood().fit(Outputs(known.train.logits, features, known.train.labels))
+    part = detector.parts_["layers"]
+    assert {k: int(v) for k, v in part.dead_.items()} == {"early": 1, "block.late": 0}
+    assert detector.notes_ == ("layer 'early': 1 dead channels, deviation raised to a floor",)
+    assert detector.score(known.test).isfinite().all()  # where the channel is alive again
+    assert (part.std_["early"] > 0).all()
+
+
+def test_channels_that_are_constant_up_to_rounding_are_dead(known):
+    """A constant that has no exact float: its variance comes out as 1e-34, not as 0."""
+    x = torch.randn(400, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x[:, 3:] = 0.3
+    detector = IgeoodFeatures().fit(with_layer(known.train, x))
+    assert int(detector.dead_["l"]) == 7
+    scores = [detector.score(with_layer(known.train, x + shift)) for shift in (0.0, 1e-12)]
+    torch.testing.assert_close(scores[0], scores[1], rtol=1e-6, atol=1e-6)
+
+
+def sums_of(std, means=None):
+    """Sums of two classes that have these deviations and means."""
+    std = torch.tensor(std, dtype=torch.float64)
+    means = torch.zeros(2, len(std), dtype=torch.float64) if means is None else torch.tensor(means, dtype=torch.float64)
+    return ClassSums(torch.tensor([1.0, 1.0]), torch.zeros(len(std), dtype=torch.float64), means, 2 * std.square())
+
+
+def test_the_floor_of_deviations():
+    """A ten-thousandth of the median of those that vary; a channel just on it is not dead."""
+    std, dead = module.floored_std(sums_of([1.0, 1.0, 1.0, 1e-4, 0.9e-4, 0.0]))
+    assert std.tolist() == pytest.approx([1.0, 1.0, 1.0, 1e-4, 1e-4, 1e-4])
+    assert dead.tolist() == [False] * 4 + [True] * 2
+    std, dead = module.floored_std(sums_of([0.0, 0.0]))
+    assert (std.tolist(), dead.tolist()) == ([1.0, 1.0], [True, True])
+    _, dead = module.floored_std(sums_of([1.0, 1.0], [[1e9, 1.0], [0.0, 0.0]]))  # the first is a mean's rounding
+    assert dead.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("method", ["igeood", "mahalanobis"])
+def test_one_sample_in_a_class_is_a_warning(known, method):
+    rows = torch.cat([(known.train.labels != 4).nonzero()[:, 0], (known.train.labels == 4).nonzero()[:1, 0]])
+    with pytest.warns(IgeoodWarning, match=r"class 4 has a single sample \(1 of 10 classes do\)"):
+        detector = igeood.detector(method).fit(known.train[rows])
+    assert detector.score(known.test).isfinite().all()
+
+
+def test_the_ood_gaussian_needs_two_samples(known):
+    detector = IgeoodFeatures().fit(known.train)
+    assert detector.ood_mean_ == {}
+    with pytest.raises(InputError, match=r"^ood: 1 sample\(s\); a mean and a deviation need at least 2"):
+        detector.fit_ood(known.ood[:1])
+    detector.fit_ood(known.ood)
+    torch.testing.assert_close(detector.ood_mean_["early"], known.ood.features["early"].double().mean(dim=0))
+    assert detector.fit(known.train).ood_mean_ == {}  # fitting again forgets it

@@ -1,0 +1,194 @@
+"""The black-box detectors against their formulas in 50 digits."""
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+
+import igeood
+from igeood.detectors import logits as family
+from igeood.errors import InputError
+from igeood.geometry import categorical
+
+mpmath.mp.dps = 50
+
+
+def softmax(row, temperature):
+    powers = [mpmath.exp(mpmath.mpf(float(f)) / mpmath.mpf(temperature)) for f in row]
+    return [p / mpmath.fsum(powers) for p in powers]
+
+
+def fisher_rao(q, centroid):
+    """2 arccos Σ √(q c), of one row and one centroid's log-probabilities."""
+    c = [mpmath.exp(mpmath.mpf(float(v))) for v in centroid]
+    return 2 * mpmath.acos(min(mpmath.mpf(1), mpmath.fsum(mpmath.sqrt(a * b) for a, b in zip(q, c, strict=True))))
+
+
+def divergence(q, centroid):
+    return mpmath.fsum(p * (mpmath.log(p) - mpmath.mpf(float(v))) for p, v in zip(q, centroid, strict=True))
+
+
+def energy_of(row, temperature):
+    return -temperature * mpmath.log(mpmath.fsum(mpmath.exp(mpmath.mpf(float(f)) / temperature) for f in row))
+
+
+# each of a row's softmax, the fitted centroids, the row and the temperature
+FORMULAS = {
+    "msp": lambda q, *_: -max(q),
+    "odin": lambda q, *_: -max(q),
+    "energy": lambda _, __, row, temperature: energy_of(row, temperature),
+    "kl-sum": lambda q, centroids, *_: -sum(divergence(q, c) for c in centroids),
+    "kl-min": lambda q, centroids, *_: min(divergence(q, c) for c in centroids),
+    "igeood-logits": lambda q, centroids, *_: -sum(fisher_rao(q, c) for c in centroids),
+    "igeood-logits-min": lambda q, centroids, *_: min(fisher_rao(q, c) for c in centroids),
+}
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 30.0, 1000.0])
+@pytest.mark.parametrize("method", FORMULAS)
+def test_scores_against_the_papers_formulas(classifier, method, temperature):
+    detector = igeood.detector(method, temperature=temperature).fit(classifier.train, classifier.labels)
+    rows = torch.cat([classifier.test[:6], classifier.ood[:6]])
+    centroids = getattr(detector, "centroids_", torch.empty(0, 10))
+    expected = [float(FORMULAS[method](softmax(row, temperature), centroids, row, temperature)) for row in rows]
+    np.testing.assert_allclose(detector.score(rows), expected, rtol=2e-8, atol=1e-10)
+
+
+def test_centroids_are_those_of_the_geometry(classifier):
+    train, labels = classifier.train, classifier.labels
+    for temperature in (1.0, 5.0):
+        fr = igeood.IgeoodLogits(temperature=temperature).fit(train, labels).centroids_
+        torch.testing.assert_close(fr, categorical.centroids(train, labels, 10, temperature), rtol=1e-6, atol=1e-6)
+        chances = (train.double() / temperature).softmax(dim=1)
+        means = torch.stack([chances[labels == c].mean(dim=0) for c in range(10)])
+        kl = igeood.KLDivergence(temperature=temperature).fit(train, labels).centroids_
+        torch.testing.assert_close(kl.exp(), means, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [igeood.IgeoodLogits, igeood.KLDivergence])
+def test_a_row_counts_as_often_as_it_comes(classifier, kind):
+    """Equal rows are one row with a count: centroids are those of all rows."""
+    rows = torch.cat([torch.arange(400), torch.arange(0, 400, 7).repeat(5)])
+    twice = kind().fit(classifier.train[rows], classifier.labels[rows]).centroids_
+    once = kind().fit(classifier.train, classifier.labels).centroids_
+    noise = 1e-7 * torch.randn(len(rows), 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    apart = kind().fit(classifier.train[rows] + noise, classifier.labels[rows]).centroids_
+    torch.testing.assert_close(twice, apart, rtol=1e-5, atol=1e-5)
+    assert (twice - once).abs().max() > 1e-2
+
+
+def random_confident(n_classes, margin, seed=0, n=20_000):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(n_classes, (n,), generator=generator)
+    logits = torch.randn(n, n_classes, generator=generator, dtype=torch.float64)
+    logits[torch.arange(n), labels] += margin
+    return logits, labels
+
+
+def test_confident_samples_keep_distinct_scores():
+    logits, labels = random_confident(10, 20.0)
+    score = igeood.IgeoodLogits().fit(logits.float(), labels).score(logits.float())
+    confident = torch.sort(score).values[: len(score) // 2]
+    assert len(confident.unique()) >= 0.999 * len(confident)
+    clamped = torch.acos(torch.softmax(logits.float(), 1).sqrt().clamp(max=1.0)).sum(1)  # what float32 would leave
+    assert len(clamped.sort().values[10_000:].unique()) < 0.5 * 10_000
+
+
+@pytest.mark.parametrize("margin", [1.0, 10.0, 30.0])
+@pytest.mark.parametrize("n_classes", [10, 100])
+def test_fr0_of_float32_is_that_of_float64(n_classes, margin):
+    logits, labels = random_confident(n_classes, margin, n=2000)
+    detector = igeood.IgeoodLogits().fit(logits, labels)
+    apart = (detector.score(logits.float()) - detector.score(logits)).abs().max()
+    assert apart <= 1e-6 * n_classes
+
+
+@pytest.mark.parametrize("method", [name for name in FORMULAS if name != "odin"])
+def test_gradients_agree_with_finite_differences(classifier, method):
+    detector = igeood.detector(method).fit(classifier.train, classifier.labels)
+    logits = torch.cat([classifier.test[:3], classifier.ood[:3]]).double().requires_grad_()
+    assert torch.autograd.gradcheck(detector.score, logits, eps=1e-6, rtol=1e-4, atol=1e-8)
+
+
+@pytest.mark.parametrize("method", ["igeood-logits", "igeood-logits-min"])
+def test_gradients_are_finite_on_a_centroid_and_when_saturated(classifier, method):
+    detector = igeood.detector(method).fit(classifier.train, classifier.labels)
+    rows = torch.cat([detector.centroids_.float(), torch.eye(10) * 1e4, torch.eye(10) * -1e4]).requires_grad_()
+    (gradient,) = torch.autograd.grad(detector.score(rows).sum(), rows)
+    assert gradient.isfinite().all()
+
+
+def test_the_class_of_the_nearest_centroid(classifier):
+    detector = igeood.IgeoodLogits().fit(classifier.train, classifier.labels)
+    nearest = detector.predict_class(classifier.test)
+    assert torch.equal(nearest, categorical.pairwise_distance(classifier.test, detector.centroids_).argmin(1))
+    assert (nearest == classifier.test.argmax(1)).double().mean() > 0.99
+    assert detector.predict_class(np.empty((0, 10))).shape == (0,)
+
+
+def test_fr0_is_about_28_when_confident_and_25_when_uniform():
+    """Ten classes: near one centroid and π from nine others, or equally far from all."""
+    vertices = torch.eye(10).log()
+    assert family.fr0(torch.eye(10) * 1e3, vertices)[0].item() == pytest.approx(9 * math.pi, rel=1e-12)
+    assert family.fr0(torch.zeros(1, 10), vertices).item() == pytest.approx(24.98, abs=0.01)
+
+
+def test_two_classes_use_the_minimum_and_say_so(make):
+    data = make(2)
+    detector = igeood.IgeoodLogits().fit(data.train, data.labels)
+    smallest = igeood.IgeoodLogits(reduce="min").fit(data.train, data.labels)
+    assert detector.reduce_ == "min"
+    (note,) = detector.notes_
+    assert note == "two classes: FR₀ is constant between the centroids, so the minimum distance is used"
+    assert smallest.notes_ == ()
+    assert torch.equal(detector.score(data.test), smallest.score(data.test))
+    between = torch.tensor([[0.1, 0.0], [0.0, 0.2], [0.3, 0.0]])
+    assert family.fr0(between, detector.centroids_).std() < 1e-12  # why
+    assert detector.score(between).std() > 1e-3
+    three = igeood.IgeoodLogits().fit(make(3).train, make(3).labels)
+    assert (three.reduce_, three.notes_) == ("sum", ())
+
+
+def test_centroid_temperature_is_the_authors_rescaling(classifier):
+    fitted = igeood.IgeoodLogits(temperature=5.0, centroid_temperature=1.0).fit(classifier.train, classifier.labels)
+    at_one = igeood.IgeoodLogits().fit(classifier.train, classifier.labels).centroids_
+    torch.testing.assert_close(fitted.centroids_, torch.log_softmax(at_one / 5.0, dim=1))
+    own = igeood.IgeoodLogits(temperature=5.0).fit(classifier.train, classifier.labels)
+    assert (fitted.score(classifier.test) - own.score(classifier.test)).abs().max() > 1e-3
+
+
+def test_energy_of_extreme_logits():
+    assert family.energy(torch.tensor([[1e38, 0.0], [-1e38, -1e38]]), 0.001).isfinite().all()
+    assert family.energy(torch.tensor([[3.0, -torch.inf]]), 2.0).item() == -3.0
+
+
+def test_chunks_do_not_matter(classifier, monkeypatch):
+    detectors = [igeood.detector(name).fit(classifier.train, classifier.labels) for name in FORMULAS]
+    whole = [detector.score(classifier.test) for detector in detectors]
+    monkeypatch.setattr("igeood.geometry.precision.CHUNK_ELEMENTS", 70)
+    for detector, expected in zip(detectors, whole, strict=True):
+        torch.testing.assert_close(detector.score(classifier.test), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_default_options():
+    assert {name: igeood.detector(name).temperature for name in FORMULAS} == {
+        **dict.fromkeys(FORMULAS, 1.0),
+        "odin": 1e3,
+    }
+    for kind in (igeood.IgeoodLogits, igeood.KLDivergence):
+        assert (kind().reduce, kind().probabilities) == ("sum", False)
+    assert igeood.IgeoodLogits().centroid_temperature is None
+    assert type(igeood.Energy(temperature=2).temperature) is float
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, np.nan, np.inf, "hot"])
+def test_options_that_are_none(temperature):
+    for name in FORMULAS:
+        with pytest.raises(InputError, match=r"^temperature: "):
+            igeood.detector(name, temperature=temperature)
+    with pytest.raises(InputError, match=r"^centroid_temperature: "):
+        igeood.IgeoodLogits(centroid_temperature=temperature)
+    with pytest.raises(InputError, match="reduce: expected 'sum' or 'min', got 'mean'"):
+        igeood.KLDivergence(reduce="mean")

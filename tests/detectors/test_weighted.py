@@ -1,0 +1,247 @@
+"""Columns combined: before and after the weights are learnt."""
+
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+import igeood
+from igeood.detectors import Energy, Igeood, IgeoodPlus, MahalanobisLayers, MaxSoftmax, Weighted
+from igeood.detectors import weighted as module
+from igeood.errors import InputError
+from igeood.guard import Guard
+from igeood.metrics import auroc, tnr_at_tpr
+from igeood.summary import Needs, Summary
+
+
+class Pair(Weighted):
+    """Two detectors that have nothing to do with each other."""
+
+    needs: ClassVar[Needs] = Needs(layers="all", labels=True, sums="full", samples=("logits", "features"))
+
+    def _make_parts(self):
+        return {"energy": Energy(temperature=2.0), "far": igeood.Mahalanobis(), "kl": igeood.KLDivergence()}
+
+
+class Outer(Weighted):
+    """Logits alone, one of them a wrapper itself."""
+
+    needs: ClassVar[Needs] = Needs(samples=("features",))
+
+    def _make_parts(self):
+        return {"sure": MaxSoftmax(), "energy": Energy()}
+
+
+KINDS = [Igeood, IgeoodPlus, MahalanobisLayers, Pair, Outer]
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def fitted(kind, known):
+    return kind().fit(known.train)
+
+
+def columns_of(detector, outputs):
+    return detector._columns(outputs).detach()
+
+
+@pytest.mark.parametrize("kind", [Igeood, IgeoodPlus])
+def test_before_tuning_it_is_the_output_and_the_last_layer(known, kind):
+    fr0, last = igeood.IgeoodLogits().fit(known.train), igeood.IgeoodFeatures().fit(known.train)
+
+    def z(column, train_column):
+        return (column - train_column.mean()) / train_column.std(correction=0)
+
+    expected = z(fr0.score(known.test), fr0.score(known.train)) + z(
+        last.layer_scores(known.test)[:, -1], last.layer_scores(known.train)[:, -1]
+    )
+    detector = kind().fit(known.train)
+    torch.testing.assert_close(detector.score(known.test), expected, rtol=1e-6, atol=1e-6)
+    assert detector.columns_ == ["output", "early", "block.late"]
+    assert detector.weights_.tolist() == [1.0, 0.0, 1.0]
+
+
+def test_columns_are_those_of_the_parts(known):
+    pair = Pair().fit(known.train)
+    assert pair.columns_ == ["energy", "early", "block.late", "kl"]
+    parts = [Energy(temperature=2.0), igeood.Mahalanobis(), igeood.KLDivergence()]
+    expected = [part.fit(known.train).contributions(known.test) for part in parts]
+    torch.testing.assert_close(columns_of(pair, known.test), torch.cat(expected, dim=1), rtol=1e-9, atol=1e-9)
+    assert pair.softmax_part is pair.parts_["energy"]
+    relative = MahalanobisLayers(relative=True).fit(known.train)
+    expected = igeood.Mahalanobis(relative=True).fit(known.train).layer_scores(known.test)
+    torch.testing.assert_close(columns_of(relative, known.test), expected)
+    assert MahalanobisLayers().relative is False
+
+
+def test_columns_are_standard_on_the_training_samples(fitted, known):
+    for tensor in (fitted.centre_, fitted.scale_, fitted.weights_):
+        assert (tensor.dtype, tensor.shape) == (torch.float64, (len(fitted.columns_),))
+    z = (columns_of(fitted, known.train) - fitted.centre_) / fitted.scale_
+    torch.testing.assert_close(z.mean(0), torch.zeros_like(fitted.centre_), rtol=0, atol=1e-6)
+    torch.testing.assert_close(z.square().mean(0), torch.ones_like(fitted.centre_), rtol=1e-6, atol=0)
+
+
+def test_rows_of_a_sample_are_standardised_by_what_they_stand_for(known):
+    """A sample of few rows gives about the centre and scale of all."""
+    whole = Summary.of(known.train, Igeood.needs)
+    part = Summary.of(known.train, Igeood.needs, budget=2 * 24_000)
+    assert 150 < len(part.samples["features"]) < 300
+    full, sampled = (Igeood().learn(summary) for summary in (whole, part))
+    apart = (sampled.centre_ - full.centre_) / full.scale_
+    assert 0 < apart.abs().max() < 0.3
+    columns, weights = torch.tensor([[1.0], [2.0], [4.0]], dtype=torch.float64), torch.tensor([1.0, 3.0, 2.0])
+    centre, scale = module.standardise(columns, weights)
+    repeated = columns[[0, 1, 1, 1, 2, 2]]
+    torch.testing.assert_close((centre, scale), (repeated.mean(0), repeated.std(0, correction=0)))
+
+
+def test_a_flat_column_has_scale_1(known):
+    centre, scale = module.standardise(torch.tensor([[2.0, 1.0], [2.0, 3.0]]))
+    assert (centre.tolist(), scale.tolist()) == ([2.0, 2.0], [1.0, 1.0])
+    flat = igeood.Outputs(known.train.logits, {**known.train.features, "flat": torch.ones(400, 2)}, known.train.labels)
+    assert Igeood().fit(flat).score(flat).isfinite().all()
+
+
+# -- weights
+
+
+def test_weights_are_those_of_the_regression(fitted, known):
+    search = fitted.learn_weights(known.held_out, known.ood[:200], seed=1)
+    table = torch.cat([columns_of(fitted, part) for part in (known.held_out, known.ood[:200])]).numpy()
+    table = (table - table.mean(0)) / table.std(0)
+    model = LogisticRegression(C=search.strength, class_weight="balanced", max_iter=2000)
+    weights = model.fit(table, np.repeat([0.0, 1.0], [400, 200])).coef_[0]
+    np.testing.assert_allclose(fitted.weights_.numpy(), weights, rtol=1e-5, atol=1e-8)
+    assert search.strength in module.STRENGTHS
+    assert 0 <= search.tnr <= 1
+
+
+def test_weights_separate_samples_of_their_own(fitted, known):
+    before = auroc(fitted.score(known.test), fitted.score(known.ood[200:]))
+    fitted.learn_weights(known.held_out, known.ood[:200])
+    after = auroc(fitted.score(known.test), fitted.score(known.ood[200:]))
+    assert after > max(0.95, before - 0.01)
+    parts = fitted.contributions(known.test)
+    torch.testing.assert_close(parts.sum(1), fitted.score(known.test), rtol=1e-12, atol=1e-12)
+    inside, outside = columns_of(fitted, known.test), columns_of(fitted, known.ood[200:])
+    assert (outside.mean(dim=0) > inside.mean(dim=0)).all()  # every column is higher for OOD samples
+
+
+def test_weights_find_the_column_that_tells(known):
+    """OOD samples that differ in one layer alone: its column gets the greatest weight."""
+    features = {**known.test.features, "early": known.test.features["early"] + 3.0}
+    detector = Pair().fit(known.train)
+    detector.learn_weights(known.held_out, igeood.Outputs(known.test.logits, features))
+    assert detector.columns_[int(detector.weights_.argmax())] == "early"
+
+
+def near_ood(known):
+    """OOD samples that are hard to tell, so that rates differ."""
+    near = {layer: value * 1.15 + 0.4 for layer, value in known.test.features.items()}
+    return igeood.Outputs(known.test.logits * 0.8, near)[:40]
+
+
+@pytest.mark.parametrize("kind", [Igeood, IgeoodPlus, MahalanobisLayers])
+def test_the_strength_is_the_best_of_the_folds(known, kind):
+    """The search by hand: five folds, nine strengths, mean TNR; the first of the best."""
+    detector = kind().fit(known.train)
+    pair = known.held_out[:60], near_ood(known)
+    rates = np.zeros(9)
+    for learn, judge in module._folds(60, 40, 3):
+        member = detector._learn_ood(pair[1][learn[1]])
+        tables = [columns_of(member, part).numpy() for part in pair]
+        x = np.concatenate([table[rows] for table, rows in zip(tables, learn, strict=True)])
+        centre, scale = x.mean(0), x.std(0)
+        for i, strength in enumerate(10.0 ** np.arange(-4, 5)):
+            model = LogisticRegression(C=strength, class_weight="balanced", max_iter=2000)
+            model.fit((x - centre) / scale, np.repeat([0.0, 1.0], [len(learn[0]), len(learn[1])]))
+            sides = [(table[rows] - centre) / scale for table, rows in zip(tables, judge, strict=True)]
+            rates[i] += tnr_at_tpr(*(model.decision_function(side) for side in sides), 0.8) / 5
+    assert 0.1 < rates.max() < 0.95  # or the comparison would say nothing
+    assert rates.std() > 0
+    search = detector.learn_weights(*pair, tpr=0.8, seed=3)
+    assert search.tnr == pytest.approx(rates.max(), abs=1e-12)
+    assert search.strength == pytest.approx(10.0 ** (rates.argmax() - 4))
+
+
+def test_folds_are_seeded_disjoint_complete_and_alike():
+    judged = []
+    for learn, judge in module._folds(60, 40, seed=0):
+        assert [len(part) for part in (*learn, *judge)] == [48, 32, 12, 8]
+        assert not set(learn[0].tolist()) & set(judge[0].tolist())
+        judged += judge[0].tolist()
+    assert sorted(judged) == list(range(60))
+    for learn, judge in module._folds(60, 60, seed=2):  # a sample and its attack stay together
+        assert torch.equal(learn[0], learn[1])
+        assert torch.equal(judge[0], judge[1])
+    first = [next(iter(module._folds(60, 40, seed)))[1][0].tolist() for seed in (0, 0, 1)]
+    assert first[0] == first[1] != first[2]
+
+
+def test_too_few_samples_for_the_regression(fitted, known):
+    before = fitted.score(known.test)
+    for name, pair in (("ood", (known.held_out, known.ood[:9])), ("id", (known.held_out[:9], known.ood))):
+        with pytest.raises(InputError, match=f"^{name}: 9 samples; the regression needs at least 10 of each kind"):
+            fitted.learn_weights(*pair)
+    assert torch.equal(fitted.score(known.test), before)
+    assert 0 <= fitted.learn_weights(known.held_out[:10], known.ood[:10]).tnr <= 1
+
+
+# -- IGEOOD+
+
+
+def test_plus_learns_the_ood_gaussian_and_only_then(known):
+    detector = IgeoodPlus().fit(known.train)
+    detector.learn_weights(known.held_out, known.ood[:200])
+    assert detector.columns_ == ["output", "early", "block.late", "early (OOD)", "block.late (OOD)"]
+    part = igeood.IgeoodFeatures().fit(known.train).fit_ood(known.ood[:200])
+    torch.testing.assert_close(columns_of(detector, known.test)[:, 3:], -part.fr_layer_ood(known.test))
+    assert detector.fit(known.train).columns_ == ["output", "early", "block.late"]
+
+
+# -- parts
+
+
+def test_another_temperature_keeps_the_layers(known):
+    detector, samples = Igeood().fit(known.train), Summary.of(known.train, Igeood.needs).samples
+    other = detector.at_temperature(3.0, samples)
+    assert (detector.temperature, other.temperature, other.parts_["output"].temperature) == (1.0, 3.0, 3.0)
+    assert other.parts_["layers"] is detector.parts_["layers"]
+    fresh = igeood.IgeoodLogits(temperature=3.0).fit(known.train)
+    torch.testing.assert_close(other.parts_["output"].score(known.test), fresh.score(known.test))
+
+
+def test_state_of_the_parts_and_back_after_learning_weights(fitted, kind, known):
+    fitted.learn_weights(known.held_out, known.ood[:50])
+    assert {"centre_", "scale_", "weights_"} <= set(fitted.state())
+    loaded = kind().load_state(fitted.state(), 10)
+    loaded._widths = fitted.widths_
+    assert torch.equal(loaded.score(known.test), fitted.score(known.test))
+    assert (loaded.columns_, loaded.notes_) == (fitted.columns_, fitted.notes_)
+    assert {part.n_classes_ for part in loaded.parts_.values()} == {10}
+
+
+def test_explanations_after_tuning_have_every_column(known):
+    guard = Guard(IgeoodPlus()).fit(known.train).tune(known.held_out, known.ood[:200], share=1.0)
+    reasons = guard.explain(known.test)
+    assert reasons.columns == guard.detector.columns_
+    assert len(reasons.columns) == 5
+    torch.testing.assert_close(reasons.contributions.sum(1), guard.score(known.test), rtol=1e-9, atol=1e-9)
+    assert reasons.nearest.keys() == {"early", "block.late"}
+
+
+def test_notes_of_two_classes_and_dead_channels(make_known_):
+    data = make_known_(2).train
+    early = data.features["early"].clone()
+    early[:, 1] = 3.0
+    notes = Igeood().fit(igeood.Outputs(data.logits, {"early": early}, data.labels)).notes_
+    assert len(notes) == 2
+    assert notes[0].startswith("two classes: ")
+    assert notes[1] == "layer 'early': 1 dead channels, deviation raised to a floor"
