@@ -13,20 +13,9 @@ from igeood.metrics import evaluate
 
 WEIGHTS = "0123456789abcdef"
 LAYERS = ["output", "block1", "block2"]
-SPREAD = {
-    "msp": 1.0,
-    "odin": 1.4,
-    "energy": 1.7,
-    "igeood-logits": 1.5,
-    "mahalanobis": 2.5,
-    "igeood": 3.0,
-    "igeood+": 3.5,
-}
-SETTINGS = {
-    "black-box": ("msp", "odin", "energy", "igeood-logits"),
-    "grey-box": ("odin", "igeood-logits"),
-    "white-box-validation": ("mahalanobis", "igeood", "igeood+"),
-}
+LOGITS = {"msp": 1.0, "odin": 1.4, "energy": 1.7, "igeood-logits": 1.5}  # how far OOD scores are
+SPREAD = {**LOGITS, "mahalanobis": 2.5, "igeood": 3.0, "igeood+": 3.5}
+SETTINGS = {"black-box": [*LOGITS], "grey-box": ["odin", "igeood-logits"], "white-box-validation": [*SPREAD][4:]}
 
 
 class Maker:

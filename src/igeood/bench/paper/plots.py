@@ -12,7 +12,7 @@ from igeood.bench.figures.histograms import gaussianity as draw_gaussianity
 from igeood.bench.paper import reported, toy
 from igeood.bench.runs.averages import Averages, Key, title
 from igeood.bench.runs.observing import recall
-from igeood.bench.runs.plan import PAPER
+from igeood.bench.runs.plan import PAPER, TPR
 from igeood.bench.runs.results import Record
 from igeood.calibration import threshold
 from igeood.detectors import detector
@@ -37,7 +37,7 @@ def histograms(ours: Averages) -> Drawn:
             for cell in sorted(cells, key=lambda c: c["ood"] != SHOWN)[:1]:
                 assert ours.results is not None  # noqa: S101 (there are cells)
                 _, scores = read_record(ours.results.folder / "scores" / cell["scores"], "scores")
-                name, at = f"{setting}: {look_of(method).title}", float(threshold(scores["id"], tpr=cell["tpr"]))
+                name, at = f"{setting}: {look_of(method).title}", float(threshold(scores["id"], tpr=TPR))
                 foreign = {title(cell["ood"]): scores["ood"].numpy()}
                 panels.append(HistogramPanel(name, scores["id"].numpy(), foreign, at))
         if panels:
@@ -82,7 +82,7 @@ def _row(method: str, train: Outputs, known: Outputs, foreign: Outputs) -> Layer
     """Half of the images to learn the weights from, at most 1,000; the others are shown."""
     scorer = detector(method).fit(train)
     (learn_id, show_id), (learn_ood, show_ood) = _split(known), _split(foreign)
-    scorer.learn_weights(learn_id, learn_ood, tpr=0.95, seed=0)
+    scorer.learn_weights(learn_id, learn_ood, tpr=TPR, seed=0)
     weights = scorer.state()["weights_"]
     parts = [torch.as_tensor(scorer.contributions(outputs)) for outputs in (show_id, show_ood)]  # (N, P) each
     columns = [torch.column_stack([part / weights, part.sum(dim=1)]).numpy().T for part in parts]  # the score last

@@ -1,6 +1,6 @@
 """The paper's table of times, measured anew on this machine from the kept outputs of a benchmark."""
 
-import time
+import timeit
 from collections.abc import Callable
 from functools import partial
 from statistics import median
@@ -60,12 +60,7 @@ def _seconds_of(ours: Averages, key: Key, networks: list[Network]) -> dict[str, 
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    times = []
-    for _ in range(RUNS):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return median(times)
+    return median(timeit.repeat(work, number=1, repeat=RUNS))
 
 
 def _text(seconds: float | None) -> str:

@@ -57,10 +57,6 @@ class Toy:
 
     Attributes
     ----------
-    samples : mapping of array
-        (n,) test draws of each distribution of `TRUTH`.
-    estimates : mapping of Normal
-        Of each distribution, from `VALIDATION` other draws.
     scores : mapping
         ``scores[name][ood]`` is the pair of (n,) scores of in-distribution and of OOD test draws: the former depend on
         the OOD set where the score knows its statistics.
@@ -68,8 +64,6 @@ class Toy:
         ``evaluations[name][ood]``, of these scores.
     """
 
-    samples: Mapping[str, Draws]
-    estimates: Mapping[str, Normal]
     scores: Mapping[str, Mapping[str, tuple[Draws, Draws]]]
     evaluations: Mapping[str, Mapping[str, Evaluation]]
 
@@ -130,7 +124,7 @@ def toy(seed: int = 0, n: int = 5000) -> Toy:
             for ood in (OOD_I, OOD_II)
         }
     evaluations = {name: {ood: evaluate(*pair) for ood, pair in found.items()} for name, found in scores.items()}
-    return Toy(samples, estimates, scores, evaluations)
+    return Toy(scores, evaluations)
 
 
 def figure(example: Toy) -> "Figure":
@@ -158,14 +152,13 @@ def _contours(axes: "Axes") -> None:
     centre = (torch.tensor(value, dtype=torch.float64) for value in TRUTH[ID])
     rho = gaussian.univariate_distance(*x, *centre).numpy()
     for values, levels, name, line, title in (
-        (rho, [0.5, 1.0, 2.0, 3.0], "igeood", "solid", "Fisher–Rao"),
         (mahalanobis(mean, TRUTH[ID]), [0.5, 1.0, 1.5], "mahalanobis", "dashed", "Mahalanobis"),
+        (rho, [0.5, 1.0, 2.0, 3.0], "igeood", "solid", "Fisher–Rao"),
     ):
-        colour = drawing.look_of(name).colour
-        drawn = axes.contour(mean, std, values, levels=levels, colors=colour, linewidths=1.0, linestyles=line)
-        axes.plot([], [], color=colour, linestyle=line, linewidth=1.0, label=title)
-        if name == "igeood":
-            axes.clabel(drawn, fontsize=drawing.SMALL, fmt="%g")
+        look: dict[str, Any] = {"colors": drawing.look_of(name).colour, "linewidths": 1.0, "linestyles": line}
+        drawn = axes.contour(mean, std, values, levels=levels, **look)
+        axes.hlines([], 0, 0, label=title, **look)
+    axes.clabel(drawn, fontsize=drawing.SMALL, fmt="%g")
     for name, of in TRUTH.items():
         colour = _COLOURS.get(name, drawing.ID_COLOUR)
         axes.plot(*of, "o", color=colour, markeredgecolor="black", markersize=6, clip_on=False, zorder=5)

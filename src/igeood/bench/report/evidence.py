@@ -13,7 +13,8 @@ from igeood.bench.figures.histograms import HistogramPanel, score_histograms
 from igeood.bench.report.drawing import Artist, Drawing, picture
 from igeood.bench.report.standings import Row, Standings
 from igeood.bench.runs.averages import Averages, Key, title
-from igeood.bench.runs.results import Record, Results
+from igeood.bench.runs.plan import TPR
+from igeood.bench.runs.results import Record
 from igeood.files import read_record
 from igeood.guard.explain import raised
 from igeood.metrics import exact_fraction
@@ -31,13 +32,6 @@ class Thumbnail(NamedTuple):
     reason: str
 
 
-class Pictures(NamedTuple):
-    """A set's images with the highest and with the lowest scores."""
-
-    name: str
-    sides: dict[str, list[Thumbnail]]
-
-
 @dataclass(frozen=True, eq=False)
 class Scores:
     """What a benchmark kept of one cell: arrays by side (`id`, `ood`) and content, and the names of the columns."""
@@ -46,17 +40,11 @@ class Scores:
     columns: list[str]
     arrays: dict[str, Values]
 
-    @classmethod
-    def read(cls, results: Results, cell: Record) -> "Scores":
-        """Read a cell's file."""
-        record, tensors = read_record(results.folder / "scores" / cell["scores"], "scores")
-        return cls(cell, record["columns"], {name: tensor.numpy() for name, tensor in tensors.items()})
-
     @property
     def threshold(self) -> float:
         """The first that keeps the wanted share of these in-distribution images: that of the table's TNR."""
         known = np.sort(self.arrays["id"])
-        return float(known[math.ceil(exact_fraction(self.cell["tpr"], "tpr") * len(known)) - 1])
+        return float(known[math.ceil(exact_fraction(TPR, "tpr") * len(known)) - 1])
 
     def reason(self, side: str, row: int) -> str:
         """The part that raised a score most above the in-distribution mean; empty if none did."""
@@ -102,7 +90,8 @@ class Evidence:
         for ood in self.drawn:
             first = min((c for c in cells if c["ood"] == ood), key=lambda c: int(c["seed"]), default=None)
             if first is not None and self.ours.results is not None:
-                yield ood, Scores.read(self.ours.results, first)
+                record, tensors = read_record(self.ours.results.folder / "scores" / first["scores"], "scores")
+                yield ood, Scores(first, record["columns"], {name: t.numpy() for name, t in tensors.items()})
 
     def histograms(self) -> list[Drawing]:
         """Scores of the shown method on each OOD set, with the threshold."""
@@ -167,15 +156,15 @@ class Evidence:
             drawings.append(self.artist.draw(curves.contributions(scores.columns, *means), alt, title(ood)))
         return drawings
 
-    def pictures(self, count: int) -> list[Pictures]:
-        """Images of extreme scores of the shown method: in-distribution, then of each OOD set."""
+    def pictures(self, count: int) -> dict[str, dict[str, list[Thumbnail]]]:
+        """Images of extreme scores of the shown method, by set and side: in-distribution, then each OOD set."""
         each = list(self.scores(self.standing.shown))
         sets = [(f"{title(self.key.in_distribution)} (in-distribution)", "id", scores) for _, scores in each[:1]]
         sets += [(title(ood), "ood", scores) for ood, scores in each]
-        return [
-            Pictures(name, {text: _thumbnails(scores, side, which, count) for which, text in SIDES.items()})
+        return {
+            name: {text: _thumbnails(scores, side, which, count) for which, text in SIDES.items()}
             for name, side, scores in sets
-        ]
+        }
 
 
 def _thumbnails(scores: Scores, side: str, which: str, count: int) -> list[Thumbnail]:

@@ -19,7 +19,7 @@ from igeood.bench.report.evidence import Evidence
 from igeood.bench.report.promise import promises
 from igeood.bench.report.standings import ACCESS, METRICS, Standings, standings
 from igeood.bench.runs.averages import Averages, Key, title
-from igeood.bench.runs.plan import NO_VALIDATION, TUNED_ON
+from igeood.bench.runs.plan import NO_VALIDATION, TPR, TUNED_ON
 from igeood.bench.runs.results import Record, Results
 from igeood.errors import InputError
 from igeood.version import __version__
@@ -85,7 +85,7 @@ def make(results: Results, *, made_on: date, guard: Path | None = None, validati
     again = ["igeood", "report", str(results.folder), *([] if validation is None else ["--validation", validation])]
     html = _render(
         sections=sections,
-        promises=promises(guard or (beside if beside.is_file() else None), ours.classifiers(), measured[0][2].tpr),
+        promises=promises(guard or (beside if beside.is_file() else None), ours.classifiers()),
         made_on=made_on.isoformat(),
         again=[shlex.join(line) for line in [*(record["command"] for record in results.commands.records), again]],
     )
@@ -150,7 +150,7 @@ def _provenance(ours: Averages, key: Key, line: Record) -> Iterator[tuple[str, s
 
 def tabulate(standing: Standings, metric: str) -> MetricTable:
     """A metric of all methods, by access."""
-    name = f"TNR at TPR-{100 * standing.tpr:g}%" if metric == "tnr" else metric.upper()
+    name = f"TNR at TPR-{100 * TPR:g}%" if metric == "tnr" else metric.upper()
     groups = {}
     for group, rows in standing.groups().items():
         values = [[*(row.figures[metric].get(o) for o in standing.sets), standing.average(row, metric)] for row in rows]

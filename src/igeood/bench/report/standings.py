@@ -7,16 +7,12 @@ from statistics import fmean
 
 from igeood.bench.figures.drawing import look_of
 from igeood.bench.runs.averages import Averages, Key, title
+from igeood.bench.runs.plan import TPR
 from igeood.detectors import METHODS
 
 METRICS = ("tnr", "auroc", "aupr")
-ACCESS = {  # in the order of what a method may use
-    "black-box": "black box",
-    "grey-box": "grey box",
-    "white-box-validation": "white box",
-    "white-box-fgsm": "white box",
-    "white-box": "white box",
-}
+ACCESS = {"black-box": "black box", "grey-box": "grey box"}  # in the order of what a method may use
+ACCESS |= dict.fromkeys(("white-box-validation", "white-box-fgsm", "white-box"), "white box")
 TUNED = {"own": "tuned on samples of each OOD set", "fgsm": "tuned on adversarial samples", "none": "not tuned"}
 
 
@@ -62,7 +58,6 @@ class Standings:
     rows: Sequence[Row]
     sets: Sequence[str]
     compared: Sequence[str]
-    tpr: float
 
     def average(self, row: Row, metric: str = "tnr") -> float | None:
         """Over the sets that are compared, in percent; None if the row lacks one."""
@@ -123,7 +118,7 @@ class Standings:
         leader, others = self.leader, self.families()[1:]
         n = len(self.compared)
         over = f"on {title(self.compared[0])}" if n == 1 else f"on average over {n} OOD sets"
-        kept = f"while {100 * self.tpr:g}% of known ones are kept, {over}"
+        kept = f"while {100 * TPR:g}% of known ones are kept, {over}"
         start = f"{leader} refuses {self._tnr(leader)} of foreign inputs {kept}"
         if not others:
             return f"{start}. No method of another family was measured."
@@ -178,4 +173,4 @@ def standings(ours: Averages, key: Key) -> Standings | None:
     sets = list(dict.fromkeys(ood for row in rows.values() for ood in row.images))
     shared = [ood for ood in sets if all(ood in row.images for row in shown)]
     widest = max((list(row.images) for row in shown), key=len)
-    return Standings(shown, sets, shared or widest, cells[0]["tpr"])
+    return Standings(shown, sets, shared or widest)

@@ -141,7 +141,7 @@ def _trials(record: Record, parameter: str) -> list[Record]:
 def _options(record: Record) -> str:
     """What a cell's numbers depend on besides its place in a table and its OOD set."""
     data = {part: digest for part, digest in record["data"].items() if part != "ood"}
-    return repr((data, *(record.get(name) for name in ("mean", "std", "tpr", "limit", "attack_size"))))
+    return repr((data, *(record.get(name) for name in ("mean", "std", "limit"))))
 
 
 def _alike(records: Iterable[Record]) -> list[Record]:

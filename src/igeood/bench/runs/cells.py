@@ -20,7 +20,7 @@ from igeood.bench import datasets
 from igeood.bench.datasets import ImageSet
 from igeood.bench.runs.network import Network
 from igeood.bench.runs.observing import Notify, Observer, key_of
-from igeood.bench.runs.plan import NO_VALIDATION, Cell, Plan, cells
+from igeood.bench.runs.plan import ATTACK, NO_VALIDATION, TPR, Cell, Plan, cells
 from igeood.bench.runs.results import Record, Results
 from igeood.detectors import METHODS, Detector, IgeoodLogits, detector
 from igeood.detectors.base import Samples
@@ -157,9 +157,8 @@ class _Bench:
         sets |= {"ood": (cell.ood, "test")} if cell.ood else {}
         sets |= {"validation": (cell.validation, "validation")} if cell.validation not in UNNAMED else {}
         digests = {part: self._set(*where).digest()[:16] for part, where in sets.items()}
-        options: Record = {"limit": self.plan.limit} if cell.setting == "grey-box" else {}
-        options |= {"attack_size": self.plan.attack} if cell.setting == "white-box-fgsm" else {}
-        return {**self.network.about, **asdict(cell), "tpr": self.plan.tpr, "data": digests, **options}
+        options = {"limit": self.plan.limit} if cell.setting == "grey-box" else {}
+        return {**self.network.about, **asdict(cell), "tpr": TPR, "data": digests, **options}
 
     def _check_apart(self, cell: Cell) -> None:
         """Raise if images are measured on that were tuned on, or are known, under another set's name."""
@@ -184,7 +183,7 @@ class _Bench:
         path = self.results.folder / "scores" / f"{key_of(asked)}.safetensors"
         path.parent.mkdir(exist_ok=True)
         write_record(path, {"kind": "scores", "cell": asdict(cell), "columns": scorer.columns_}, tensors)
-        metrics = evaluate(tensors["id"], tensors["ood"], self.plan.tpr)
+        metrics = evaluate(tensors["id"], tensors["ood"], TPR)
         measured = {
             "file": self.network.file, "id_images": len(tensors["id"]), "ood_images": len(tensors["ood"]),
             "tnr": metrics.tnr_at_tpr, "auroc": metrics.auroc, "aupr": metrics.aupr,
@@ -224,7 +223,7 @@ class _Bench:
             if cell.validation != NO_VALIDATION and METHODS[cell.method].tunes:
                 scorer, tuning = tune_detector(
                     scorer, samples, partial(self._validation, cell), EPSILONS if is_grey else (0.0,),
-                    epsilon=epsilon, tpr=self.plan.tpr, seed=cell.seed,
+                    epsilon=epsilon, tpr=TPR, seed=cell.seed,
                 )  # fmt: skip
                 epsilon = tuning.epsilon
             asked, chosen = self._asked(cell), {"temperature": scorer.params().get("temperature"), "epsilon": epsilon}
@@ -247,7 +246,7 @@ class _Bench:
         see = partial(self._seen, cell, scorer, epsilons)
         if cell.validation == "fgsm":
             images = self._set(self.own, "test")[self._rows(cell, self.own)]
-            outputs, attack = self.observer.attacked(images, scorer.needs, self.plan.attack)
+            outputs, attack = self.observer.attacked(images, scorer.needs, ATTACK)
             return see(self.own), [outputs] * len(epsilons), attack
         return see(self.own), see(cell.ood) if cell.validation == "own" else see(cell.validation, "validation"), None
 

@@ -12,6 +12,8 @@ PAPER = ("black-box", "grey-box", "white-box", "white-box-fgsm")
 SETTINGS = (*PAPER, "white-box-validation")
 GREY = ("odin", "energy", "igeood-logits")  # those that the paper gives an input step
 NO_VALIDATION = "none"
+TPR = 0.95  # the operating point
+ATTACK = 0.05  # size of adversarial samples, in pixel units
 TUNED_ON = {"white-box": ("own",), "white-box-fgsm": ("fgsm",)}  # other settings: a named set, or none
 
 
@@ -40,10 +42,6 @@ class Plan:
         Random splits of the white box tuned on OOD samples, which are averaged in the tables.
     seed : int
         Of the first split.
-    tpr : float
-        The operating point.
-    attack : float
-        Size of the adversarial samples, in pixel units.
     """
 
     ood: tuple[str, ...]
@@ -55,8 +53,6 @@ class Plan:
     train: int | None = None
     splits: int = 5
     seed: int = 0
-    tpr: float = 0.95
-    attack: float = 0.05
 
     def __post_init__(self) -> None:
         for name, known in (("settings", SETTINGS), ("methods", METHODS)):
