@@ -46,9 +46,8 @@ def test_the_gain_is_that_of_the_statistics(examples):
 def test_the_best_there_is(examples):
     """The likelihood ratio's AUROC on OOD I is Φ(Δ/(σ√2)); no score is above it but by the draws' noise."""
     best = 0.5 * (1.0 + math.erf(TRUTH[OOD_I].mean / 2.0))
-    assert np.mean([_auroc(example, "likelihood-ratio", OOD_I) for example in examples]) == pytest.approx(
-        best, abs=0.01
-    )
+    found = np.mean([_auroc(example, "likelihood-ratio", OOD_I) for example in examples])
+    assert found == pytest.approx(best, abs=0.01)
     for example in examples:
         for ood in (OOD_I, OOD_II):
             highest = max(_auroc(example, name, ood) for name in example.evaluations)
@@ -93,11 +92,8 @@ def test_figure(examples, tmp_path):
     assert densities.get_title().startswith("(b)")
     assert len(scores) == 4
     assert all(axes.get_xlabel() and axes.get_ylabel() for axes in (contours, densities, *scores))
-    shown = [
-        f"{ood}: AUROC {_auroc(examples[0], s, ood):.2f}"
-        for s in ("mahalanobis", "fisher-rao-ood")
-        for ood in (OOD_I, OOD_II)
-    ]
+    names = [(score, ood) for score in ("mahalanobis", "fisher-rao-ood") for ood in (OOD_I, OOD_II)]
+    shown = [f"{ood}: AUROC {_auroc(examples[0], score, ood):.2f}" for score, ood in names]
     assert [axes.get_title() for axes in scores] == shown
     save(drawn, tmp_path / "toy.svg")
     assert (tmp_path / "toy.svg").stat().st_size > 0

@@ -57,6 +57,10 @@ class Toy:
 
     Attributes
     ----------
+    samples : mapping of array
+        (n,) test draws of each distribution of `TRUTH`.
+    estimates : mapping of Normal
+        Of each distribution, from `VALIDATION` other draws.
     scores : mapping
         ``scores[name][ood]`` is the pair of (n,) scores of in-distribution and of OOD test draws: the former depend on
         the OOD set where the score knows its statistics.
@@ -64,6 +68,8 @@ class Toy:
         ``evaluations[name][ood]``, of these scores.
     """
 
+    samples: Mapping[str, Draws]
+    estimates: Mapping[str, Normal]
     scores: Mapping[str, Mapping[str, tuple[Draws, Draws]]]
     evaluations: Mapping[str, Mapping[str, Evaluation]]
 
@@ -124,7 +130,7 @@ def toy(seed: int = 0, n: int = 5000) -> Toy:
             for ood in (OOD_I, OOD_II)
         }
     evaluations = {name: {ood: evaluate(*pair) for ood, pair in found.items()} for name, found in scores.items()}
-    return Toy(scores, evaluations)
+    return Toy(samples, estimates, scores, evaluations)
 
 
 def figure(example: Toy) -> "Figure":
