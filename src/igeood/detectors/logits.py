@@ -80,7 +80,7 @@ def _min(values: Tensor) -> Tensor:
     return values.amin(dim=1)
 
 
-ROUGH_ROWS = 5000  # rows that a rough fit reads, at least 8 of each class
+ROUGH_ROWS = 5000  # rows that a rough fit reads, at least 4 of each class
 
 
 class LogitsDetector(Detector):
@@ -263,7 +263,7 @@ class IgeoodLogits(CentroidDetector):
             start = categorical.retemper(near.centroids_, near.temperature, fitted_at)
             with warnings.catch_warnings():  # a rough fit may end before it is exact
                 warnings.simplefilter("ignore", IgeoodWarning)
-                centroids = solve(rows, sample.n_classes, fitted_at, start=start, tolerance=1e-4, max_passes=12)
+                centroids = solve(rows, sample.n_classes, fitted_at, start=start, tolerance=1e-3, max_passes=4)
         else:
             centroids = solve(rows, sample.n_classes, fitted_at)
         self.centroids_ = categorical.retemper(centroids, fitted_at, self.temperature)
@@ -291,7 +291,7 @@ class IgeoodLogits(CentroidDetector):
 
 def chunks(sample: Sample, roughly: bool) -> Callable[[], Iterator[tuple[Tensor, Tensor, Tensor]]]:
     """Logits, labels and weights of a sample, chunk by chunk, as often as they are asked for."""
-    per_class = max(8, ROUGH_ROWS // sample.n_classes) if roughly else None
+    per_class = max(4, ROUGH_ROWS // sample.n_classes) if roughly else None
 
     def read() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         for outputs, weights in sample.batches(per_class):
