@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import igeood
-from igeood.errors import IgeoodWarning, InputError, NotReadyError
+from igeood.errors import IgeoodWarning, InputError
 
 BUILDS = {
     "black": igeood.black_box,
@@ -73,10 +73,8 @@ def test_diagnostics(model, data):
         assert d.condition_diagonal == pytest.approx(diagonal.max() / diagonal.min(), rel=1e-9)
         assert d.dominance == pytest.approx((diagonal / np.abs(covariance).sum(1)).mean(), rel=1e-9)
         assert 0.5 < d.shapiro_w <= 1.0
-    gaussian = torch.randn(2000, 3, generator=torch.Generator().manual_seed(0))
-    made = igeood.Outputs(torch.zeros(2000, 2), {"g": gaussian, "dead": torch.ones(2000, 2)}, torch.arange(2000) % 2)
-    assert igeood.diagnose(made)["g"].shapiro_w > 0.995
-    assert (igeood.diagnose(made)["dead"].dead, igeood.diagnose(made)["dead"].condition_full) == (2, float("inf"))
+    dead = igeood.Outputs(torch.zeros(50, 2), {"dead": torch.ones(50, 2)}, torch.arange(50) % 2)
+    assert (igeood.diagnose(dead)["dead"].dead, igeood.diagnose(dead)["dead"].condition_full) == (2, float("inf"))
     with pytest.raises(InputError, match="need features and labels"):
         igeood.diagnose(igeood.Outputs(torch.zeros(5, 2)))
 
@@ -181,18 +179,15 @@ def test_weights_that_change(model, data):
     before = guard.predict(data.test)
     with torch.no_grad():
         mine[0].weight[0, 0, 0, 0] += 1e-3
-    steps = [
-        lambda: guard.tune(data.held_out, data.ood), lambda: guard.calibrate(data.held_out), lambda: guard.save("x"),
-    ]  # fmt: skip
-    for _ in range(2):  # before and after predict has warned
-        for step in steps:
-            with pytest.raises(InputError, match="model: its weights have changed since the guard was fitted"):
-                step()
-        if guard.inputs._warned:
-            break
-        with pytest.warns(IgeoodWarning, match="its weights have changed"):
-            guard.predict(data.test)
-        guard.predict(data.test)  # once
+    error = pytest.raises(InputError, match="model: its weights have changed since the guard was fitted")
+    with error:
+        guard.tune(data.held_out, data.ood)
+    with pytest.warns(IgeoodWarning, match="its weights have changed"):
+        guard.predict(data.test)
+    guard.predict(data.test)  # warns once
+    for step in (guard.calibrate, guard.save):
+        with error:
+            step(data.held_out)
     guard.fit(data.train).calibrate(data.held_out)
     assert not torch.equal(guard.predict(data.test).score, before.score)
 
@@ -206,18 +201,8 @@ BAD = {
     "layer": (lambda m, _: igeood.white_box(m, layers=["fifth"]), "layers: the model has no 'fifth'"),
     "no name": (lambda m, _: igeood.white_box(m, layers=[9]), "layers: expected names"),
     "mean": (lambda m, _: igeood.white_box(m, mean="x"), "mean: expected a finite number, or one for each channel"),
+    "std": (lambda m, _: igeood.grey_box(m, std=(0.2, -0.1, 0.3)), "std: must be positive"),
     "epsilon": (lambda m, _: igeood.grey_box(m, epsilon=-1), "epsilon: must be a finite number ≥ 0"),
-    "channels": (
-        lambda m, d: igeood.grey_box(m, std=(0.1, 0.2)).fit(d.train).score(d.test),
-        "x: batch 0: std: expected one number, or one for each of 3 channels",
-    ),
-    "bytes": (
-        lambda m, d: igeood.black_box(m).fit(d.train).score((255 * d.test).byte()), "x: batch 0: images of bytes"
-    ),
-    "NaN": (
-        lambda m, d: igeood.black_box(m).fit(d.train).score([d.test, d.test * torch.nan]),
-        "x: batch 1: sample 0 has NaN or infinity",
-    ),
 }  # fmt: skip
 
 
@@ -226,17 +211,3 @@ def test_bad_input(model, data, what):
     step, message = BAD[what]
     with pytest.raises(InputError, match=f"^{message}"):
         step(model, data)
-
-
-@pytest.mark.parametrize("std", [0.0, (0.2, -0.1, 0.3), "x", (float("nan"),), None])
-def test_deviations_that_are_none(model, std):
-    with pytest.raises(InputError, match=r"^std: "):
-        igeood.grey_box(model, std=std)
-
-
-def test_a_fit_that_fails_is_no_fit(model, data):
-    guard = igeood.white_box(model)
-    with pytest.raises(InputError):
-        guard.fit([data.images(64, 1), data.test])
-    with pytest.raises(NotReadyError, match=r"score: the guard is not fitted yet; call fit\(train_loader\) first"):
-        guard.score(data.test)

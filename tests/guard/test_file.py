@@ -1,0 +1,120 @@
+"""A guard's file: what it keeps, which models it serves, and what is refused."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from torch import nn
+
+import igeood
+from igeood.errors import GuardFileError, InputError, NotReadyError
+from igeood.files import read_record, write_record
+
+
+@pytest.fixture(scope="module")
+def guard(model, data):
+    return igeood.white_box(model, std=(0.2, 0.3, 0.4), mean=0.5).fit(data.train).calibrate(data.held_out, tpr=0.9)
+
+
+@pytest.fixture
+def path(guard, tmp_path):
+    guard.save(tmp_path / "guard.safetensors")
+    return tmp_path / "guard.safetensors"
+
+
+def test_everything_but_the_training_sample_comes_back(guard, model, data, path):
+    loaded = igeood.load(path, model)
+    assert torch.equal(loaded.predict(data.test).p_value, guard.predict(data.test).p_value)
+    assert (loaded.calibration.tpr, loaded.promise) == (0.9, guard.promise)
+    assert (loaded.inputs.mean, loaded.inputs.std) == (0.5, [0.2, 0.3, 0.4])
+    assert np.array_equal(loaded.fitted_on, guard.fitted_on)  # so that calibrating on them is noticed
+    with pytest.raises(NotReadyError, match="tune: a loaded guard has no training sample; call fit again first"):
+        loaded.tune(data.held_out, data.ood)
+    loaded.fit(data.train).tune(data.held_out, data.ood)
+    with safe_open(path, "pt") as file:
+        record = json.loads(file.metadata()["igeood"])
+    assert (record["schema"], record["kind"], record["method"]) == (2, "guard", "igeood")
+    assert (record["layers"], record["n_classes"]) == (["2", "6"], 4)
+    assert record["model"] == igeood.load(path, model).inputs.fingerprint
+
+
+class Compiled(nn.Module):
+    """Holds a model as `torch.compile` does."""
+
+    def __init__(self, model):
+        super().__init__()
+        self._orig_mod = model
+
+    def forward(self, x):
+        return self._orig_mod(x)
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, Compiled, lambda m: nn.DataParallel(Compiled(m))])
+def test_wrapped_models_serve_the_bare_one_and_the_reverse(guard, model, data, path, tmp_path, wrap):
+    scores = guard.score(data.test)
+    assert torch.equal(igeood.load(path, wrap(model)).score(data.test), scores)
+    wrapped = igeood.white_box(wrap(model)).fit(data.train)
+    assert wrapped.layers == guard.layers
+    wrapped.save(tmp_path / "wrapped.safetensors")
+    assert torch.equal(igeood.load(tmp_path / "wrapped.safetensors", model).score(data.test), scores)
+    assert igeood.white_box(wrap(model), layers=["module._orig_mod.2"]).fit(data.train).layers == ["2"]
+
+
+def test_another_model_is_refused_by_its_fingerprint(guard, model, data, path, tmp_path):
+    changed = copy.deepcopy(model)
+    with torch.no_grad():
+        changed[0].weight[0, 0, 0, 0] += 1e-3
+    both = r"^model: its fingerprint is [0-9a-f]{16}, .* made with [0-9a-f]{16}.*strict=False"
+    with pytest.raises(InputError, match=both):
+        igeood.load(path, changed)
+    assert not torch.equal(igeood.load(path, changed, strict=False).score(data.test), guard.score(data.test))
+    with pytest.raises(InputError, match=r"^model: the guard in .* needs its model: load\(path, model\)"):
+        igeood.load(path)
+    with pytest.raises((InputError, GuardFileError), match="the model has no '2'"):
+        igeood.load(path, nn.Sequential(nn.Flatten(), nn.Linear(192, 4)), strict=False)
+    igeood.black_box().fit(5 * np.eye(3), [0, 1, 2]).save(tmp_path / "arrays.safetensors")
+    with pytest.raises(InputError, match="made without a model; leave it out"):
+        igeood.load(tmp_path / "arrays.safetensors", model)
+
+
+def test_files_that_are_refused(model, path, tmp_path):
+    for given, message in (
+        ((3,), "path: expected the guard's file, got int"),
+        ((path, "model"), "model: expected a torch.nn.Module, got str"),
+        ((tmp_path / "none",), "path: there is no guard file"),
+    ):
+        with pytest.raises((InputError, GuardFileError), match=message):
+            igeood.load(*given)
+    record, tensors = read_record(path)
+    for changes, message in (
+        ({"n_classes": True}, "does not describe a guard"),
+        ({"n_classes": 5}, "does not describe a guard"),
+        ({"layers": None}, "does not describe a guard"),
+        ({"epsilon": "x"}, "does not describe a guard"),
+        ({"calibration": {"tpr": 0.95}}, "does not describe a guard"),
+        ({"preparation": {"size": 0}}, "does not describe a guard"),
+        ({"method": "mystery"}, "method 'mystery', which is not registered"),
+        ({"kind": "summary"}, "holds a summary, not a guard"),
+        ({"schema": 3}, "has schema 3, written by igeood .*; upgrade igeood"),
+        ({"schema": 1}, r"was written by igeood 0.1 \(schema 1\); .* fit the guard again"),
+    ):
+        write_record(path, {**record, **changes}, tensors)
+        with pytest.raises(GuardFileError, match=message):
+            igeood.load(path, model)
+    tensors["detector.scale_"] *= torch.nan
+    write_record(path, record, tensors)
+    with pytest.raises(GuardFileError, match="values that are not finite"):
+        igeood.load(path, model)
+
+
+def test_a_guard_that_is_loaded_in_inference_mode_can_still_take_the_input_step(model, data, tmp_path):
+    guard = igeood.grey_box(model, epsilon=0.001).fit(data.train)
+    guard.save(tmp_path / "guard.safetensors")
+    with torch.inference_mode():
+        loaded = igeood.load(tmp_path / "guard.safetensors", model)
+        inside = loaded.score(data.test)
+    assert torch.equal(inside, guard.score(data.test))
+    assert torch.equal(loaded.score(data.test), inside)

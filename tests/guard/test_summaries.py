@@ -1,0 +1,142 @@
+"""Fitting is adding: summaries of shards, whatever the batches; and detectors of the user's own."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+import igeood
+from igeood.errors import GuardFileError, InputError
+from igeood.outputs import HEAD
+
+SAME = {"rtol": 0.0, "atol": 1e-4}  # a network's outputs differ in their last digits from batch to batch
+
+
+def cut(data, size):
+    """Training batches of some size."""
+    x, y = data.images(800, 1)
+    return list(zip(x.split(size), y.split(size), strict=True))
+
+
+def same_sample(one, other):
+    return all(np.array_equal(sample.keys, other.samples[kind].keys) for kind, sample in one.samples.items())
+
+
+@pytest.mark.parametrize("build", [igeood.black_box, igeood.white_box])
+@pytest.mark.parametrize("size", [1, 7, 64])
+def test_batches_and_shards_give_one_guard(model, data, build, size):
+    """The sample is the same to the row, above the budget too; the scores are, up to rounding in the network."""
+    budget = 20_000 if build is igeood.black_box else 40_000
+    whole = build(model).fit(data.images(800, 1), budget=budget)
+    batches = cut(data, size)
+    assert 0 < len(whole.summary.samples["logits"]) < 800
+    plain = build(model).fit(batches, budget=budget)
+    guard, at = build(model), len(batches) // 3
+    shards = [igeood.summarise(guard, part, budget=budget) for part in (batches[:at], batches[at:])]
+    with pytest.raises(igeood.errors.NotReadyError):
+        guard.score(data.test)  # to summarise is not to fit
+    for fitted in (plain, build(model).fit(shards[0] + shards[1]), build(model).fit(shards[1] + shards[0])):
+        assert same_sample(fitted.summary, whole.summary)
+        assert fitted.layers == whole.layers
+        torch.testing.assert_close(fitted.score(data.test), whole.score(data.test), **SAME)
+
+
+def test_a_summary_is_saved_added_and_fitted_elsewhere(model, data, tmp_path):
+    guard, batches = igeood.white_box(model), cut(data, 64)
+    paths = [tmp_path / f"{i}.safetensors" for i in range(2)]
+    for path, part in zip(paths, (batches[:5], batches[5:]), strict=True):
+        igeood.summarise(guard, part).save(path)
+    fitted = guard.fit(igeood.Summary.load(paths[0]) + igeood.Summary.load(paths[1]))
+    whole = igeood.white_box(model).fit(batches)
+    torch.testing.assert_close(fitted.score(data.test), whole.score(data.test), **SAME)
+    for each in (fitted, whole):
+        each.tune(data.held_out, data.ood).calibrate(data.held_out)
+    torch.testing.assert_close(fitted.score(data.test), whole.score(data.test), **SAME)
+    assert np.array_equal(fitted.fitted_on, whole.fitted_on)
+    with pytest.raises(GuardFileError, match="holds a summary, not a guard"):
+        igeood.load(paths[0], model)
+
+
+def test_summaries_that_do_not_fit(model, data, known):
+    summary = igeood.summarise(igeood.white_box(model), data.train)
+    assert igeood.black_box(model).fit(summary).layers == []  # reads what it needs, and no more
+    for guard, other, message in (
+        (igeood.white_box(model, method="mahalanobis"), summary, "summary: MahalanobisLayers needs sums 'full'"),
+        (igeood.white_box(model, layers=["2"]), summary, r"summary: has layers \['2', '6'\], this guard reads \['2'\]"),
+        (
+            igeood.white_box(model),
+            igeood.summarise(igeood.white_box(), known.train),
+            "summary: was made with model None",
+        ),
+        (igeood.white_box(model), igeood.summarise(igeood.black_box(model), data.train), "summary: Igeood needs sums"),
+    ):
+        with pytest.raises(InputError, match=f"^{message}"):
+            guard.fit(other)
+    with pytest.raises(InputError, match="summary: layers differ: 'all' and 'none'"):
+        summary + igeood.summarise(igeood.black_box(model), data.train)
+
+
+def test_the_log_says_when_the_sample_is_cut(model, data, caplog):
+    with caplog.at_level(logging.WARNING, "igeood"):
+        igeood.black_box(model).fit(data.train)
+        assert caplog.text == ""
+        igeood.black_box(model).fit(data.train, budget=20_000)
+    assert "fit: the budget of 0.0191 MiB keeps 121 to 121 of 190 to 212 rows of a class, with logits" in caplog.text
+
+
+class Nearest(igeood.Detector):
+    """Distance to the nearest class mean, summed over the blocks that it needs."""
+
+    state_names = ("means_",)
+
+    def _learn(self, summary):
+        self.means_ = {block: sums.mean for block, sums in summary.sums.items()}
+
+    def _score(self, batch):
+        return sum(torch.cdist(batch.features[b].double(), mean).amin(1) for b, mean in self.means_.items())
+
+
+OWN = {"none": ([], 64), "last": (["6"], None), "last two": (["2", "6"], None), "all": (["2", "6"], 64)}
+
+
+@pytest.fixture
+def own():
+    """Registers a detector of these layers, with the head where it has a width."""
+
+    def make(layers):
+        needs = igeood.Needs(layers=layers, head=bool(OWN[layers][1]), labels=True, sums="mean")
+        kind = type(f"Nearest{layers.title()}".replace(" ", ""), (Nearest,), {"needs": needs})
+        return igeood.register(f"nearest-{layers}", title="Mine")(kind)
+
+    yield make
+    for name in [name for name in igeood.METHODS if name.startswith("nearest-")]:
+        del igeood.METHODS[name]
+
+
+@pytest.mark.parametrize("layers", OWN)
+def test_a_detector_of_ones_own(model, data, own, layers, tmp_path):
+    own(layers)
+    guard = igeood.white_box(model, method=f"nearest-{layers}").fit(data.train).calibrate(data.held_out)
+    names, head = OWN[layers]
+    assert guard.layers == names
+    assert list(guard.detector.means_) == [*names, *[HEAD] * bool(head)]
+    assert HEAD not in guard.detector.means_ or guard.detector.means_[HEAD].shape == (4, head)
+    assert igeood.metrics.auroc(guard.score(data.test), guard.score(data.foreign)) > 0.7
+    guard.tune(data.held_out, data.ood).calibrate(data.held_out)
+    assert guard.explain(data.test[:2]).columns == ["output"]
+    guard.save(tmp_path / "guard.safetensors")
+    loaded = igeood.load(tmp_path / "guard.safetensors", model)
+    assert torch.equal(loaded.predict(data.test).score, guard.score(data.test))
+    assert torch.equal(loaded.fit(data.train).score(data.test), guard.score(data.test))
+    outputs = [igeood.extract(model, x, names, head=bool(head)) for x in (data.train, data.test)]
+    arrays = igeood.white_box(method=f"nearest-{layers}").fit(outputs[0])
+    torch.testing.assert_close(arrays.score(outputs[1]), guard.score(data.test), **SAME)
+
+
+def test_a_file_of_a_detector_that_is_not_registered(model, data, own, tmp_path):
+    own("last")
+    igeood.white_box(model, method="nearest-last").fit(data.train).save(tmp_path / "guard.safetensors")
+    del igeood.METHODS["nearest-last"]
+    with pytest.raises(GuardFileError, match=r"method 'nearest-last', which is not registered here; import the module"):
+        igeood.load(tmp_path / "guard.safetensors", model)

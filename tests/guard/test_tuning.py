@@ -1,0 +1,151 @@
+"""What `tune` chooses: temperature, input step, weights; and which samples it used."""
+
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import igeood
+from igeood.errors import InputError, MissingExtraError
+from igeood.guard import shares
+from igeood.guard.guard import EPSILONS
+from igeood.guard.tuning import SWEEP_RANGE, TemperatureSearch, Trial, tune_temperature
+from igeood.metrics import evaluate
+from igeood.outputs import Outputs, row_keys
+from igeood.summary import Summary
+
+
+@pytest.fixture(scope="module")
+def arguments(make):
+    """A detector, samples of training rows, and validation outputs whose best temperature is not 1."""
+    data = make(10, n=600, margin=5.0)
+    summary = Summary.of(Outputs(data.train, labels=data.labels), igeood.IgeoodLogits.needs)
+    return igeood.IgeoodLogits().learn(summary), summary.samples, Outputs(data.held_out), Outputs(data.ood)
+
+
+def test_the_sweep_covers_its_range_and_refines_around_the_best(arguments):
+    detector, samples, inside, outside = arguments
+    before = detector.score(inside)
+    search = tune_temperature(*arguments)
+    temperatures = [trial.temperature for trial in search.trials]
+    assert (temperatures[0], temperatures[-1]) == SWEEP_RANGE
+    assert 1.0 in temperatures
+    assert temperatures == sorted(set(temperatures))
+    assert search.best.rank() == max(trial.rank() for trial in search.trials)
+    at = temperatures.index(search.best.temperature)
+    neighbours = temperatures[max(at - 1, 0) : at + 2]
+    assert neighbours[-1] / neighbours[0] < 1.05
+    done = []
+    assert search == tune_temperature(*arguments, seed=5, progress=lambda *now: done.append(now))  # the same every time
+    assert done == sorted(done)
+    assert done[-1][0] == done[-1][1]
+    assert torch.equal(detector.score(inside), before)
+    for trial in search.trials[::12]:  # each is about what a fit at that temperature gives
+        exact = detector.at_temperature(trial.temperature, samples)
+        rates = evaluate(exact.score(inside), exact.score(outside))
+        assert trial.tnr == pytest.approx(rates.tnr_at_tpr, abs=0.01)
+        assert trial.auroc == pytest.approx(rates.auroc, abs=1e-4)
+
+
+@pytest.mark.parametrize("method", [name for name, m in igeood.METHODS.items() if not m.needs_layers])
+def test_every_black_box_method_can_be_tuned(known, method):
+    guard = igeood.black_box(method=method).fit(known.train.logits, known.train.labels)
+    inside, outside = known.held_out.logits, known.ood.logits
+    before = evaluate(guard.score(inside), guard.score(outside)).tnr_at_tpr
+    tuning = guard.tune(inside, outside, share=1.0).tuning
+    after = evaluate(guard.score(inside), guard.score(outside)).tnr_at_tpr
+    assert (tuning.before, tuning.after) == (before, after)  # on all of them, for the share is 1
+    assert after >= before
+    assert guard.detector.temperature == tuning.temperature.best.temperature
+    assert f"{100 * after:.1f}% of 400 OOD samples refused, {100 * before:.1f}% before" in repr(tuning)
+
+
+def test_bayesian_search_reaches_the_sweep_and_keeps_quiet(arguments, capfd, monkeypatch):
+    optuna = pytest.importorskip("optuna")
+    level = optuna.logging.get_verbosity()
+    done = []
+    search = tune_temperature(*arguments, search="bayes", trials=10, progress=lambda *now: done.append(now))
+    assert done == [(i, 50) for i in range(1, 51)]
+    assert optuna.logging.get_verbosity() == level
+    assert capfd.readouterr().err == ""
+    assert len(search.trials) == 5 * 10
+    assert all(1.0 <= trial.temperature <= 1000.0 for trial in search.trials)
+    assert search.best.tnr >= max(t.tnr for t in tune_temperature(*arguments).trials if t.temperature >= 1.0) - 0.02
+    assert search == tune_temperature(*arguments, search="bayes", trials=10)
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'igeood\[tune\]'"):
+        tune_temperature(*arguments, search="bayes")
+
+
+def test_a_guard_is_never_worse_on_its_validation_samples_than_before(known, monkeypatch, caplog):
+    """A search that ends at a useless temperature, and weights that are learnt the wrong way round."""
+    bad = Trial(1000.0, 1.0, 1.0)
+    monkeypatch.setattr("igeood.guard.tuning.tune_temperature", lambda *_, **__: TemperatureSearch(bad, (bad,)))
+
+    def poor(self, *_, **__):
+        self.weights_ = -self.weights_
+        return igeood.detectors.weighted.WeightSearch(1.0, 0.0)
+
+    monkeypatch.setattr("igeood.detectors.Weighted.learn_weights", poor)
+    guard = igeood.white_box().fit(known.train)
+    scores = guard.score(known.ood)
+    tuning = guard.tune(known.held_out, known.ood).tuning
+    assert tuning.after == tuning.before > 0
+    assert tuning.weights is None
+    assert guard.detector.temperature == tuning.temperature.best.temperature == 1.0
+    assert torch.equal(guard.score(known.ood), scores)
+    assert "no more OOD validation samples are refused than before" in caplog.text
+
+
+def test_adversarial_samples_need_no_ood(model, data):
+    guard = igeood.white_box(model, plus=True).fit(data.train).tune(data.held_out, "fgsm", attack=0.1)
+    attack = guard.tuning.attack
+    assert guard.tuning.temperature is None  # they are made to fool the output
+    assert guard.detector.temperature == 1.0
+    assert attack.samples == guard.tuning.n_id == guard.tuning.n_ood
+    assert attack.linf == pytest.approx(0.1, abs=1e-3)
+    assert attack.accuracy < 0.5
+    assert guard.calibrate(data.held_out).predict(data.foreign).is_ood.double().mean() > 0.5
+
+
+def test_the_grey_box_chooses_its_step_on_the_papers_grid(model, data):
+    guard = igeood.grey_box(model).fit(data.train).tune(data.held_out, data.ood)
+    steps = guard.tuning.steps
+    assert tuple(step.epsilon for step in steps) == EPSILONS == tuple(round(0.0002 * i, 4) for i in range(21))
+    best = max(step.tnr for step in steps)
+    assert guard.epsilon == min(step.epsilon for step in steps if step.tnr == best)
+    fixed = igeood.grey_box(model, epsilon=guard.epsilon, temperature=guard.detector.temperature).fit(data.train)
+    torch.testing.assert_close(fixed.score(data.test), guard.score(data.test), rtol=1e-9, atol=1e-9)
+
+
+def test_loaders_must_not_augment(model, data):
+    loader = type("Augmenting", (), {"__iter__": lambda _: iter([data.test + 0.01 * torch.rand(300, 3, 8, 8)])})()
+    with pytest.raises(InputError, match="id_data: has other samples each time it is read; leave random augmentation"):
+        igeood.grey_box(model).fit(data.train).tune(loader, data.ood)
+
+
+def test_samples_are_chosen_by_content_and_seed():
+    rows = torch.randn(20_000, 5, generator=torch.Generator().manual_seed(1))
+    keys = row_keys(rows)
+    for share in (0.1, 0.5, 0.9):
+        used = shares.chosen(keys, share, seed=3)
+        assert abs(used.double().mean() - share) < 4 * (share * (1 - share) / 20_000) ** 0.5
+    order = torch.randperm(20_000, generator=torch.Generator().manual_seed(2))
+    half = shares.chosen(keys, 0.5, 3)
+    assert torch.equal(shares.chosen(row_keys(rows[order]), 0.5, 3), half[order])
+    assert 0.48 < (half == shares.chosen(keys, 0.5, 4)).double().mean() < 0.52
+    assert shares.chosen(keys, 1.0, 0).all()
+
+
+small = st.lists(st.integers(0, 5), max_size=20).map(lambda x: np.array(x, dtype=np.uint64))
+
+
+@given(small, small)
+def test_unused_takes_out_as_many_as_were_used_and_merge_keeps_the_larger_count(keys, used):
+    fresh = shares.unused(keys, used).numpy()
+    assert Counter(keys[fresh].tolist()) == Counter(keys.tolist()) - Counter(used.tolist())
+    assert Counter(shares.merge(keys, used).tolist()) == Counter(keys.tolist()) | Counter(used.tolist())
