@@ -16,7 +16,7 @@ NETWORK = {"accuracy": 0.9454, "accuracy_fisher_rao": 0.9453, "test_images": 100
 
 
 def cell(setting="black-box", method="msp", validation="isun", ood="gaussian", seed=0, weights="w0", **others):
-    metrics = {"tnr": 0.5, "auroc": 0.75, "aupr": 0.8, "id_images": 9000, "ood_images": 1000, "tpr": 0.95}
+    metrics = {"tnr": 0.5, "auroc": 0.75, "aupr": 0.8, "id_images": 9000, "ood_images": 1000, "schema": 2}
     names = {"setting": setting, "method": method, "validation": validation, "ood": ood, "seed": seed}
     return {**DENSENET, "weights": weights, **names, **metrics, "data": {"test": "t", "ood": "o"}, **others}
 

@@ -56,7 +56,7 @@ class Maker:
             "results",
             {
                 **self.identity, "setting": setting, "method": method, "validation": validation, "ood": ood,
-                "seed": seed, "tpr": 0.95, "data": digests, **more, "file": "net.safetensors", "id_images": n,
+                "seed": seed, "schema": 2, "data": digests, **more, "file": "net.safetensors", "id_images": n,
                 "ood_images": n, "tnr": found.tnr_at_tpr if tnr is None else tnr, "auroc": found.auroc,
                 "aupr": found.aupr, "temperature": 1.0, "epsilon": 0.0, "scores": name, "igeood": "0.1.0",
                 "torch": "2.9",

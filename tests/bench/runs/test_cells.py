@@ -310,7 +310,7 @@ def test_splits_are_cells_of_their_own():
 def test_lines_that_are_no_results(tmp_path):
     for line in ("nonsense", "[1]", '{"setting": "black-box"}'):
         (tmp_path / "results.jsonl").write_text(f"{line}\n")
-        with pytest.raises(InputError, match=r"results.jsonl: line 1 is no record of a benchmark"):
+        with pytest.raises(InputError, match=r"results.jsonl: line 1 is no record of this version"):
             Results(tmp_path)
     with pytest.raises(InputError, match=r"igeood bench --out"):
         Results.existing(tmp_path / "none")

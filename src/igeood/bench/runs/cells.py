@@ -26,7 +26,7 @@ from igeood.detectors import METHODS, Detector, IgeoodLogits, detector
 from igeood.detectors.base import Samples
 from igeood.detectors.weighted import FEWEST
 from igeood.errors import InputError
-from igeood.files import only_one, write_record
+from igeood.files import SCHEMA, only_one, write_record
 from igeood.guard.diagnose import diagnose
 from igeood.guard.guard import EPSILONS
 from igeood.guard.tuning import tune_detector
@@ -158,7 +158,7 @@ class _Bench:
         sets |= {"validation": (cell.validation, "validation")} if cell.validation not in UNNAMED else {}
         digests = {part: self._set(*where).digest()[:16] for part, where in sets.items()}
         options = {"limit": self.plan.limit} if cell.setting == "grey-box" else {}
-        return {**self.network.about, **asdict(cell), "tpr": TPR, "data": digests, **options}
+        return {**self.network.about, **asdict(cell), "tpr": TPR, "schema": SCHEMA, "data": digests, **options}
 
     def _check_apart(self, cell: Cell) -> None:
         """Raise if images are measured on that were tuned on, or are known, under another set's name."""
@@ -228,7 +228,9 @@ class _Bench:
                 epsilon = tuning.epsilon
             asked, chosen = self._asked(cell), {"temperature": scorer.params().get("temperature"), "epsilon": epsilon}
             record = {**asked, **chosen, "tuning": None if tuning is None else asdict(tuning)}
-            self._tuned = {cell: (scorer, self.results.tunings.find(asked) or self.results.tunings.append(record))}
+            self._tuned = {cell: (scorer, record)}
+            if self.results.tunings.find(asked) is None:
+                self.results.tunings.append(record)
         return self._tuned[cell]
 
     def _fit(self, method: str) -> tuple[Detector, Samples]:

@@ -10,9 +10,7 @@ from igeood.errors import InputError
 from igeood.version import __version__
 
 Record = dict[str, Any]
-FIELDS = frozenset(
-    ["network", "weights", "setting", "method", "validation", "ood", "seed", "data", "tnr"]
-)  # of a result
+FIELDS = frozenset(["schema", "network", "weights", "setting", "method", "validation", "ood", "seed", "data", "tnr"])
 
 
 class Lines:
@@ -38,7 +36,9 @@ class Lines:
             except (ValueError, RecursionError):
                 record = None
             if not isinstance(record, dict) or not record.keys() >= fields:
-                raise InputError(f"{self.path}: line {number} is no record of a benchmark; fix or delete the line")
+                raise InputError(
+                    f"{self.path}: line {number} is no record of this version; delete it, or name another folder"
+                )
             yield record
 
     def find(self, asked: Mapping[str, Any]) -> Record | None:
