@@ -13,7 +13,8 @@ import torch
 from hypothesis import settings
 from torch import Tensor, nn
 
-from igeood.outputs import Outputs
+from igeood.outputs import HEAD, Outputs
+from igeood.summary import Needs
 
 settings.register_profile(
     "igeood", deadline=None, derandomize=True
@@ -84,6 +85,22 @@ def known() -> Known:
 def make_known_() -> Callable[..., Known]:
     """`make_known`, for tests that need another size."""
     return make_known
+
+
+def suit(outputs: Outputs, needs: Needs) -> Outputs:
+    """The same samples with the blocks that a method needs: another statistic of the layers, the input of the head."""
+    ending = "" if needs.statistic == "mean" else f"|{needs.statistic}"
+    features = {f"{layer}{ending}": value for layer, value in outputs.features.items() if "|" not in layer}
+    if needs.head:  # the logits are linear in it
+        turn = torch.randn(outputs.n_classes, 16, generator=torch.Generator().manual_seed(0))
+        features[HEAD] = outputs.logits @ turn.to(outputs.logits)
+    return Outputs(outputs.logits, features, outputs.labels)
+
+
+@pytest.fixture(scope="session")
+def suited() -> Callable[[Outputs, Needs], Outputs]:
+    """`suit`, for tests of every method."""
+    return suit
 
 
 @pytest.fixture(scope="session")

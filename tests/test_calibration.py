@@ -1,4 +1,4 @@
-"""Thresholds keep their promise over thousands of calibration sets."""
+"""Thresholds are order statistics, p-values are counts; a guard's have a margin for rounding."""
 
 import math
 
@@ -10,105 +10,51 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from igeood import calibration
+from igeood.calibration import Calibration, benjamini_hochberg, p_values, rank, threshold
 from igeood.errors import InputError
-
-SPLITS = 2000
-
-
-def true_rates(n, guarantee, levels, tpr=0.95):
-    """Share of in-distribution that the threshold keeps, for each of 2,000 calibration sets of n scores.
-
-    Scores are uniform, in `levels` steps where that is given: then many tie, and the share is known exactly.
-    """
-    rng = np.random.default_rng([n, len(guarantee), levels or 0])
-    rates = np.empty(SPLITS)
-    for i in range(SPLITS):
-        scores = rng.uniform(size=n)
-        if levels:
-            scores = np.floor(scores * levels) / levels
-        threshold = calibration.threshold(scores, tpr, guarantee)
-        rates[i] = threshold if not levels else (math.floor(threshold * levels + 0.5) + 1) / levels
-    return rates
-
-
-@pytest.mark.parametrize("n", [20, 50, 100, 1000])
-@pytest.mark.parametrize("levels", [None, 8, 40])
-def test_marginal_promise(n, levels):
-    rates = true_rates(n, "marginal", levels)
-    assert rates.mean() >= 0.95 - 3 * rates.std() / math.sqrt(SPLITS)
-    if levels is None:  # and no more is given away than the next order statistic
-        assert rates.mean() <= 0.95 + 1 / (n + 1) + 3 * rates.std() / math.sqrt(SPLITS)
-
-
-@pytest.mark.parametrize("n", [100, 1000])
-@pytest.mark.parametrize("levels", [None, 8, 40])
-def test_tolerance_promise(n, levels):
-    kept = np.mean(true_rates(n, "tolerance", levels) >= 0.95)
-    assert kept >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / SPLITS)
-
-
-def test_the_plain_quantile_breaks_the_promise():
-    """Why the order statistic: at n = 50 `np.quantile` keeps 93%, and the test above would catch it."""
-    rng = np.random.default_rng(0)
-    rates = np.quantile(rng.uniform(size=(SPLITS, 50)), 0.95, axis=1)
-    assert rates.mean() < 0.95 - 3 * rates.std() / math.sqrt(SPLITS)
 
 
 def test_ranks():
-    assert calibration.rank(19) == 19
-    assert calibration.rank(1000) == 951
-    assert calibration.rank(1000, guarantee="tolerance") == 962
-    assert calibration.rank(59, guarantee="tolerance") == 59
-    assert calibration.rank(99, 0.9) == 90  # 100 · 0.9 is 90, though the float 0.9 is above
+    assert [rank(19), rank(1000), rank(99, 0.9)] == [19, 951, 90]  # 100 · 0.9 is 90, though the float 0.9 is above
+    assert [rank(59, guarantee="tolerance"), rank(1000, guarantee="tolerance")] == [59, 962]
+    assert rank(200, guarantee="tolerance") == rank(200, 0.95, "tolerance", 0.95)
 
 
 @given(st.integers(59, 3000), st.sampled_from([0.8, 0.9, 0.95]), st.sampled_from([0.9, 0.95]))
-def test_tolerance_rank_is_the_smallest_that_a_binomial_allows(n, tpr, confidence):
-    k = calibration.rank(n, tpr, "tolerance", confidence)
+def test_the_tolerance_rank_is_the_smallest_that_a_binomial_allows(n, tpr, confidence):
+    k = rank(n, tpr, "tolerance", confidence)
     assert binom.cdf(k - 1, n, tpr) >= confidence - 1e-12
     assert k == 1 or binom.cdf(k - 2, n, tpr) < confidence + 1e-12
 
 
-@pytest.mark.parametrize(
-    ("n", "guarantee", "needed"), [(18, "marginal", 19), (0, "marginal", 19), (58, "tolerance", 59)]
-)
-def test_too_few_samples_say_how_many_are_needed(n, guarantee, needed):
-    with pytest.raises(InputError, match=f"{n} calibration samples .* at least {needed} are needed"):
-        calibration.threshold(np.arange(float(n)), guarantee=guarantee)
-    assert calibration.threshold(np.arange(float(needed)), guarantee=guarantee) == needed - 1
+@pytest.mark.parametrize("guarantee", ["marginal", "tolerance"])
+@pytest.mark.parametrize("tpr", [0.3, 0.5, 0.9, 0.95, 0.999])
+def test_needed_samples_are_exactly_enough(tpr, guarantee):
+    needed = calibration.needed_samples(tpr, guarantee)
+    assert rank(needed, tpr, guarantee) == needed
+    if guarantee == "tolerance":  # the greatest of n scores keeps a share of tpr with probability 1 − tprⁿ
+        assert 1 - tpr**needed >= 0.95 - 1e-12 > 1 - tpr ** (needed - 1) - 1e-9
+    if needed > 1:
+        with pytest.raises(InputError, match=rf"{needed - 1} calibration samples cannot promise .* at least {needed} "):
+            threshold(np.arange(needed - 1.0), tpr, guarantee)
 
 
-@pytest.mark.parametrize("tpr", [0.5, 0.9, 0.99, 0.999])
-def test_needed_samples_are_exactly_enough(tpr):
-    for guarantee in ("marginal", "tolerance"):
-        needed = calibration.needed_samples(tpr, guarantee)
-        assert calibration.rank(needed, tpr, guarantee) == needed
-        with pytest.raises(InputError, match=f"at least {needed} "):
-            calibration.rank(needed - 1, tpr, guarantee)
-
-
-def test_p_values_of_in_distribution_samples_are_valid():
-    """P(p ≤ α) ≤ α over calibration sets, ties included."""
-    rng = np.random.default_rng(1)
-    for levels in (None, 10):
-        draws = rng.uniform(size=(4000, 31))
-        draws = draws if levels is None else np.floor(draws * levels)
-        p = np.array([calibration.p_values(row[:-1], row[-1:])[0] for row in draws])
-        for alpha in (0.05, 0.1, 0.5):
-            assert np.mean(p <= alpha) <= alpha + 3 * math.sqrt(alpha * (1 - alpha) / len(p))
+@pytest.mark.parametrize("guarantee", ["marginal", "tolerance"])
+def test_the_threshold_is_the_score_of_that_rank(guarantee):
+    for seed in range(10):
+        scores = np.random.default_rng(seed).normal(size=300)
+        expected = sorted(scores)[rank(300, 0.9, guarantee, 0.8) - 1]
+        assert threshold(scores, 0.9, guarantee, 0.8) == expected
+        made = Calibration(torch.from_numpy(scores), 0.9, guarantee, 0.8)
+        assert made.scores.tolist() == sorted(scores)
+        assert expected < made.threshold <= expected + 1e-8
+    assert threshold(range(1, 20)) == 19.0
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=30), st.lists(st.integers(0, 9), max_size=10))
 def test_p_values_are_what_counting_gives(cal, scores):
-    found = calibration.p_values(np.array(cal, float), np.array(scores, float))
-    assert found.tolist() == [(1 + sum(c >= s for c in cal)) / (len(cal) + 1) for s in scores]
-
-
-def test_the_kind_of_array_is_kept():
-    cal = np.arange(10.0)
-    assert isinstance(calibration.p_values(cal, torch.zeros(2)), torch.Tensor)
-    assert isinstance(calibration.p_values(torch.from_numpy(cal), [1.0]), np.ndarray)
-    assert calibration.benjamini_hochberg(torch.tensor([0.01, 0.9])).dtype == torch.bool
+    p = p_values(np.array(cal, float), np.array(scores, float))
+    assert p.tolist() == [(1 + sum(c >= s for c in cal)) / (len(cal) + 1) for s in scores]
 
 
 @given(st.lists(st.floats(0.001, 1.0), min_size=1, max_size=20), st.sampled_from([0.05, 0.2]))
@@ -116,133 +62,107 @@ def test_benjamini_hochberg_is_the_step_up_rule(p, fdr):
     ordered = sorted(p)
     passing = [k for k, value in enumerate(ordered, 1) if value <= fdr * k / len(p)]
     limit = ordered[passing[-1] - 1] if passing else -1.0
-    close = any(math.isclose(value, fdr * k / len(p), rel_tol=1e-9) for k, value in enumerate(ordered, 1))
-    if not close:
-        assert calibration.benjamini_hochberg(p, fdr).tolist() == [value <= limit for value in p]
-
-
-def test_false_discoveries_are_bounded():
-    rng = np.random.default_rng(2)
-    wrong = []
-    for _ in range(500):
-        cal, inside, outside = rng.normal(size=200), rng.normal(size=40), rng.normal(4.0, 1.0, size=10)
-        called = calibration.benjamini_hochberg(calibration.p_values(cal, np.r_[inside, outside]), 0.1)
-        wrong.append(called[:40].sum() / max(1, called.sum()))
-    assert np.mean(wrong) <= 0.1 + 3 * np.std(wrong) / math.sqrt(len(wrong))
-
-
-def test_empty_batches():
-    assert len(calibration.p_values([1.0], [])) == 0
-    assert len(calibration.benjamini_hochberg([])) == 0
-
-
-def test_bad_input():
-    scores = np.arange(100.0)
-    with pytest.raises(InputError, match="guarantee: expected 'marginal' or 'tolerance'"):
-        calibration.threshold(scores, guarantee="exact")
-    with pytest.raises(InputError, match="confidence: must lie"):
-        calibration.threshold(scores, guarantee="tolerance", confidence=1.0)
-    with pytest.raises(InputError, match="tpr: must lie"):
-        calibration.threshold(scores, 1.0)
-    with pytest.raises(InputError, match="id_scores: NaN"):
-        calibration.threshold(np.full(30, np.nan))
-    with pytest.raises(InputError, match=r"^id_scores: empty; give calibration scores$"):
-        calibration.p_values([], [1.0])
-    with pytest.raises(InputError, match=r"^p: p-values .*lie in"):
-        calibration.benjamini_hochberg([1.5])
-
-
-def test_promises_in_words():
-    assert calibration.Calibration(torch.arange(100.0)).promise.startswith("at least 95% of in-distribution")
-    tolerant = calibration.Calibration(torch.arange(100.0), 0.9, "tolerance", 0.99)
-    assert tolerant.promise.startswith("with 99% confidence, at least 90%")
-    assert tolerant.threshold == calibration.threshold(np.arange(100.0), 0.9, "tolerance", 0.99) + tolerant.margin
-
-
-def test_defaults_are_those_of_the_documentation():
-    """A marginal promise of 95%; where a confidence is asked for, 95% too."""
-    scores = np.random.default_rng(0).normal(size=200)
-    marginal, tolerant = (0.95, "marginal", 0.95), (0.95, "tolerance", 0.95)
-    assert calibration.threshold(scores) == calibration.threshold(scores, *marginal)
-    assert calibration.threshold(scores, guarantee="tolerance") == calibration.threshold(scores, *tolerant)
-    assert calibration.rank(200) == calibration.rank(200, *marginal)
-    assert calibration.rank(200, guarantee="tolerance") == calibration.rank(200, *tolerant)
-    assert calibration.needed_samples() == calibration.needed_samples(*marginal) == 19
-    assert calibration.needed_samples(guarantee="tolerance") == calibration.needed_samples(*tolerant) == 59
-    assert calibration.promise(200) == calibration.promise(200, *marginal)
-    assert calibration.promise(200, guarantee="tolerance") == calibration.promise(200, *tolerant)
-    made = calibration.Calibration(torch.from_numpy(scores))
-    assert (made.tpr, made.guarantee, made.confidence, made.left_out) == (*marginal, 0)
-
-
-def test_promises_in_full():
-    assert calibration.promise(50, 0.9) == (
-        "at least 90% of in-distribution inputs are kept, on average over calibration sets of 50"
-    )
-    assert calibration.promise(50, 0.9, "tolerance", 0.995) == (
-        "with 99.5% confidence, at least 90% of in-distribution inputs are kept"
-    )
-
-
-@pytest.mark.parametrize("guarantee", ["marginal", "tolerance"])
-def test_the_threshold_is_the_score_of_that_rank(guarantee):
-    for seed in range(20):
-        scores = np.random.default_rng(seed).normal(size=300)
-        rank = calibration.rank(300, 0.9, guarantee, 0.8)
-        assert calibration.threshold(scores, 0.9, guarantee, 0.8) == sorted(scores)[rank - 1]
-        made = calibration.Calibration(torch.from_numpy(scores), 0.9, guarantee, 0.8)
-        assert made.scores.tolist() == sorted(scores)
-        assert made.threshold == pytest.approx(sorted(scores)[rank - 1], rel=1e-8)
-    assert calibration.threshold(range(1, 20)) == 19.0
-
-
-@pytest.mark.parametrize("tpr", [0.05, 0.3, 0.5, 0.9, 0.95])
-@pytest.mark.parametrize("confidence", [0.01, 0.04, 0.5, 0.7, 0.95, 0.999])
-def test_needed_samples_are_the_fewest_with_one_above_the_quantile(tpr, confidence):
-    """The greatest of n scores keeps a share of tpr with probability 1 − tprⁿ."""
-    needed = calibration.needed_samples(tpr, "tolerance", confidence)
-    assert 1 - tpr**needed >= confidence - 1e-12
-    assert needed == 1 or 1 - tpr ** (needed - 1) < confidence
-
-
-def test_what_cannot_be_promised_is_said_in_full():
-    scores = torch.arange(18.0)
-    with pytest.raises(InputError, match=r"^id_scores: 18 calibration samples cannot promise tpr=0\.95; at least 19 "):
-        calibration.Calibration(scores)
-    said = r"^id_scores: 18 calibration samples cannot promise tpr=0\.9 with confidence 0\.99; at least 44 are needed"
-    with pytest.raises(InputError, match=said):
-        calibration.Calibration(scores, 0.9, "tolerance", 0.99)
-    with pytest.raises(InputError, match=said):
-        calibration.threshold(scores, 0.9, "tolerance", 0.99)
-    with pytest.raises(InputError, match=r"^id_scores: NaN at position 3"):
-        calibration.Calibration(torch.cat([torch.arange(3.0), torch.full((20,), torch.nan)]))
-
-
-def test_errors_name_the_argument_and_the_place():
-    with pytest.raises(InputError, match=r"^id_scores: NaN at position 1"):
-        calibration.p_values([0.0, np.nan], [1.0])
-    with pytest.raises(InputError, match=r"^scores: NaN at position 0"):
-        calibration.p_values([0.0], [np.nan])
-    with pytest.raises(InputError, match=r"^p: NaN at position 2"):
-        calibration.benjamini_hochberg([0.0, 1.0, np.nan])
-    with pytest.raises(InputError, match=r"^fdr: must lie strictly between 0 and 1, got 1\.5"):
-        calibration.benjamini_hochberg([0.5], 1.5)
-    for value in (1.5, -0.25):
-        with pytest.raises(InputError, match=rf"^p: p-values .*lie in \[0, 1\]; position 2 has {value}"):
-            calibration.benjamini_hochberg([0.0, 1.0, value, value])
-    with pytest.raises(InputError, match=r"^tpr: must lie strictly between 0 and 1, got 1\.5"):
-        calibration.needed_samples(1.5)
-    with pytest.raises(InputError, match=r"^confidence: must lie strictly between 0 and 1, got 0"):
-        calibration.needed_samples(0.9, "tolerance", 0)
-    for wrong in ("Marginal", "MARGINAL", "Tolerance", None):
-        with pytest.raises(InputError, match=r"^guarantee: expected 'marginal' or 'tolerance', got "):
-            calibration.needed_samples(0.95, wrong)
+    if not any(math.isclose(value, fdr * k / len(p), rel_tol=1e-9) for k, value in enumerate(ordered, 1)):
+        assert benjamini_hochberg(p, fdr).tolist() == [value <= limit for value in p]
 
 
 def test_a_p_value_at_the_level_is_called():
-    assert calibration.benjamini_hochberg([0.05]).tolist() == [True]
-    assert calibration.benjamini_hochberg([0.2, 0.1], 0.2).tolist() == [True, True]
-    assert calibration.benjamini_hochberg([0.0, 1.0]).tolist() == [True, False]
-    assert calibration.benjamini_hochberg([0.06]).tolist() == [False]
-    assert isinstance(calibration.benjamini_hochberg([0.05]), np.ndarray)
-    assert isinstance(calibration.benjamini_hochberg(torch.tensor([0.05], dtype=torch.float64)), torch.Tensor)
+    for p, fdr, called in (([0.05], 0.05, [True]), ([0.2, 0.1], 0.2, [True, True]), ([0.06], 0.05, [False])):
+        assert benjamini_hochberg(p, fdr).tolist() == called
+
+
+def test_the_kind_of_array_is_kept_and_nothing_is_nothing():
+    assert isinstance(p_values(np.arange(10.0), torch.zeros(2)), torch.Tensor)
+    assert isinstance(p_values(torch.arange(10.0), [1.0]), np.ndarray)
+    assert benjamini_hochberg(torch.tensor([0.01, 0.9])).dtype == torch.bool
+    assert isinstance(benjamini_hochberg([0.05]), np.ndarray)
+    assert len(p_values([1.0], [])) == len(benjamini_hochberg([])) == 0
+
+
+def test_promises_in_words():
+    assert Calibration(torch.arange(50.0), 0.9).promise == (
+        "at least 90% of in-distribution inputs are kept, on average over calibration sets of 50"
+    )
+    assert Calibration(torch.arange(500.0), 0.9, "tolerance", 0.995).promise == (
+        "with 99.5% confidence, at least 90% of in-distribution inputs are kept"
+    )
+    assert Calibration(torch.arange(50.0), trained_on=3).promise == (
+        "nothing is promised: of 50 calibration samples 3 were trained on"
+    )
+    made = Calibration(torch.arange(50.0))
+    assert (made.tpr, made.guarantee, made.confidence, made.left_out) == (0.95, "marginal", 0.95, 0)
+
+
+SCORES = np.arange(100.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: threshold(SCORES, 1.0), r"tpr: must lie strictly between 0 and 1, got 1\.0"),
+        (lambda: threshold(SCORES, guarantee="exact"), "guarantee: expected 'marginal' or 'tolerance', got 'exact'"),
+        (lambda: threshold(SCORES, 0.9, "tolerance", 1.0), "confidence: must lie strictly"),
+        (lambda: threshold(SCORES, 0.9, "marginal", 1.0), "confidence: must lie strictly"),
+        (lambda: threshold(SCORES * np.nan), r"id_scores: NaN at position 0 \(100 of 100\)"),
+        (lambda: threshold(SCORES[:18], 0.9, "tolerance", 0.99), r".*tpr=0\.9 with confidence 0\.99; at least 44 are"),
+        (lambda: Calibration(torch.arange(18.0)), r"id_scores: 18 calibration samples cannot promise tpr=0\.95; at"),
+        (lambda: p_values([], [1.0]), "id_scores: empty; give calibration scores"),
+        (lambda: p_values([0.0, np.nan], [1.0]), "id_scores: NaN at position 1"),
+        (lambda: p_values([0.0], [np.nan]), "scores: NaN at position 0"),
+        (lambda: benjamini_hochberg([0.5], 1.5), r"fdr: must lie strictly between 0 and 1, got 1\.5"),
+        (lambda: benjamini_hochberg([0.0, 1.0, np.nan]), "p: NaN at position 2"),
+        (lambda: benjamini_hochberg([0.0, 1.0, 1.5]), r"p: p-values lie in \[0, 1\]; position 2 has 1\.5; make them"),
+        (lambda: benjamini_hochberg([-0.25]), r"p: p-values lie in \[0, 1\]; position 0 has -0\.25"),
+    ],
+)
+def test_bad_input(call, said):
+    with pytest.raises(InputError, match=f"^{said}"):
+        call()
+
+
+# -- the margin for rounding
+
+
+@pytest.mark.parametrize("levels", [None, 3, 1])
+@pytest.mark.parametrize("guarantee", ["marginal", "tolerance"])
+def test_verdict_and_p_value_say_the_same(levels, guarantee):
+    rng = np.random.default_rng(4)
+    for size in (1e-9, 1.0, 1e6):
+        scores = rng.normal(size=120) if levels is None else np.floor(levels * rng.uniform(size=120))
+        made = Calibration(torch.from_numpy(size * (scores - 0.7)), 0.9, guarantee)
+        alpha = 1.0 - rank(120, 0.9, guarantee) / 121
+        near = np.array([made.threshold, *made.scores, *(made.scores + made.margin), *rng.normal(size=50) * size])
+        for s in (near, np.nextafter(near, np.inf), np.nextafter(near, -np.inf)):
+            assert np.array_equal(s > made.threshold, np.asarray(made.p_values(s)) <= alpha + 1e-9)
+            assert np.array_equal(made.tensor_p_values(torch.from_numpy(s)), made.p_values(s))
+
+
+@pytest.mark.parametrize("size", [1e-13, 1e-3, 1.0, 1e9])
+def test_rounding_does_not_refuse_what_the_threshold_keeps(size):
+    scores = size * np.repeat(np.random.default_rng(5).normal(size=10), 10)
+    made = Calibration(torch.from_numpy(scores))
+    again = scores + np.maximum(1e-10 * np.abs(scores), 1e-13)
+    exact = threshold(scores)
+    assert ((scores <= exact) == (again <= made.threshold)).all()
+    assert ((scores <= exact) & (again > exact)).any()  # without the margin they would be refused
+    assert made.threshold <= exact + 2e-9 * np.abs(scores).max() + 1e-12
+    assert (np.asarray(made.p_values(again)) >= p_values(scores, scores)).all()
+
+
+def test_one_huge_score_does_not_widen_the_margin():
+    scores = np.r_[np.arange(99.0), 1e38]
+    made = Calibration(torch.from_numpy(scores))
+    assert made.threshold == pytest.approx(threshold(scores), rel=1e-8)
+    assert made.margin < 1e-6
+    infinite = Calibration(torch.from_numpy(np.r_[np.arange(9.0), np.full(91, np.inf)]), 0.9)
+    assert infinite.threshold == math.inf
+    assert np.asarray(infinite.p_values([0.0, np.inf])).tolist() == [1.0, 92 / 101]
+
+
+@pytest.mark.parametrize("size", [1e-9, 1.0, 28.0])
+def test_the_margin_leaves_last_digits_that_tell_samples_apart(size):
+    """A classifier that is sure of all: no tie, all scores nearly −size."""
+    scores = -size * (1 - 10.0 ** np.random.default_rng(0).uniform(-13, -10, 2000))
+    calibration = Calibration(torch.from_numpy(scores))
+    assert calibration.margin > 0
+    assert np.sum((scores > threshold(scores)) & (scores <= calibration.threshold)) <= 1
