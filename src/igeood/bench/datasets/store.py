@@ -85,13 +85,16 @@ def get(dataset: Dataset, root: Path, *, force: bool = False, progress: Show | N
     progress : callable, optional
         Called with the file's name, the bytes so far, and the bytes in all if known.
     """
-    if dataset.kind == "noise" or (not force and status(dataset, root).state == "ok"):
+    aside, lock = root / OWN / dataset.name, root / OWN / f"{dataset.name}.lock"
+    is_whole = dataset.kind == "noise" or (not force and status(dataset, root).state == "ok")
+    if is_whole and not (aside.exists() or lock.exists()):
         return False
     if not dataset.downloads:
         raise InputError(f"{dataset.name}: must be fetched by hand: see {dataset.home}, and unpack it in {root}")
-    aside = root / OWN / dataset.name
-    with only_one(root / OWN / f"{dataset.name}.lock", dataset.name):
+    with only_one(lock, dataset.name):
         shutil.rmtree(aside, ignore_errors=True)  # what a killed run left
+        if is_whole:
+            return False
         try:
             for download in dataset.downloads:
                 _get(dataset, download, aside, progress)
