@@ -1,127 +1,225 @@
 """Killed at any point: files are whole, the same command finishes, little is done twice, and the end is the same."""
 
+import functools
+import http.server
+import io
 import json
 import random
+import re
 import shutil
 import sys
+import tarfile
+import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
-sys.path.insert(0, str(Path(__file__).parent))  # for the helpers, which subprocesses run too
+sys.path.insert(0, str(Path(__file__).parent))  # the processes that are killed import it by its name
+from killed import Fault, run
 
-from jobs import Shop, archive, check_sound, check_units, tree
-from kills import Fault, serving, warm
+from igeood.bench.networks import build
+from igeood.files import only_one
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has torch")
-KILLED = -9
-CASES = {  # of each job: in every run, and in the long one; each is a folder in which it is killed twice
-    "fit": (1, 8),
-    "calibrate": (1, 8),
-    "tune": (1, 6),
-    "save": (1, 10),
-    "bench": (1, 12),
-    "train": (1, 8),
-    "data get": (2, 14),
+KILLED = (-9, -25)
+GUARD = "guard.safetensors"
+STARTS = {  # what is there before a command: the files of other commands
+    "fit": {GUARD: ("fit first", GUARD)},
+    "calibrate": {GUARD: ("fit", GUARD)},
+    "tune": {GUARD: ("fit", GUARD)},
+    "score": {GUARD: ("calibrate", GUARD)},
+    "save": {"one.safetensors": ("fit", GUARD), "two.safetensors": ("calibrate", GUARD)},
 }
+JOBS = ("fit", "calibrate", "tune", "score", "save", "bench", "train", "data get")
+
+
+def logits(seed, confidence):
+    draw, labels = np.random.default_rng(seed), np.arange(200) % 5
+    values = draw.normal(size=(200, 5)) + confidence * np.eye(5)[labels]
+    return {"logits": values.astype(np.float32), "labels": labels}
+
+
+def archive():
+    """A small CIFAR-10 as it is fetched."""
+    made, draw = io.BytesIO(), np.random.default_rng(0)
+    with tarfile.open(fileobj=made, mode="w:gz") as tar:
+        for split in ("train", "test"):
+            records = draw.integers(0, 256, (60, 3073), dtype=np.uint8)
+            records[:, 0] = np.arange(60) % 10
+            info = tarfile.TarInfo(f"cifar-10-batches-bin/{split}.bin")
+            info.size = records.nbytes
+            tar.addfile(info, io.BytesIO(records.tobytes()))
+    return made.getvalue()
+
+
+class Shop:
+    """Where jobs run: inputs, a server, and for each job how it ends when nothing disturbs it."""
+
+    def __init__(self, folder, url):
+        self.folder, self.url, self.count, self._whole = folder, url, 0, {}
+        for part, seed, confidence in (("train", 0, 6.0), ("held", 1, 6.0), ("foreign", 2, 0.0)):
+            np.savez(folder / f"{part}.npz", **logits(seed, confidence))
+        with tarfile.open(fileobj=io.BytesIO(archive())) as tar:
+            tar.extractall(folder / "data", filter="data")
+        torch.manual_seed(0)
+        about = {"network": "resnet-10-16", "trained_on": "cifar-10", "classes": "10"}
+        save_file(build("resnet-10-16").state_dict(), folder / "net.safetensors", about)
+        train, held, foreign = (folder / f"{part}.npz" for part in ("train", "held", "foreign"))
+        data = ["--root", folder / "data"]
+        methods = ["--setting=black-box", "--setting=white-box", "--method=energy", "--method=igeood"]
+        self.commands = {
+            "fit first": ["fit", train, "--out", GUARD, "--method", "energy"],
+            "fit": ["fit", train, "--out", GUARD, "--force"],
+            "calibrate": ["calibrate", GUARD, held],
+            "tune": ["tune", GUARD, "--train", train, "--id", held, "--ood", foreign],
+            "score": ["score", GUARD, held, "--out", "scores.parquet", "--force"],
+            "save": ["save"],
+            "bench": ["bench", "--network", folder / "net.safetensors", "--ood=gaussian", "--validation=none", *methods,
+                      "--images=40", "--splits=1", "--out=results", *data],
+            "train": ["train", "resnet-10-16", "--out=net.safetensors", "--epochs=3", "--batch=20", *data],
+            "data get": ["data", "get", "cifar-10", "--root", "fetched"],
+        }  # fmt: skip
+
+    def fresh(self, job):
+        """A new folder with what the job starts from."""
+        self.count += 1
+        folder = self.folder / f"run-{self.count}"
+        folder.mkdir()
+        for name, (maker, made) in STARTS.get(job, {}).items():
+            self.whole(maker)
+            shutil.copyfile(self._whole[maker][2] / made, folder / name)
+        return folder
+
+    def run(self, job, folder, *fault):
+        return run(self.commands[job], folder, Fault(*fault), self.url)
+
+    def whole(self, job):
+        """How the job ends, and the files that it leaves."""
+        if job not in self._whole:
+            folder = self.fresh(job)
+            ended = self.run(job, folder)
+            assert ended.code == 0, ended
+            self._whole[job] = ended, tree(folder), folder
+        return self._whole[job][:2]
 
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kills")
-    (folder / "logs").mkdir()
-    with serving(archive()) as served, warm(folder / "logs") as process:
-        yield Shop(process, folder, served)
+    (folder / "web").mkdir()
+    (folder / "web" / "small.tar.gz").write_bytes(archive())
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=folder / "web")
+    handler.func.log_message = lambda *_: None
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield Shop(folder, f"http://127.0.0.1:{server.server_port}/small.tar.gz")
+        server.shutdown()
+        thread.join()
 
 
-@pytest.fixture(scope="module")
-def jobs(shop):
-    return shop.jobs()
+def tree(folder):
+    """Every file below a folder with its content; of safetensors with a sorted head, which has any order."""
+    return {str(path.relative_to(folder)): content(path) for path in Path(folder).rglob("*") if path.is_file()}
 
 
-def cases():
-    for name, (few, many) in CASES.items():
-        for seed in range(many):
-            yield pytest.param(name, seed, marks=[pytest.mark.slow] * (seed >= few), id=f"{name}-{seed}")
+def content(path):
+    found = path.read_bytes()
+    if path.suffix != ".safetensors" or len(found) < 8:
+        return found
+    end = 8 + int.from_bytes(found[:8], "little")
+    return json.dumps(json.loads(found[8:end]), sort_keys=True).encode() + found[end:]
 
 
-def kill_at_a_call(shop, job, folder, calls, draw):
-    """Kill the job before, within or after a call to the disk drawn from the next `calls`; it may have fewer left."""
-    at, when, copy = draw.randint(1, calls), draw.choice(["before", "half", "after"]), f"{folder}-copy"
-    shutil.copytree(folder, copy)
-    while True:
-        ended = shop.run(job, folder, fault=Fault("kill", at, when))
-        if ended.code == KILLED or at == 1:
-            shutil.rmtree(copy)
-            return ended
-        at = (at + 1) // 2
-        shutil.rmtree(folder)
-        shutil.copytree(copy, folder)
+TEMPORARY = re.compile(r"(^|/)\.[^/]*(part|lock)|(^|/)\.igeood/|^net\.training$")
 
 
-def kill_at_a_time(shop, job, folder, seconds, draw):
-    """Kill the job at a moment drawn from the time that it takes; earlier, if it was quicker this time."""
-    after = draw.uniform(0.0, seconds)
-    while True:
-        ended = shop.run(job, folder, seconds=after)
-        if ended.code == KILLED:
-            return ended, folder
-        folder, after = shop.fresh(job), after / 2
+def check_sound(shop, job, folder):
+    """What has its final name is whole: as before, or as at the end; files of lines are a beginning of the whole."""
+    whole = shop.whole(job)[1]
+    starts = [content(shop._whole[maker][2] / made) for maker, made in STARTS.get(job, {}).values()]
+    for name, found in tree(folder).items():
+        if TEMPORARY.search(name) or found == whole.get(name) or found in starts:
+            continue
+        assert name.endswith(".jsonl"), name
+        assert whole[name].startswith(found), name
 
 
-@pytest.mark.parametrize(("name", "seed"), list(cases()))
-def test_killed_twice_and_given_again(shop, jobs, name, seed):
-    job, draw = jobs[name], random.Random(f"{name} {seed}")
-    ended, whole = shop.whole(job)
+def kept(folder):
+    """The files of finished work, which the next run must not make again."""
+    return {path: path.stat().st_ino for path in folder.glob("results/*/**/*.safetensors")}
+
+
+def check_killed_and_given_again(shop, job, *fault):
+    _, whole = shop.whole(job)
     folder = shop.fresh(job)
-    if seed % 3 == 2:
-        first, folder = kill_at_a_time(shop, job, folder, ended.seconds, draw)
-    else:
-        first = kill_at_a_call(shop, job, folder, len(ended.calls), draw)
-    assert first.code == KILLED, first
+    first = shop.run(job, folder, *fault)
+    assert first.code in KILLED or (fault[0] == "bytes" and fault[1] > 500), first  # some write no more
     check_sound(shop, job, folder)
-    left = len(ended.calls) - len(first.calls) if job.resumes else len(ended.calls)
-    second = kill_at_a_call(shop, job, folder, max(1, left), draw)
-    assert second.code == KILLED, second
-    check_sound(shop, job, folder)
+    before, epochs = kept(folder), (folder / "net.training").exists()
     last = shop.run(job, folder)
-    assert last.code == 0, last
+    assert last.code == 0 or "net.safetensors exists already" in last.text, last
     assert tree(folder) == whole
-    check_units(job, ended, [first, second, last], kills=2)
+    assert before.items() <= kept(folder).items()
+    assert not epochs or "epoch 1:" not in last.text  # training goes on from its checkpoint
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("train", "data get"))) for name in CASES]
-)
-def test_killed_when_all_is_in_place_but_nothing_tidied(shop, jobs, name):
-    """After the last file has got its name: the same command ends well, and leaves nothing but the result."""
-    job = jobs[name]
-    ended, whole = shop.whole(job)
-    last = sum(call == "replace" for call, _ in ended.calls)
+def points(job, calls):
+    """Calls to be killed at: the last, and some drawn from all."""
+    draw = random.Random(job)
+    return [calls, *draw.sample(range(1, calls), 2)]
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_killed_at_a_call_to_the_disk(shop, job):
+    for at in points(job, len(shop.whole(job)[0].calls)):
+        check_killed_and_given_again(shop, job, "call", at)
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_killed_in_the_middle_of_a_write(shop, job):
+    check_killed_and_given_again(shop, job, "bytes", random.Random(job).randrange(1, 500))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", JOBS)
+def test_killed_at_every_call(shop, job):
+    calls = len(shop.whole(job)[0].calls)
+    for at in range(1, calls + 1, max(1, calls // 40)):
+        check_killed_and_given_again(shop, job, "call", at)
+    for size in (1, 100, 10_000, 100_000):
+        check_killed_and_given_again(shop, job, "bytes", size)
+
+
+@pytest.mark.parametrize("job", [job for job in JOBS if job != "save"])
+def test_a_full_disk_is_one_line_and_loses_nothing(shop, job):
     folder = shop.fresh(job)
-    killed = shop.run(job, folder, fault=Fault("kill", last, "after", "replace"))
-    assert killed.code == KILLED, killed
-    check_sound(shop, job, folder)
-    again = shop.run(job, folder)
-    assert again.code == 0, again
-    assert tree(folder) == whole
-    check_units(job, ended, [killed, again], kills=1)
+    before = tree(folder)
+    ended = shop.run(job, folder, "full", 150)
+    assert ended.code == 2, ended
+    assert re.fullmatch(r"igeood: .*(too large|No space).*", ended.text.strip().splitlines()[-1]), ended
+    assert "Traceback" not in ended.text
+    assert before.items() <= tree(folder).items()
+    assert shop.run(job, folder).code == 0
+    assert tree(folder) == shop.whole(job)[1]
 
 
-def test_a_search_that_others_share_is_not_done_again(shop, jobs):
-    """Killed after the last cell of a method: what it found for all sets is on disk, and the next method uses it."""
-    job = jobs["bench"]
-    ended, whole = shop.whole(job)
-    lines = [json.loads(line) for line in whole["results/results.jsonl"].splitlines()]
-    before = sum(record["method"] != "igeood+" for record in lines)
-    appended = [
-        i
-        for i, (call, path) in enumerate(ended.calls, start=1)
-        if (call, Path(path).name) == ("write", "results.jsonl")
-    ]
+LOCKS = {
+    "fit": f".{GUARD}.lock",
+    "bench": "results/.lock",
+    "train": ".net.lock",
+    "data get": "fetched/.igeood/cifar-10.lock",
+}
+
+
+@pytest.mark.parametrize("job", LOCKS)
+def test_a_second_writer_is_refused(shop, job):
     folder = shop.fresh(job)
-    killed = shop.run(job, folder, fault=Fault("kill", appended[before - 1], "after"))
-    assert killed.code == KILLED, killed
-    again = shop.run(job, folder)
-    assert tree(folder) == whole
-    assert (killed.units["searches"], again.units["searches"]) == (ended.units["searches"], 0)
+    with only_one(folder / LOCKS[job], "test"):
+        ended = shop.run(job, folder)
+    assert ended.code == 2, ended
+    assert "another process is writing there" in ended.text
+    assert shop.run(job, folder).code == 0

@@ -1,0 +1,114 @@
+"""Commands in processes of their own, that die at a chosen call to the disk, or in the middle of a write.
+
+`multiprocessing` forks them from a server that has imported torch once; it imports this module by its name.
+"""
+
+import multiprocessing
+import os
+import re
+import resource
+import signal
+import sys
+from dataclasses import dataclass, replace
+
+CALLS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod"}  # audit events that change the disk
+WARM = (
+    "sklearn.linear_model", "sklearn.model_selection", "scipy.stats", "pyarrow.parquet", "pooch", "torch._dynamo",
+    "igeood.cli", "igeood.bench.runs", "igeood.bench.networks", "igeood.guard", "igeood.tables",
+)  # fmt: skip
+PATIENCE = 300  # seconds
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens: killed before the call of this number, or while a file grows beyond so many bytes; or no space."""
+
+    kind: str = "none"  # "call", "bytes" or "full"
+    at: int = 0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended: its exit code (-9 or -25 if it was killed), what it printed, its calls to the disk."""
+
+    code: int
+    text: str
+    calls: tuple[str, ...]
+
+
+def run(command, folder, fault=Fault(), url=""):  # noqa: B008 (it is frozen)
+    """Run `igeood COMMAND` in a folder."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(WARM))
+    reader, writer = context.Pipe(duplex=False)
+    words = [str(word) for word in command]
+    process = context.Process(target=_child, args=(words, str(folder), writer, fault, url))
+    process.start()
+    writer.close()
+    with open(reader.fileno(), encoding="utf-8", closefd=False) as file:
+        text = file.read()  # to the child's end
+    process.join()
+    calls = re.findall("^call (.*)", text, re.MULTILINE)
+    return Ended(process.exitcode, re.sub(r"^call .*\n", "", text, flags=re.MULTILINE), tuple(calls))
+
+
+def _child(command, folder, writer, fault, url):
+    for stream in (1, 2):
+        os.dup2(writer.fileno(), stream)
+    signal.alarm(PATIENCE)
+    os.chdir(folder)
+    _hurry(url)
+    if fault.kind in ("bytes", "full"):
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL if fault.kind == "bytes" else signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    else:
+        _watch(os.path.realpath(folder), fault)
+    from igeood.cli import main  # noqa: PLC0415
+
+    if fault.kind in ("bytes", "full"):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (fault.at, fault.at))
+    if command == ["save"]:
+        _save_in_turn()
+    else:
+        main.main(command, prog_name="igeood")
+
+
+def _watch(folder, fault):
+    """Print each call that changes the disk below the folder, and die before the one of the fault's number."""
+    count = 0
+
+    def hook(event, args):
+        nonlocal count
+        if event not in CALLS or not isinstance(args[0], str):
+            return
+        if event == "open" and not args[2] & (os.O_WRONLY | os.O_RDWR):
+            return
+        if not os.path.abspath(args[0]).startswith(folder):  # noqa: PTH100 (audited itself, it must not call much)
+            return
+        count += 1
+        os.write(1, f"call {event} {args[0]}\n".encode())
+        if fault.kind == "call" and count == fault.at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+
+
+def _hurry(url):
+    """Search coarsely, keep outputs in small files, and fetch from this machine: what is tested is how work stops."""
+    from igeood.bench.datasets import DATASETS, Download  # noqa: PLC0415
+    from igeood.bench.runs import cells, observing  # noqa: PLC0415
+    from igeood.guard import tuning  # noqa: PLC0415
+
+    observing.SHARD, tuning.SWEEP_POINTS, tuning.REFINEMENTS, cells.EPSILONS = 40, 4, 0, (0.0, 0.001)
+    layouts = {split: ((f"cifar-10-batches-bin/{split}.bin",),) for split in ("train", "test")}
+    known = replace(DATASETS["cifar-10"], counts={"train": 60, "test": 60}, layouts=layouts, downloads=(Download(url),))
+    DATASETS["cifar-10"] = known
+
+
+def _save_in_turn():
+    """Two guards' files, each read and saved in turn under one name."""
+    import igeood  # noqa: PLC0415
+
+    guards = [igeood.load("one.safetensors"), igeood.load("two.safetensors")]
+    for i in range(4):
+        guards[i % 2].save("saved.safetensors")
