@@ -116,7 +116,7 @@ def test_weights_are_those_of_the_regression(fitted, known):
     search = fitted.learn_weights(known.held_out, known.ood[:200], seed=1)
     table = torch.cat([columns_of(fitted, part) for part in (known.held_out, known.ood[:200])]).numpy()
     table = (table - table.mean(0)) / table.std(0)
-    model = LogisticRegression(C=search.strength, class_weight="balanced", max_iter=2000)
+    model = LogisticRegression(C=search.strength, class_weight="balanced", max_iter=20000, tol=1e-10)
     weights = model.fit(table, np.repeat([0.0, 1.0], [400, 200])).coef_[0]
     np.testing.assert_allclose(fitted.weights_.numpy(), weights, rtol=1e-5, atol=1e-8)
     assert search.strength in module.STRENGTHS

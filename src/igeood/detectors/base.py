@@ -194,11 +194,11 @@ class Detector(ABC):
             raise InputError(f"temperature: {type(self).__name__} has none to set")
         other = type(self)(**{**self.params(), "temperature": temperature})
         other._widths = self._widths
-        other._learn_softmax(samples, near)
+        other._learn_softmax(samples, near or self, roughly=near is not None)
         return other._fitted(self.n_classes_)
 
-    def _learn_softmax(self, samples: Samples, near: "Detector | None") -> None:  # noqa: B027
-        """Learn what depends on the temperature."""
+    def _learn_softmax(self, samples: Samples, near: "Detector | None", *, roughly: bool) -> None:  # noqa: B027
+        """Learn what depends on the temperature, starting at a detector of another one; `roughly` from a part."""
 
     def learn_weights(self, id_outputs: Outputs, ood_outputs: Outputs, *, tpr: float, seed: int) -> Any:  # noqa: ARG002
         """Learn how to weight columns from validation samples, in place; None for a detector without weights."""

@@ -3,7 +3,6 @@ r"""The black-box family: detectors that need the logits only.
 A function for each score, as its paper writes it, and a thin class above it that has the common orientation.
 """
 
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from igeood.detectors.base import Detector, Samples
 from igeood.detectors.registry import register
-from igeood.errors import IgeoodWarning, InputError
+from igeood.errors import InputError
 from igeood.geometry import categorical
 from igeood.geometry.centroids import solve_kl
 from igeood.geometry.precision import by_rows, wide
@@ -92,7 +91,7 @@ class LogitsDetector(Detector):
         self.temperature = float(temperature)
 
     def _learn(self, summary: Summary) -> None:
-        self._learn_softmax(summary.samples, None)
+        self._learn_softmax(summary.samples, None, roughly=False)
 
 
 @register("msp", title="Baseline (MSP)", style=("#000000", ":", "X"), tunes=False)
@@ -181,9 +180,9 @@ class KLDivergence(CentroidDetector):
         See `Detector`.
     """
 
-    def _learn_softmax(self, samples: Samples, near: Detector | None) -> None:
+    def _learn_softmax(self, samples: Samples, near: Detector | None, *, roughly: bool) -> None:  # noqa: ARG002
         sample = samples["logits"]
-        rows = chunks(sample, near is not None)
+        rows = chunks(sample, roughly)
         self.centroids_ = solve_kl(rows, sample.n_classes, self.temperature)
 
     def _prepare(self) -> None:
@@ -255,17 +254,18 @@ class IgeoodLogits(CentroidDetector):
             return ("two classes: FR₀ is constant between the centroids, so the minimum distance is used",)
         return ()
 
-    def _learn_softmax(self, samples: Samples, near: Detector | None) -> None:
+    def _learn_softmax(self, samples: Samples, near: Detector | None, *, roughly: bool) -> None:
         sample = samples["logits"]
         fitted_at = self.temperature if self.centroid_temperature is None else self.centroid_temperature
-        rows = chunks(sample, near is not None)
+        rows, start = chunks(sample, roughly), None
         if isinstance(near, IgeoodLogits):
             start = categorical.retemper(near.centroids_, near.temperature, fitted_at)
-            with warnings.catch_warnings():  # a rough fit may end before it is exact
-                warnings.simplefilter("ignore", IgeoodWarning)
-                centroids = solve(rows, sample.n_classes, fitted_at, start=start, tolerance=1e-3, max_passes=4)
+        if roughly:
+            centroids = solve(
+                rows, sample.n_classes, fitted_at, start=start, tolerance=0.0, max_passes=2, keep_bytes=64 << 20
+            )
         else:
-            centroids = solve(rows, sample.n_classes, fitted_at)
+            centroids = solve(rows, sample.n_classes, fitted_at, start=start)
         self.centroids_ = categorical.retemper(centroids, fitted_at, self.temperature)
 
     def _prepare(self) -> None:

@@ -78,7 +78,8 @@ def solve(
         closer = unfinished & (there.gap < gap)
         best, gap = torch.where(closer[:, None], trial, best), torch.where(closer, there.gap, gap)
         centre, here, plain = torch.where(taken[:, None], trial, centre), there.where(taken, here), ~taken
-    _warn_unfinished(gap, tolerance, max_passes)
+    if tolerance:  # else the passes are all that was asked for
+        _warn_unfinished(gap, tolerance, max_passes)
     return 2.0 * best.log()
 
 
@@ -131,17 +132,18 @@ def _first_pass(pieces: Iterator[Piece], n_classes: int, keep_bytes: int) -> tup
 
 def _sums(pieces: Iterable[Piece], centre: Tensor, counts: Tensor) -> _Sums:
     """One pass at the centres (C, C) of classes with the total weights (C,)."""
-    pull, scalars = torch.zeros_like(centre), centre.new_zeros(len(centre), 3)
+    pull, scalars = torch.zeros_like(centre), centre.new_zeros(3, len(centre))
     for points, labels, weights in pieces:
-        diff = points - centre.index_select(0, labels)
+        diff = centre.index_select(0, labels)
+        torch.sub(points, diff, out=diff)  # new memory costs more than arithmetic
         half = (0.5 * torch.linalg.vector_norm(diff, dim=1)).clamp_(max=1.0)
         sine, theta = 2.0 * half * (1.0 - half * half).sqrt_(), 2.0 * torch.asin(half)
         on_centre = theta <= _COINCIDENT
         away = weights.masked_fill(on_centre, 0.0)
         pull += class_sums(diff, labels, len(centre), away / sine.masked_fill_(on_centre, 1.0))
-        columns = [away / theta.clamp(min=_COINCIDENT), weights * theta, weights - away]
-        scalars += class_sums(torch.stack(columns, dim=1), labels, len(centre))
-    weight, angle, coincident = scalars.unbind(dim=1)
+        for i, values in enumerate((away / theta.clamp(min=_COINCIDENT), weights * theta, weights - away)):
+            scalars[i] += torch.bincount(labels, values, len(centre))
+    weight, angle, coincident = scalars
     tangent = pull - (pull * centre).sum(dim=1, keepdim=True) * centre
     length = torch.linalg.vector_norm(tangent, dim=1)
     slope = (length - coincident).clamp(min=0.0)  # of the smallest subgradient
@@ -149,7 +151,7 @@ def _sums(pieces: Iterable[Piece], centre: Tensor, counts: Tensor) -> _Sums:
     return _Sums(tangent * scale[:, None], angle, 2.0 * slope / counts)
 
 
-def class_sums(rows: Tensor, labels: Tensor, n_classes: int, weights: Tensor | None = None) -> Tensor:
+def class_sums(rows: Tensor, labels: Tensor, n_classes: int, weights: Tensor) -> Tensor:
     """Sums (C, k) of the rows (n, k) of each class, times weights (n,); the rows are sorted by their labels (n,)."""
     numbers = torch.arange(len(labels), device=labels.device)
     first = torch.searchsorted(labels, torch.arange(n_classes, device=labels.device))
@@ -175,9 +177,11 @@ def _accelerated(step: Tensor, moves: list[Tensor], turns: list[Tensor]) -> Tens
     size = gram.diagonal(dim1=1, dim2=2).sqrt().clamp(min=1e-150)
     gram = gram / (size[:, :, None] * size[:, None]) + 1e-14 * torch.eye(len(turns)).to(gram)
     shares = torch.linalg.solve(gram, right / size) / size
+    combined = step.clone()
     for share, move, turn in zip(shares.T, moves, turns, strict=True):
-        step = step - share[:, None] * (move + turn)
-    return step
+        combined -= share[:, None] * (move + turn)
+    # steps that grow put the point where they would vanish behind: the valley goes on ahead
+    return torch.where((combined * step).sum(dim=1, keepdim=True) < 0.0, -combined, combined)
 
 
 def _moved(centre: Tensor, step: Tensor) -> Tensor:
