@@ -63,20 +63,21 @@ def solve(
     best = centre = normalize(mean, dim=1) if start is None else sphere(start)
     here = _sums(_read(chunks, n_classes, temperature) if kept is None else kept, centre, counts)
     gap, moves, turns = here.gap, list[Tensor](), list[Tensor]()
-    plain = torch.ones_like(gap, dtype=torch.bool)
+    plain, stretch = torch.ones_like(gap, dtype=torch.bool), torch.ones_like(gap)
     shortest = _ROUNDING * torch.finfo(centre.dtype).eps
     for _ in range(max_passes):
         unfinished = (gap > tolerance) & (torch.linalg.vector_norm(here.step, dim=1) > shortest)
         if not bool(unfinished.any()):
             return 2.0 * best.log()
         kept = kept and _only(kept, unfinished)
-        step = torch.where(plain[:, None], here.step, _accelerated(here.step, moves, turns))
+        step = torch.where(plain[:, None], stretch[:, None] * here.step, _accelerated(here.step, moves, turns))
         trial = torch.where(unfinished[:, None], _moved(centre, step), centre)
         there = _sums(_read(chunks, n_classes, temperature, unfinished) if kept is None else kept, trial, counts)
         taken = unfinished & ((there.angle <= here.angle * (1.0 + 1e-12)) | (there.gap < 0.5 * gap))
         moves, turns = [*moves, trial - centre][-_MEMORY:], [*turns, there.step - here.step][-_MEMORY:]
         closer = unfinished & (there.gap < gap)
         best, gap = torch.where(closer[:, None], trial, best), torch.where(closer, there.gap, gap)
+        stretch = torch.where(plain, torch.where(taken, 2.0 * stretch, 1.0), stretch)
         centre, here, plain = torch.where(taken[:, None], trial, centre), there.where(taken, here), ~taken
     if tolerance:  # else the passes are all that was asked for
         _warn_unfinished(gap, tolerance, max_passes)
