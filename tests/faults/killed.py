@@ -41,8 +41,7 @@ def run(command, folder, fault=Fault(), url=""):  # noqa: B008 (it is frozen)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(WARM))
     reader, writer = context.Pipe(duplex=False)
-    words = [str(word) for word in command]
-    process = context.Process(target=_child, args=(words, str(folder), writer, fault, url))
+    process = context.Process(target=_child, args=([*map(str, command)], str(folder), writer, fault, url))
     process.start()
     writer.close()
     with open(reader.fileno(), encoding="utf-8", closefd=False) as file:

@@ -1,0 +1,215 @@
+"""Damaged, forged and hostile files: each is read as it is or refused in one line; nothing in it is executed."""
+
+import gzip
+import io
+import os
+import pickle
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from safetensors.torch import save
+
+import igeood
+from igeood.bench import datasets
+from igeood.bench.datasets.store import unpack
+from igeood.bench.networks import load_weights, read_weights
+from igeood.bench.runs import Lines
+from igeood.errors import IgeoodError, InputError
+from igeood.files import read_record, write_record
+
+DRAW = np.random.default_rng(0)
+LOGITS, LABELS = (DRAW.normal(size=(60, 3)) + 5 * np.eye(3)[np.arange(60) % 3]).astype(np.float32), np.arange(60) % 3
+FEATURES = {"a": DRAW.normal(size=(60, 4)).astype(np.float32)}
+OUTPUTS = igeood.Outputs(LOGITS, FEATURES, LABELS)
+PIXELS = DRAW.integers(0, 255, (8, 8, 3), dtype=np.uint8)
+
+
+def written(write):
+    """What a function writes to the path that it gets, as bytes."""
+
+    def make(folder):
+        write(folder / "seed")
+        return (folder / "seed").read_bytes()
+
+    return make
+
+
+def archived(kind):
+    def make(_):
+        made = io.BytesIO()
+        if kind == "zip":
+            with zipfile.ZipFile(made, "w") as archive:
+                archive.writestr("set/a", b"content")
+        else:
+            with tarfile.open(fileobj=made, mode="w:gz") as tar:
+                info = tarfile.TarInfo("set/a")
+                info.size = 7
+                tar.addfile(info, io.BytesIO(b"content"))
+        return made.getvalue()
+
+    return make
+
+
+IDX = bytes([0, 0, 8, 3]) + np.array([2, 5, 4], ">u4").tobytes() + bytes(40)
+GUARD = igeood.white_box().fit(OUTPUTS).calibrate(igeood.Outputs(LOGITS + 1, FEATURES))
+STATE = {"weight": torch.ones(3, 4), "bias": torch.zeros(3)}
+
+
+def make_table(kind):
+    def write(path):
+        igeood.write_logits(path.with_suffix(kind), OUTPUTS)
+        path.with_suffix(kind).replace(path)
+
+    return written(write)
+
+
+READERS = {  # the file's name, its right content, and who reads it
+    "guard": ("g", written(GUARD.save), igeood.load),
+    "summary": ("s", written(igeood.summarise(igeood.white_box(), OUTPUTS).save), igeood.Summary.load),
+    "weights": ("w.safetensors", lambda _: save(STATE), lambda path: load_weights(torch.nn.Linear(4, 3), path)),
+    "weights of torch": ("w.pt", written(lambda path: torch.save(STATE, path)), read_weights),
+    "npz": ("x.npz", make_table(".npz"), lambda path: list(igeood.read_logits(path))),
+    "parquet": ("x.parquet", make_table(".parquet"), lambda path: list(igeood.read_logits(path))),
+    "results": ("x.jsonl", lambda _: b'{"a": 1}\n{"a": [2.5, null]}\n', lambda path: Lines(path, frozenset("a"))),
+    "idx": ("x.gz", lambda _: gzip.compress(IDX, mtime=0), lambda path: datasets.load(f"idx:{path}").images()),
+    "image": (
+        "x.png",
+        written(lambda path: Image.fromarray(PIXELS).save(path, "PNG")),
+        lambda path: datasets.load(f"folder:{path.parent}").images(),
+    ),
+    "zip": ("x.zip", archived("zip"), lambda path: unpack(path, path.parent / "into", folders={"set"})),
+    "tar": ("x.tar.gz", archived("tar"), lambda path: unpack(path, path.parent / "into", folders={"set"})),
+}
+
+
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("seeds")
+    return {name: make(folder) for name, (_, make, _) in READERS.items()}
+
+
+def check_read_or_refused(name, content, folder):
+    """Reads a file of this content; True if it was taken."""
+    file, _, read = READERS[name]
+    path = Path(folder) / "place" / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    try:
+        read(path)
+    except IgeoodError as error:
+        assert "\n" not in str(error)  # noqa: PT017
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_right_files_are_taken(seeds, tmp_path, name):
+    assert check_read_or_refused(name, seeds[name], tmp_path)
+
+
+PLACE = st.floats(0, 1)
+DAMAGE = st.lists(st.tuples(PLACE, PLACE, st.binary(max_size=12)), min_size=1, max_size=3)
+
+
+@pytest.mark.parametrize("name", READERS)
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(damage=DAMAGE)
+def test_damaged_files_are_read_or_refused(seeds, tmp_path, name, damage):
+    """Pieces are cut out, and others put in their place."""
+    content = seeds[name]
+    for at, length, piece in damage:
+        start = int(at * len(content))
+        content = content[:start] + piece + content[start + int(length**4 * len(content)) :]
+    check_read_or_refused(name, content, tmp_path)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), value=VALUES)
+def test_forged_guards_are_refused_or_work(seeds, tmp_path, data, value):
+    """By somebody who knows how to seal a file: any entry is anything."""
+    path = tmp_path / "g"
+    path.write_bytes(seeds["guard"])
+    record, tensors = read_record(path)
+    name = data.draw(st.sampled_from(sorted(record)))
+    inner = record[name] if isinstance(record[name], dict) else {}
+    key = data.draw(st.sampled_from(sorted(inner))) if inner else None
+    assume(name != "schema")
+    write_record(path, {**record, name: {**inner, key: value} if key else value}, tensors)
+    try:
+        verdict = igeood.load(path).predict(OUTPUTS)
+    except IgeoodError as error:
+        assert "\n" not in str(error)  # noqa: PT017
+    else:
+        assert len(verdict) == 60
+
+
+class Evil:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.mark),)
+
+
+def object_arrays(mark):
+    made, evil = io.BytesIO(), np.empty((2, 2), object)
+    evil[:] = Evil(mark)
+    np.savez(made, logits=evil, labels=evil)
+    return made.getvalue()
+
+
+def torch_file(mark):
+    made = io.BytesIO()
+    torch.save({"weight": Evil(mark)}, made)
+    return made.getvalue()
+
+
+@pytest.mark.parametrize("make", [lambda mark: pickle.dumps(Evil(mark)), object_arrays, torch_file])
+@pytest.mark.parametrize("name", READERS)
+def test_pickles_under_any_name_are_not_executed(tmp_path, name, make):
+    content, mark = make(tmp_path / "executed"), tmp_path / "executed"
+    taken = check_read_or_refused(name, content, tmp_path)
+    assert not mark.exists()
+    assert not taken or name in ("zip", "results")  # unpacked, for nobody to open; or a line that was cut
+
+
+def test_weights_of_sparse_tensors_are_refused(tmp_path):
+    """Their indices are not checked when they are loaded, and may point outside."""
+    outside = torch.sparse_coo_tensor([[0, 9_000_000], [0, 3]], torch.ones(2), (3, 4), check_invariants=False)
+    torch.save({"weight": outside, "bias": torch.zeros(3)}, tmp_path / "w.pt")
+    with pytest.raises(InputError, match="weights: "):
+        load_weights(torch.nn.Linear(4, 3), tmp_path / "w.pt")
+
+
+@pytest.mark.parametrize("kind", ["EPS", "PDF"])
+def test_images_of_other_formats_are_not_handed_to_their_decoders(tmp_path, monkeypatch, kind):
+    """PostScript would be handed to Ghostscript: a program, run on a stranger's program."""
+    Image.fromarray(PIXELS).save(tmp_path / "a.png", kind)
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a program was started"))
+    with pytest.raises(InputError, match=r"a\.png: does not decode"):
+        datasets.load(f"folder:{tmp_path}").images()
+
+
+@pytest.mark.parametrize("shape", [(10**12, 3), (1, 10**12), (-5, 3)])
+def test_arrays_that_claim_to_be_large(tmp_path, shape):
+    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        archive.writestr("logits.npy", b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text)
+    with pytest.raises(InputError, match=r"x\.npz: "):
+        list(igeood.read_logits(tmp_path / "x.npz"))
