@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from igeood.errors import InputError
-from igeood.geometry.centroids import centroids, kl_centroids, retemper, sgd_centroids, solve_kl
+from igeood.geometry.centroids import centroids, kl_centroids, retemper, sgd_centroids
 from igeood.geometry.precision import broadcastable, by_rows, result_dtype
 from igeood.geometry.sphere import (
     check_rows,
@@ -21,7 +21,6 @@ from igeood.geometry.sphere import (
     sphere,
     sphere_distances,
 )
-from igeood.geometry.weiszfeld import solve
 
 __all__ = [
     "centroids",
@@ -32,7 +31,6 @@ __all__ = [
     "kl_centroids",
     "kl_divergence",
     "kl_divergences",
-    "log_probabilities",
     "log_softmax",
     "pairwise_distance",
     "pairwise_kl_divergence",
@@ -40,8 +38,6 @@ __all__ = [
     "prepare_kl",
     "retemper",
     "sgd_centroids",
-    "solve",
-    "solve_kl",
 ]
 
 _LOG_ZERO = -1e4
@@ -100,7 +96,8 @@ def pairwise_distance(
     tensor([[1.5708, 1.5708]])
     """
     _check_pairs(logits, centroids, temperature, "pairwise_distance")
-    return distances(logits, prepare(centroids), temperature, reduce or _to(result_dtype(logits, centroids)))
+    dtype = result_dtype(logits, centroids)
+    return distances(logits, prepare(centroids), temperature, reduce or (lambda d: d.to(dtype)))
 
 
 def distance_sum(logits: Tensor, centroids: Tensor, temperature: float = 1.0) -> Tensor:
@@ -180,7 +177,8 @@ def pairwise_kl_divergence(
     tensor([[0., 0., 0.]])
     """
     _check_pairs(logits, centroids, temperature, "pairwise_kl_divergence")
-    return kl_divergences(logits, prepare_kl(centroids), temperature, reduce or _to(result_dtype(logits, centroids)))
+    dtype = result_dtype(logits, centroids)
+    return kl_divergences(logits, prepare_kl(centroids), temperature, reduce or (lambda d: d.to(dtype)))
 
 
 def prepare_kl(centroids: Tensor) -> Tensor:
@@ -199,10 +197,6 @@ def kl_divergences(logits: Tensor, log_q: Tensor, temperature: float = 1.0, redu
         return divergences if reduce is None else reduce(divergences)
 
     return by_rows(of_rows, logits, max(log_q.shape))
-
-
-def _to(dtype: torch.dtype) -> Reduce:
-    return lambda values: values.to(dtype)
 
 
 def _floored(log_p: Tensor) -> Tensor:

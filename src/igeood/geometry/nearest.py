@@ -69,7 +69,7 @@ def nearest(x: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor]:
     if x.numel() * len(prepared.means) > SMALL:
         label = _search(x, prepared)
         return squared_sums(x, prepared, torch.arange(len(x), device=x.device), label), label
-    squares = _squares((x[:, None] - prepared.means).mul_(prepared.scale))  # (N, C)
+    squares = asinh_squared((x[:, None] - prepared.means).mul_(prepared.scale)).sum(dim=-1)  # (N, C)
     label = squares.argmin(dim=1)
     return squares.gather(1, label[:, None])[:, 0], label
 
@@ -79,13 +79,8 @@ def squared_sums(x: Tensor, prepared: Prepared, rows: Tensor, labels: Tensor) ->
     sums = prepared.means.new_empty(len(rows))
     for few in row_chunks(len(rows), _width(8, x)):
         t = wide(x.index_select(0, rows[few])) - prepared.means.index_select(0, labels[few])
-        sums[few] = _squares(t.mul_(prepared.scale))
+        sums[few] = asinh_squared(t.mul_(prepared.scale)).sum(dim=1)
     return sums
-
-
-def _squares(t: Tensor) -> Tensor:
-    """Sums of asinh²t over the last axis; t is overwritten."""
-    return asinh_squared(t).sum(dim=-1)
 
 
 def asinh_squared(t: Tensor) -> Tensor:

@@ -79,8 +79,14 @@ def solve(
         best, gap = torch.where(closer[:, None], trial, best), torch.where(closer, there.gap, gap)
         stretch = torch.where(plain, torch.where(taken, 2.0 * stretch, 1.0), stretch)
         centre, here, plain = torch.where(taken[:, None], trial, centre), there.where(taken, here), ~taken
-    if tolerance:  # else the passes are all that was asked for
-        _warn_unfinished(gap, tolerance, max_passes)
+    if float(gap.max()) > tolerance > 0.0:  # with 0, the passes are all that was asked for
+        worst = int(gap.argmax())
+        warnings.warn(
+            f"centroids: class {worst} is within {float(gap[worst]):.1e} (relative) of its optimum after {max_passes} "
+            f"passes, not {tolerance:.0e}; raise max_passes or tolerance",
+            IgeoodWarning,
+            stacklevel=3,
+        )
     return 2.0 * best.log()
 
 
@@ -192,13 +198,3 @@ def _moved(centre: Tensor, step: Tensor) -> Tensor:
     step, size = step * (_LONGEST / size.clamp(min=_LONGEST)), size.clamp(max=_LONGEST)
     moved = torch.cos(size) * centre + torch.sinc(size / torch.pi) * step
     return normalize(moved.clamp(min=0.0), dim=1)
-
-
-def _warn_unfinished(gap: Tensor, tolerance: float, max_passes: int) -> None:
-    worst = int(gap.argmax())
-    warnings.warn(
-        f"centroids: class {worst} is within {float(gap[worst]):.1e} (relative) of its optimum after {max_passes} "
-        f"passes, not {tolerance:.0e}; raise max_passes or tolerance",
-        IgeoodWarning,
-        stacklevel=4,
-    )
