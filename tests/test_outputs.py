@@ -9,7 +9,7 @@ from scipy.stats import chisquare
 
 from igeood import outputs as module
 from igeood.errors import InputError
-from igeood.outputs import Outputs, as_tensor, as_vector, block_rows, recut, row_keys
+from igeood.outputs import Outputs, as_tensor, as_vector, recut, row_keys
 
 ROWS = np.arange(12.0).reshape(4, 3)
 
@@ -69,82 +69,70 @@ def with_value(value, rows=(1, 3)):
     return array
 
 
-@pytest.mark.parametrize(
-    ("array", "place", "cure"),
-    [
-        (ROWS.astype(complex), "complex128", "convert"),
-        (ROWS > 3, "bool", "convert"),
-        (ROWS.astype(str), "<U", "convert"),
-        (None, "object", "convert"),
-        ([[1.0, 2.0], [1.0]], "inhomogeneous", "rows of one length"),
-        (torch.zeros(4, 3, dtype=torch.complex64), "complex64", "convert"),
-        (torch.zeros(4, 3, dtype=torch.bool), "bool", "convert"),
-        (torch.zeros(4, 3).to_sparse(), "sparse_coo", "convert"),
-        (ROWS[0], r"\(3,\)", r"logits\[None, :\]"),
-        (ROWS[None], r"\(1, 4, 3\)", "one row a sample"),
-        (ROWS[:, :1], r"\(4, 1\)", "at least 2"),
-        (with_value(np.nan), r"row 1 has NaN \(2 of 4", "remove"),
-        (with_value(np.inf), r"row 1 has \+inf \(2 of 4", "remove"),
-        (torch.from_numpy(with_value(-np.inf)), r"row 1 has nothing but −inf \(2 of 4", "remove"),
-    ],
-)
-def test_logits_that_are_refused(array, place, cure):
-    with pytest.raises(InputError, match=rf"^logits: (?=.*{place}).*{cure}"):
-        Outputs(array)
+LOGITS = [
+    (ROWS.astype(complex), "complex128", "convert"),
+    (ROWS > 3, "bool", "convert"),
+    (ROWS.astype(str), "<U", "convert"),
+    (None, "object", "convert"),
+    ([[1.0, 2.0], [1.0]], "inhomogeneous", "rows of one length"),
+    (torch.zeros(4, 3, dtype=torch.complex64), "complex64", "convert"),
+    (torch.zeros(4, 3, dtype=torch.bool), "bool", "convert"),
+    (torch.zeros(4, 3).to_sparse(), "sparse_coo", "convert"),
+    (ROWS[0], r"\(3,\)", r"logits\[None, :\]"),
+    (ROWS[None], r"\(1, 4, 3\)", "one row a sample"),
+    (ROWS[:, :1], r"\(4, 1\)", "at least 2"),
+    (with_value(np.nan), r"row 1 has NaN \(2 of 4", "remove"),
+    (with_value(np.inf), r"row 1 has \+inf \(2 of 4", "remove"),
+    (torch.from_numpy(with_value(-np.inf)), r"row 1 has nothing but −inf \(2 of 4", "remove"),
+]
+FEATURES = [
+    (ROWS[:3], r"\(4, k\), got \(3, 3\)", "one for each row"),
+    (ROWS[:, 0], r"got \(4,\)", "one for each row"),
+    (ROWS[:, :0], r"got \(4, 0\)", "one for each row"),
+    (with_value(np.nan), r"sample 1 has NaN or infinity \(2 of 4", "remove"),
+    (with_value(-np.inf).astype(np.float32), "sample 1 has NaN or infinity", "remove"),
+    (with_value(1e200), r"sample 1 has a value beyond 1e\+100", "remove"),
+    (torch.zeros(4, 3, device="meta"), "on meta, the logits on cpu", "move"),
+    (ROWS.astype(complex), "complex128", "convert"),
+]
+LABELS = [
+    ([0.0, 1.0, 2.0, 0.0], "float64", "convert"),
+    (torch.zeros(4, dtype=torch.complex128), "complex128", "convert"),
+    ([True] * 4, "bool", "convert"),
+    (torch.ones(4, dtype=torch.bool), "bool", "convert"),
+    (list("0120"), "<U1", "convert"),
+    ([[0, 1], [1]], "inhomogeneous", "one class for each"),
+    (np.eye(4, 3), r"\(4, 3\)", "argmax"),
+    ([0, 1, 2], r"\(3,\)", "one class for each"),
+    ([0, 1, 3, 3], r"3 at position 2 is outside 0…2 \(2 of 4", "number the classes"),
+    (torch.tensor([0, -1, 0, 0]), "-1 at position 1", "number the classes"),
+]
+KEYS = [
+    (np.arange(3, dtype=np.uint64), r"\(3,\)", "hash"),
+    (np.arange(4), "int64", "hash"),
+    (np.zeros((4, 1), np.uint64), r"\(4, 1\)", "hash"),
+]
+REFUSED = [
+    *(("logits", {"logits": value}, *said) for value, *said in LOGITS),
+    *((r"features\['conv'\]", {"features": {"conv": value}}, *said) for value, *said in FEATURES),
+    *(("labels", {"labels": value}, *said) for value, *said in LABELS),
+    *(("keys", {"keys": value}, *said) for value, *said in KEYS),
+]
+
+
+@pytest.mark.parametrize(("argument", "given", "place", "cure"), REFUSED)
+def test_what_cannot_be_used_is_refused_with_place_and_cure(argument, given, place, cure):
+    with pytest.raises(InputError, match=rf"^{argument}: (?=.*{place}).*{cure}"):
+        Outputs(**{"logits": ROWS, **given})
 
 
 def test_a_masked_class_is_taken():
     assert Outputs([[0.0, -np.inf], [-np.inf, 2.0]]).logits.isinf().sum() == 2
 
 
-@pytest.mark.parametrize(
-    ("features", "place", "cure"),
-    [
-        (ROWS[:3], r"\(4, k\), got \(3, 3\)", "one for each row"),
-        (ROWS[:, 0], r"got \(4,\)", "one for each row"),
-        (ROWS[:, :0], r"got \(4, 0\)", "one for each row"),
-        (with_value(np.nan), r"sample 1 has NaN or infinity \(2 of 4", "remove"),
-        (with_value(-np.inf).astype(np.float32), "sample 1 has NaN or infinity", "remove"),
-        (with_value(1e200), r"sample 1 has a value beyond 1e\+100", "remove"),
-        (torch.zeros(4, 3, device="meta"), "on meta, the logits on cpu", "move"),
-        (ROWS.astype(complex), "complex128", "convert"),
-    ],
-)
-def test_features_that_are_refused(features, place, cure):
-    with pytest.raises(InputError, match=rf"^features\['conv'\]: (?=.*{place}).*{cure}"):
-        Outputs(ROWS, {"conv": features})
-
-
-@pytest.mark.parametrize(
-    ("labels", "place", "cure"),
-    [
-        ([0.0, 1.0, 2.0, 0.0], "float64", "convert"),
-        (torch.zeros(4), "float32", "convert"),
-        (torch.zeros(4, dtype=torch.complex128), "complex128", "convert"),
-        ([True] * 4, "bool", "convert"),
-        (torch.ones(4, dtype=torch.bool), "bool", "convert"),
-        (list("0120"), "<U1", "convert"),
-        ([[0, 1], [1]], "inhomogeneous", "one class for each"),
-        (np.eye(4, 3), r"\(4, 3\)", "argmax"),
-        ([0, 1, 2], r"\(3,\)", "one class for each"),
-        ([0, 1, 3, 3], r"3 at position 2 is outside 0…2 \(2 of 4", "number the classes"),
-        (torch.tensor([0, -1, 0, 0]), "-1 at position 1", "number the classes"),
-    ],
-)
-def test_labels_that_are_refused(labels, place, cure):
-    with pytest.raises(InputError, match=rf"^labels: (?=.*{place}).*{cure}"):
-        Outputs(ROWS, labels=labels)
-
-
 @pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.uint64, ">i4"])
 def test_integers_of_any_width_are_labels(dtype):
     assert Outputs(ROWS, labels=np.array([0, 1, 2, 0], dtype)).labels.tolist() == [0, 1, 2, 0]
-
-
-@pytest.mark.parametrize("keys", [np.arange(3, dtype=np.uint64), np.arange(4), np.zeros((4, 1), np.uint64)])
-def test_keys_are_one_uint64_a_row(keys):
-    with pytest.raises(InputError, match=r"^keys: expected 4 .*uint64.*; got "):
-        Outputs(ROWS, keys=keys)
 
 
 def test_errors_name_the_argument_and_the_place_in_the_whole():
@@ -207,12 +195,6 @@ def test_blocks_do_not_depend_on_how_rows_came(sizes):
     assert torch.equal(torch.cat([block.logits for block in blocks]), rows.logits)
 
 
-def test_wide_logits_are_scored_in_more_rows():
-    assert block_rows(10) == 2**20 // 10
-    assert block_rows(1000, 48) == 1000
-    assert block_rows(21_841) == 8 * 2**20 // 21_841
-
-
 def test_vectors():
     values, is_numpy = as_vector([3, 1], "scores")
     assert (values.tolist(), values.dtype, is_numpy) == ([3.0, 1.0], torch.float64, True)
@@ -254,6 +236,15 @@ def test_keys_are_uniform(rows):
     keys = row_keys(table)
     for byte in (keys >> np.uint64(56), keys & np.uint64(255)):
         assert chisquare(np.bincount(byte.astype(int), minlength=256)).pvalue > 1e-6
+
+
+def test_keys_of_rows_are_of_what_is_left_of_them():
+    """Whether or not anybody has looked at them before."""
+    outputs = Outputs(ROWS, {"a": ROWS, "b": ROWS})
+    before, _ = outputs.only(["a"]).keys, outputs.keys
+    assert np.array_equal(outputs.only(["a"]).keys, before)
+    assert np.array_equal(outputs.with_logits(outputs.logits + 1).keys, Outputs(ROWS + 1, outputs.features).keys)
+    assert np.array_equal(outputs.keyed().with_logits(outputs.logits + 1).only([]).keys, outputs.keys)
 
 
 def test_keys_that_are_given_are_kept():

@@ -82,6 +82,7 @@ class Outputs:
         self, logits: Tensor, features: Mapping[str, Tensor], labels: Tensor | None, is_numpy: bool, keys: Keys | None
     ) -> None:
         self.logits, self.features, self.labels, self.numpy, self._keys = logits, features, labels, is_numpy, keys
+        self._row_keys: Keys | None = None
 
     @classmethod
     def checked(
@@ -149,11 +150,15 @@ class Outputs:
 
     def only(self, blocks: Iterable[str]) -> "Outputs":
         """The same samples with these blocks of features, in this order."""
-        return self._with(features={block: self.features[block] for block in blocks})
+        return self._with(features={block: self.features[block] for block in blocks}, _row_keys=None)
 
     def with_logits(self, logits: Tensor) -> "Outputs":
         """The same samples with other logits."""
-        return self._with(logits=logits)
+        return self._with(logits=logits, _row_keys=None)
+
+    def keyed(self) -> "Outputs":
+        """The same samples, which keep their keys when their logits or features change."""
+        return self._with(_keys=self.keys)
 
     def _with(self, **parts: Any) -> "Outputs":
         other = copy.copy(self)
@@ -165,6 +170,12 @@ class Outputs:
         features = {block: value.detach() for block, value in self.features.items()}
         return self._with(logits=self.logits.detach(), features=features)
 
+    def cloned(self) -> "Outputs":
+        """The same outputs in memory of their own."""
+        features = {block: value.clone() for block, value in self.features.items()}
+        labels = None if self.labels is None else self.labels.clone()
+        return self._with(logits=self.logits.clone(), features=features, labels=labels)
+
     def as_tensors(self) -> "Outputs":
         """The same outputs, whose results stay tensors."""
         return self._with(numpy=False)
@@ -172,9 +183,11 @@ class Outputs:
     @property
     def keys(self) -> Keys:
         """(N,) uint64: a hash of each sample's input or id, else of its row of logits and features."""
-        if self._keys is None:
-            self._keys = row_keys(self.logits, *self.features.values())
-        return self._keys
+        if self._keys is not None:
+            return self._keys
+        if self._row_keys is None:
+            self._row_keys = row_keys(self.logits, *self.features.values())
+        return self._row_keys
 
     @property
     def n_classes(self) -> int:

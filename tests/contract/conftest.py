@@ -1,77 +1,46 @@
 """Outputs of a pretend classifier that every method can learn from, whatever it needs."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import cached_property
+from typing import Any
 
 import pytest
 import torch
 
 import igeood
 from igeood.guard import Guard
-from igeood.outputs import HEAD, Outputs
-from igeood.summary import Needs
+from igeood.outputs import Outputs
 
-CLASSES, ROWS = 5, 200
-LAYERS = {"early": 4, "block.late": 6}
+CLASSES, LAYERS = 5, {"early": 4, "block.late": 6}
 
 
-def make_outputs(needs: Needs, seed: int, *, is_ood: bool = False, rows: int = ROWS) -> Outputs:
+def make_outputs(seed: int, rows: int = 200, *, is_ood: bool = False) -> Outputs:
     """Confident logits and separated Gaussians in each layer; for OOD samples unsure ones, between the classes."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(rows) % CLASSES
     logits = torch.randn(rows, CLASSES, generator=generator)
-    if not is_ood:
-        logits[torch.arange(rows), labels] += 6.0 + 2.0 * torch.rand(rows, generator=generator)
-    ending = "" if needs.statistic == "mean" else f"|{needs.statistic}"
+    logits[torch.arange(rows), labels] += 0.0 if is_ood else 6.0 + 2.0 * torch.rand(rows, generator=generator)
     features = {}
     for layer, width in LAYERS.items():
-        noise = torch.randn(rows, width, generator=generator)
-        means = 6.0 * torch.eye(CLASSES, width, dtype=torch.float32) + 1.0
-        features[layer + ending] = 2.5 + noise if is_ood else means[labels] + noise
-    if needs.head:  # the logits are linear in it
-        turn = torch.randn(CLASSES, 8, generator=torch.Generator().manual_seed(0))
-        features[HEAD] = logits @ turn
+        means = torch.full((CLASSES, width), 2.5) if is_ood else 6.0 * torch.eye(CLASSES, width) + 1.0
+        features[layer] = means[labels] + torch.randn(rows, width, generator=generator)
     return Outputs(logits, features, None if is_ood else labels)
 
 
-@dataclass(frozen=True)
 class Case:
     """A method, and samples for it."""
 
-    name: str
+    def __init__(self, name: str, suited: Callable[..., Outputs]) -> None:
+        self.name, self.kind, self.needs = name, igeood.METHODS[name].kind, igeood.METHODS[name].needs
+        self.part = lambda *options, **kinds: suited(make_outputs(*options, **kinds), self.needs)
+        self.train, self.held_out, self.test = self.part(0), self.part(1), self.part(2, 70)
+        self.ood = self.part(3, 70, is_ood=True)
 
-    @property
-    def kind(self) -> type:
-        return igeood.METHODS[self.name].kind
-
-    @cached_property
-    def needs(self) -> Needs:
-        return self.kind.needs
-
-    def make(self):
+    def make(self) -> igeood.Detector:
         return igeood.detector(self.name)
 
-    def part(self, seed: int, **options) -> Outputs:
-        return make_outputs(self.needs, seed, **options)
-
     @cached_property
-    def train(self) -> Outputs:
-        return self.part(0)
-
-    @cached_property
-    def held_out(self) -> Outputs:
-        return self.part(1)
-
-    @cached_property
-    def test(self) -> Outputs:
-        return self.part(2, rows=70)
-
-    @cached_property
-    def ood(self) -> Outputs:
-        return self.part(3, is_ood=True, rows=70)
-
-    @cached_property
-    def fitted(self):
+    def fitted(self) -> igeood.Detector:
         return self.make().fit(self.train)
 
     @cached_property
@@ -80,12 +49,7 @@ class Case:
 
 
 @pytest.fixture(scope="session")
-def cases():
-    """One case for each method, its fits made once."""
-    return {name: Case(name) for name in igeood.METHODS}
-
-
-@pytest.fixture
-def make_case():
-    """`Case`, for a method that a test registers."""
-    return Case
+def make_case(suited):
+    """A case of a method; its fits are made once."""
+    cases: dict[Any, Case] = {}
+    return lambda name: cases.setdefault((name, igeood.METHODS[name].kind), Case(name, suited))

@@ -8,14 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from igeood.errors import InputError
 from igeood.outputs import Outputs
 from igeood.summary import Sample
 from igeood.summary.sample import quota
 
 
-def make_sample(strata=5, budget=1 << 20, widths=None, dtype=torch.float32):
-    return Sample(5, widths or {}, strata, budget, dtype)
+def make_sample(strata=5, budget=1 << 20, dtype=torch.float32):
+    return Sample(5, {}, strata, budget, dtype)
 
 
 def budget_of(capacity):
@@ -102,27 +101,6 @@ def test_compaction_in_the_midst_of_a_large_batch_loses_nothing(rows):
     assert content(sample) == brute_force(many, 40)
 
 
-def test_of_unequal_budgets_the_smaller_holds(rows):
-    large, small = make_sample(budget=budget_of(200)), make_sample(budget=budget_of(30))
-    large.add(rows[:150])
-    small.add(rows[150:])
-    for joined in (large + small, small + large):
-        assert joined.budget == small.budget
-        assert content(joined) == brute_force(rows, 30)
-
-
-def test_a_wider_row_leaves_a_nested_sample(rows):
-    budget = budget_of(60)
-    narrow, wide = make_sample(budget=budget), make_sample(budget=budget, widths={"late": 4})
-    for sample in (narrow, wide):
-        sample.add(rows)
-    assert set(wide.keys) < set(narrow.keys)
-    features = {int(key): row for key, row in zip(rows.keys, rows.features["late"], strict=True)}
-    kept = wide.outputs()[0]
-    for key, row in zip(kept.keys, kept.features["late"], strict=True):
-        assert torch.equal(row, features[int(key)])
-
-
 def test_a_few_of_each_class(rows):
     sample = make_sample()
     sample.add(rows)
@@ -134,15 +112,6 @@ def test_a_few_of_each_class(rows):
         assert np.array_equal(kept.keys[kept.labels == c], keys.keys[keys.labels == c][:8])
 
 
-def test_state_and_back(rows):
-    sample = make_sample(budget=budget_of(50))
-    sample.add(rows[:300])
-    loaded = make_sample(budget=budget_of(50)).load(sample.state())
-    assert content(loaded) == content(sample)
-    loaded.add(rows[300:])
-    assert content(loaded) == brute_force(rows, 50)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_memory_stays_within_the_budget(dtype):
     sample = make_sample(2, budget=1 << 20, dtype=dtype)
@@ -152,13 +121,3 @@ def test_memory_stays_within_the_budget(dtype):
         sample.add(Outputs(logits, labels=torch.arange(20_000) % 2))
     held = sum(array.nbytes for array in (sample._values, sample._labels, sample._counts, sample._keys))
     assert 0.9 * 2**20 < held <= 2**20
-
-
-@pytest.mark.parametrize("classes", [1, 5])
-def test_a_budget_that_is_too_small_names_the_bytes_needed(classes):
-    with pytest.raises(InputError, match=rf"^budget: 40 bytes cannot .* of each of {classes} classes") as caught:
-        make_sample(classes, 40)
-    needed = int(str(caught.value).split("at least ")[1].replace(",", ""))
-    assert make_sample(classes, needed).capacity == classes
-    with pytest.raises(InputError):
-        make_sample(classes, needed - 1)

@@ -1,6 +1,7 @@
 """What a guard reads: arrays of logits, or whatever its model takes."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from igeood.detectors import Detector
 from igeood.detectors.base import warn_of_probabilities
 from igeood.errors import InputError
-from igeood.model.batches import Batch, batches
+from igeood.model.batches import Batch, at_batch, batches
 from igeood.model.fingerprint import Versions, fingerprint
 from igeood.model.layers import Layers, choose_layers
 from igeood.model.reader import Reader
@@ -34,12 +35,24 @@ class ArrayInputs:
     layouts: Mapping[str, str] = {}
 
     def __init__(self, layers: Layers = "auto") -> None:
-        self._wanted = layers
+        self.wanted = layers
         self.layers = [] if layers == "auto" else [layers] if isinstance(layers, str) else list(layers)
+
+    def read(self, layers: Sequence[str], layouts: Any = None, statistic: str = "mean") -> None:  # noqa: ARG002
+        """Read these blocks from now on."""
+        self.layers = list(layers)
+
+    def weights(self) -> str | None:
+        """There are none."""
+        return None
+
+    def at(self, name: str, number: int) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Errors name the row, so they need no batch."""
+        return nullcontext()
 
     def prepare(self, batch: Outputs, needs: Needs) -> None:
         """Decide which features to read, with the first training rows."""
-        self.layers = needs.blocks(batch.features if self._wanted == "auto" else self.layers)
+        self.layers = needs.blocks(batch.features if self.wanted == "auto" else self.layers)
 
     def settle(self, fingerprint: str | None = None) -> None:
         """Nothing to watch after a fit."""
@@ -53,12 +66,13 @@ class ArrayInputs:
         return recut(_blocks(source, labels, "logits" if name == "x" else name))
 
     def outputs(self, batch: Outputs, *, labels: bool = False, keys: bool = False) -> Outputs:  # noqa: ARG002
-        """The outputs of a batch, with the layers that the guard reads."""
+        """The outputs of a batch, with the layers that the guard reads, and keys that stay if they are wanted."""
         for layer in self.layers:
             if layer not in batch.features:
                 have = ", ".join(map(repr, batch.features)) or "none"
                 raise InputError(f"no features of layer {layer!r}, which the guard reads; these have {have}; add them")
-        return batch.only(self.layers)
+        outputs = batch.only(self.layers)
+        return outputs.keyed() if keys else outputs
 
     def keys(self, batch: Outputs) -> Keys:
         """Keys of a batch's samples, (N,): of what the guard reads of them."""
@@ -145,7 +159,7 @@ class ModelInputs:
         self.model, self.epsilon = model, epsilon
         self.mean = None if mean is None else check_channels(mean, "mean")
         self.std = check_channels(std, "std", positive=True)
-        self._wanted = layers
+        self.wanted = layers
         names: list[str] = [] if layers == "auto" else [layers] if isinstance(layers, str) else list(layers)
         self._fingerprint: str | None = None  # of the weights that the guard was fitted with
         self._versions: Versions | None = None
@@ -179,10 +193,18 @@ class ModelInputs:
     def prepare(self, batch: Batch, needs: Needs) -> None:
         """Decide which layers to read, and how, with the first training samples."""
         names = self.layers
-        if self._wanted == "auto":
+        if self.wanted == "auto":
             names = choose_layers(self.model, batch, needs.layers)
         self.read([*needs.blocks(names)], None, needs.statistic)
         self.reader.prepare(batch)
+
+    def weights(self) -> str:
+        """Fingerprint of the model's weights as they are."""
+        return fingerprint(self.model)
+
+    def at(self, name: str, number: int) -> AbstractContextManager[None]:
+        """Errors in it name the batch."""
+        return at_batch(name, number)
 
     @property
     def fingerprint(self) -> str:
