@@ -49,53 +49,34 @@ class Outputs:
     (2, 2, 1)
     """
 
-    logits: Tensor
-    features: Mapping[str, Tensor]
-    labels: Tensor | None
-    numpy: bool
-    first: int = 0
+    _row_keys: Keys | None = None
 
     def __init__(
-        self,
-        logits: ArrayLike,
-        features: Mapping[str, ArrayLike] | None = None,
-        labels: ArrayLike | None = None,
-        *,
-        keys: Keys | None = None,
-        name: str = "logits",
-        first: int = 0,
-    ) -> None:
+        self, logits: ArrayLike, features: Mapping[str, ArrayLike] | None = None, labels: ArrayLike | None = None, *,
+        keys: Keys | None = None, name: str = "logits", first: int = 0,
+    ) -> None:  # fmt: skip
         tensor, is_numpy = as_tensor(logits, name)
         _check_shape(tensor, name)
         # features first: where a hidden layer overflows, the error should name that layer
         blocks = {block: _check_features(value, block, tensor, first) for block, value in (features or {}).items()}
         check_logits(tensor, name, first)
-        self._set(tensor, blocks, None if labels is None else _check_labels(labels, tensor, first), is_numpy, keys)
-        self.first = first
         if keys is not None and (keys.shape != (len(tensor),) or keys.dtype != np.uint64):
-            raise InputError(
-                f"keys: expected {len(tensor)} numbers of uint64, one for each row of logits; got {keys.dtype} of "
-                f"shape {keys.shape}; hash ids of other kinds"
-            )
-
-    def _set(
-        self, logits: Tensor, features: Mapping[str, Tensor], labels: Tensor | None, is_numpy: bool, keys: Keys | None
-    ) -> None:
-        self.logits, self.features, self.labels, self.numpy, self._keys = logits, features, labels, is_numpy, keys
-        self._row_keys: Keys | None = None
+            problem = f"expected {len(tensor)} of uint64, one for each row; got {keys.dtype} of shape {keys.shape}"
+            raise InputError(f"keys: {problem}; hash ids of other kinds")
+        self.logits, self.numpy = tensor, is_numpy
+        self.features: Mapping[str, Tensor] = blocks
+        self.labels = None if labels is None else _check_labels(labels, tensor, first)
+        self._keys, self.first = keys, first
 
     @classmethod
     def checked(
-        cls,
-        logits: Tensor,
-        features: Mapping[str, Tensor],
-        labels: Tensor | None,
-        is_numpy: bool = False,
-        keys: Keys | None = None,
-    ) -> "Outputs":
+        cls, logits: Tensor, features: Mapping[str, Tensor], labels: Tensor | None, is_numpy: bool = False,
+        keys: Keys | None = None, first: int = 0,
+    ) -> "Outputs":  # fmt: skip
         """Build from tensors that have been checked already."""
         outputs = object.__new__(cls)
-        outputs._set(logits, features, labels, is_numpy, keys)
+        outputs.logits, outputs.features, outputs.labels = logits, features, labels
+        outputs.numpy, outputs._keys, outputs.first = is_numpy, keys, first
         return outputs
 
     @classmethod
@@ -103,9 +84,7 @@ class Outputs:
         """`value` itself if it is an `Outputs`, with `labels` added where given; else `Outputs` of these logits."""
         if not isinstance(value, Outputs):
             return cls(value, labels=labels, name=name)
-        if labels is None:
-            return value
-        return value._with(labels=_check_labels(labels, value.logits, 0))
+        return value if labels is None else value._with(labels=_check_labels(labels, value.logits, 0))
 
     @classmethod
     def concat(cls, parts: Iterable["Outputs"]) -> "Outputs":
@@ -121,15 +100,10 @@ class Outputs:
         if 0 < len(labels) < len(items):
             raise InputError(f"labels: {len(items) - len(labels)} of {len(items)} batches have none; give all or none")
         keys = [item._keys for item in items if item._keys is not None]
-        whole = cls.checked(
-            torch.cat([item.logits for item in items]),
-            {block: torch.cat([item.features[block] for item in items]) for block in items[0].features},
-            torch.cat(labels) if labels else None,
-            items[0].numpy,
-            np.concatenate(keys) if len(keys) == len(items) else None,
-        )
-        whole.first = items[0].first
-        return whole
+        features = {block: torch.cat([item.features[block] for item in items]) for block in items[0].features}
+        logits, classes = torch.cat([item.logits for item in items]), torch.cat(labels) if labels else None
+        all_keys = np.concatenate(keys) if len(keys) == len(items) else None
+        return cls.checked(logits, features, classes, items[0].numpy, all_keys, items[0].first)
 
     def __len__(self) -> int:
         return len(self.logits)
@@ -141,12 +115,9 @@ class Outputs:
     def __getitem__(self, rows: slice | Tensor) -> "Outputs":
         labels = None if self.labels is None else self.labels[rows]
         features = {block: value[rows] for block, value in self.features.items()}
-        keys = self._keys
-        if keys is not None:
-            keys = keys[rows if isinstance(rows, slice) else rows.cpu().numpy()]
-        part = self.checked(self.logits[rows], features, labels, self.numpy, keys)
-        part.first = self.first + ((rows.start or 0) if isinstance(rows, slice) else 0)
-        return part
+        keys = None if self._keys is None else self._keys[rows if isinstance(rows, slice) else rows.cpu().numpy()]
+        first = self.first + ((rows.start or 0) if isinstance(rows, slice) else 0)
+        return self.checked(self.logits[rows], features, labels, self.numpy, keys, first)
 
     def only(self, blocks: Iterable[str]) -> "Outputs":
         """The same samples with these blocks of features, in this order."""
@@ -211,10 +182,7 @@ def check_alike(first: Outputs, other: Outputs) -> None:
 
 def as_kind(result: Tensor, is_numpy: bool) -> Array:
     """A tensor as NumPy array if `is_numpy`, else as it is."""
-    if not is_numpy:
-        return result
-    array: np.ndarray[Any, Any] = result.detach().cpu().numpy()
-    return array
+    return result.detach().cpu().numpy() if is_numpy else result
 
 
 def as_tensor(value: ArrayLike, name: str) -> tuple[Tensor, bool]:
@@ -237,7 +205,7 @@ def as_vector(value: ArrayLike, name: str) -> tuple[Tensor, bool]:
     tensor, is_numpy = as_tensor(value, name)
     if tensor.ndim != 1:
         raise InputError(
-            f"{name}: expected one score a sample, shape (N,); got {tuple(tensor.shape)}; flatten them with .ravel()"
+            f"{name}: expected scores of shape (N,); got {tuple(tensor.shape)}; flatten them with .ravel()"
         )
     bad = tensor.isnan().nonzero()
     if len(bad):
@@ -273,19 +241,16 @@ def check_logits(logits: Tensor, name: str = "logits", first: int = 0) -> None:
     bad = (~peak.isfinite()).nonzero()[:, 0]
     row = int(bad[0])
     what = "NaN" if bool(peak[row].isnan()) else "+inf" if float(peak[row]) > 0 else "nothing but −inf"
-    raise InputError(
-        f"{name}: row {row + first} has {what} ({len(bad)} of {len(logits)} rows here have NaN, +inf or nothing but "
-        f"−inf); remove those rows, or look for an overflow in the model"
-    )
+    problem = f"row {row + first} has {what} ({len(bad)} of {len(logits)} rows here are not finite)"
+    raise InputError(f"{name}: {problem}; remove those rows, or look for an overflow in the model")
 
 
 def _check_features(value: ArrayLike, block: str, logits: Tensor, first: int) -> Tensor:
     name = f"features[{block!r}]"
     tensor, _ = as_tensor(value, name)
     if tensor.ndim != 2 or len(tensor) != len(logits) or not tensor.shape[1]:
-        raise InputError(
-            f"{name}: expected shape ({len(logits)}, k), got {tuple(tensor.shape)}; give one for each row of logits"
-        )
+        shape = tuple(tensor.shape)
+        raise InputError(f"{name}: expected shape ({len(logits)}, k), got {shape}; give one for each row of logits")
     if tensor.device != logits.device:
         raise InputError(f"{name}: is on {tensor.device}, the logits on {logits.device}; move one of them")
     if float(torch.linalg.vector_norm(tensor.detach())) <= LARGEST:  # so no value is larger, and none is NaN
@@ -294,10 +259,8 @@ def _check_features(value: ArrayLike, block: str, logits: Tensor, first: int) ->
     if not bool(fine.all()):
         row = int((~fine).nonzero()[0])
         what = f"a value beyond {LARGEST:g}" if bool(tensor[row].isfinite().all()) else "NaN or infinity"
-        raise InputError(
-            f"{name}: sample {row + first} has {what} ({int((~fine).sum())} of {len(tensor)} samples here do); "
-            f"remove those samples, or look for an overflow in that layer"
-        )
+        problem = f"sample {row + first} has {what} ({int((~fine).sum())} of {len(tensor)} samples here do)"
+        raise InputError(f"{name}: {problem}; remove those samples, or look for an overflow in that layer")
     return tensor
 
 
@@ -307,26 +270,22 @@ def _check_labels(value: ArrayLike, logits: Tensor, first: int) -> Tensor:
         array = value if isinstance(value, Tensor) else np.asarray(value)
     except ValueError as error:
         raise InputError(f"labels: cannot be read as an array: {error}; give one class for each sample") from error
-    if isinstance(array, Tensor):
-        is_whole = not (array.is_floating_point() or array.is_complex() or array.dtype == torch.bool)
-    else:
-        is_whole = array.dtype.kind in "iu"
     if tuple(array.shape) != (n,):
-        cure = "one-hot labels become integers by .argmax(axis=1)" if array.ndim == 2 else "one class for each sample"
-        raise InputError(
-            f"labels: expected {n} of them, one for each row of logits; got shape {tuple(array.shape)}; {cure}"
+        cure = (
+            "one-hot labels become integers by .argmax(axis=1)" if array.ndim == 2 else "give one class for each sample"
         )
-    if n and not is_whole:
+        raise InputError(f"labels: expected {n}, one for each row of logits; got shape {tuple(array.shape)}; {cure}")
+    if n and "int" not in str(getattr(array.dtype, "name", array.dtype)):
         raise InputError(f"labels: expected integers, got {array.dtype}; convert them to int64")
-    tensor = torch.as_tensor(array if isinstance(array, Tensor) else array.astype(np.int64))
+    tensor = array if isinstance(array, Tensor) else torch.from_numpy(array.astype(np.int64))
     tensor = tensor.to(logits.device, torch.int64)
-    outside = (tensor < 0) | (tensor >= classes)
-    if bool(outside.any()):
-        row = int(outside.nonzero()[0])
-        raise InputError(
-            f"labels: {int(tensor[row])} at position {row + first} is outside 0…{classes - 1} ({int(outside.sum())} of "
-            f"{n} labels here are); number the classes as the {classes} columns of the logits"
+    outside = ((tensor < 0) | (tensor >= classes)).nonzero()
+    if len(outside):
+        row = int(outside[0])
+        problem = (
+            f"{int(tensor[row])} at position {row + first} is outside 0…{classes - 1} ({len(outside)} of {n} here are)"
         )
+        raise InputError(f"labels: {problem}; number the classes as the {classes} columns of the logits")
     return tensor
 
 
@@ -343,21 +302,18 @@ def block_rows(n_classes: int, feature_width: int = 0) -> int:
 def recut(parts: Iterable[Outputs]) -> Iterator[Outputs]:
     """The samples of all parts in blocks of `block_rows` rows; without any, the empty part that came."""
     held: list[Outputs] = []
-    rows = 0
-    empty: Outputs | None = None
+    rows, whole = 0, None
     for part in parts:
         size = block_rows(part.n_classes, sum(value.shape[1] for value in part.features.values()))
-        empty = part[:0]
-        start = 0
-        while rows + len(part) - start >= size:
-            end = start + size - rows
-            yield Outputs.concat([*held, part[start:end]])
-            held, rows, start, empty = [], 0, end, None
-        if start < len(part):
-            held.append(part[start:])
-            rows += len(part) - start
-    if held or empty is not None:
-        yield Outputs.concat(held or [empty for empty in [empty] if empty is not None])
+        held = held if rows else []
+        held.append(part)
+        rows += len(part)
+        while rows >= size:
+            whole = Outputs.concat(held)
+            yield whole[:size]
+            held, rows = [whole[size:]], rows - size
+    if rows or (held and whole is None):
+        yield Outputs.concat(held)
 
 
 def row_keys(*values: Tensor) -> Keys:
@@ -369,7 +325,7 @@ def row_keys(*values: Tensor) -> Keys:
     n = len(values[0])
     total = np.zeros(n, dtype=np.uint64)
     for place, value in enumerate(values):
-        flat = value.detach().flatten(1) if value.ndim > 1 else value.detach()[:, None]
+        flat = value.detach().reshape(n, value.shape[1:].numel())
         step = max(1, (BLOCK_VALUES >> 3) // max(1, flat.shape[1]))  # a megabyte of 64-bit numbers
         odd = _multipliers(place, flat.shape[1])
         for start in range(0, n, step):
@@ -380,10 +336,9 @@ def row_keys(*values: Tensor) -> Keys:
             if block.dtype == torch.float64:
                 rest = torch.where(single.isfinite(), block - single, 0.0).to(torch.float32)
                 total[rows] += _mixed_sum(rest, odd[::-1])
-    total ^= total >> np.uint64(33)
-    total *= np.uint64(0xFF51AFD7ED558CCD)
-    total ^= total >> np.uint64(33)
-    total *= np.uint64(0xC4CEB9FE1A85EC53)
+    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+        total ^= total >> np.uint64(33)
+        total *= np.uint64(factor)
     keys: Keys = total ^ (total >> np.uint64(33))
     return keys
 

@@ -39,13 +39,13 @@ def assert_same(one, other):
     """Sums to rounding, all else to the bit."""
     assert torch.equal(one.counts, other.counts)
     assert np.array_equal(one.keys, other.keys)
-    assert one.blocks == other.blocks
+    assert list(one.widths.items()) == list(other.widths.items())
     assert one.sums.keys() == other.sums.keys()
     for block, sums in one.sums.items():
         torch.testing.assert_close(sums.mean, other.sums[block].mean, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(sums.scatter, other.sums[block].scatter, rtol=1e-12, atol=1e-9)
-    for block, ranges in one.ranges.items():
-        assert all(torch.equal(*pair) for pair in zip(ranges, other.ranges[block], strict=True))
+        assert torch.equal(sums.low, other.sums[block].low)
+        assert torch.equal(sums.high, other.sums[block].high)
     assert one.samples.keys() == other.samples.keys()
     for kind, sample in one.samples.items():
         state, expected = sample.state(), other.samples[kind].state()
@@ -105,11 +105,17 @@ def test_of_unequal_budgets_the_smaller_holds(rows):
     assert_same(Summary(ALL, budget=2 * SMALL) + (a + b + c), Summary.of(rows, ALL, budget=2 * SMALL))
 
 
+def test_what_it_says_of_itself(rows):
+    assert repr(Summary(ALL)) == "Summary(no rows)"
+    kept = "340 kept with logits, 340 kept with features"
+    assert repr(Summary.of(rows, ALL)) == f"Summary(400 rows, 5 classes, {kept})"
+
+
 def test_adding_changes_neither_side(rows):
     a, b, _ = shards(rows, ALL)
     before = Summary.of(rows[:90], ALL)
     for joined in (a + b, a + Summary(ALL), Summary(ALL) + a):
-        joined.add(rows[250:]).settle()
+        joined.add(rows[250:])
         assert_same(a, before)
 
 
@@ -135,7 +141,7 @@ def test_sums_and_ranges_of_groups(rows, group):
     expected = ClassSums.of(squared(x), groups, 5)
     torch.testing.assert_close(summary.sums["late"].mean, expected.mean, rtol=1e-12, atol=0)
     assert torch.equal(summary.sums["late"].count, expected.count)
-    low, high = summary.ranges["late"]  # of the features themselves
+    low, high = summary.sums["late"].low, summary.sums["late"].high  # of the features themselves
     for c in range(5):
         assert torch.equal(low[c], x[groups == c].amin(dim=0))
         assert torch.equal(high[c], x[groups == c].amax(dim=0))
@@ -148,9 +154,9 @@ def test_held_out_rows_are_in_the_sample_and_not_in_the_ranges(rows):
     spiked = {block: value + 1e6 * torch.from_numpy(held_out)[:, None] for block, value in rows.features.items()}
     data = Outputs(rows.logits, spiked, rows.labels, keys=rows.keys)
     summary = Summary.of(data, ALL)
-    assert float(summary.ranges["late"][1].max()) < 1e3
+    assert float(summary.sums["late"].high.max()) < 1e3
     assert set(rows.keys[held_out]) <= set(summary.samples["features"].keys)
-    assert float(Summary.of(data, replace(ALL, holdout=False)).ranges["late"][1].max()) > 1e5
+    assert float(Summary.of(data, replace(ALL, holdout=False)).sums["late"].high.max()) > 1e5
 
 
 def test_ids_are_keys(rows):
@@ -254,7 +260,7 @@ def test_batches_that_do_not_add(rows, unlabelled):
         Summary.of(rows, free).add(unlabelled)
     with pytest.raises(InputError, match="labels differ: True and False"):
         Summary.of(rows, free) + Summary.of(unlabelled, free)
-    with pytest.raises(InputError, match="labels: this method needs the true class"):
+    with pytest.raises(InputError, match="labels: this method needs the class"):
         Summary.of(unlabelled, ALL)
     with pytest.raises(InputError, match=r"outputs: no features to learn from; give Outputs\("):
         Summary.of(Outputs(rows.logits, labels=rows.labels), ALL)
@@ -276,11 +282,11 @@ def test_budgets_that_are_none(budget):
 def test_a_budget_that_is_too_small_names_the_bytes_that_are_enough(rows, samples):
     needs = replace(ALL, samples=samples)
     with pytest.raises(InputError, match=r"^budget: 200 bytes cannot hold one training row \(") as caught:
-        Summary.of(rows, needs, budget=200).settle()
+        Summary.of(rows, needs, budget=200)
     needed = int(str(caught.value).split("give at least ")[1].replace(",", ""))
     assert all(sample.quota >= 1 for sample in Summary.of(rows, needs, budget=needed).samples.values())
     with pytest.raises(InputError, match=r"^budget: "):
-        Summary.of(rows, needs, budget=needed - 1).settle()
+        Summary.of(rows, needs, budget=needed - 1)
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,9 @@ from igeood.guard.diagnose import LayerDiagnostics, diagnose
 from igeood.guard.explain import Explanation, explain
 from igeood.guard.inputs import ArrayInputs, ModelInputs, is_numpy
 from igeood.guard.tuning import BAYES_TRIALS, Progress, Search, Tuning, Validation, tune_detector
-from igeood.model.batches import at_batch
 from igeood.model.reader import random_state_kept
 from igeood.model.step import check_epsilon
-from igeood.outputs import NO_KEYS, Array, Keys, Outputs, as_kind
+from igeood.outputs import NO_KEYS, Array, Keys, Outputs, as_kind, recut
 from igeood.summary import BUDGET, Summary
 
 log = logging.getLogger("igeood")
@@ -132,13 +131,9 @@ class Guard:
         """
         params, epsilon = self._first
         fresh = type(self.detector)(**params)
-        if isinstance(data, Summary):
-            inputs, summary = copy.copy(self.inputs), data
-            self._check_model(summary)
-        else:
-            inputs, summary = self._summarise(data, labels, budget)
-        if isinstance(data, Summary):
-            self._follow(inputs, summary)
+        inputs, summary = (
+            (self._follow(data), data) if isinstance(data, Summary) else self._summarise(data, labels, budget)
+        )
         fresh.learn(summary)
         for note in (*fresh.notes_, *_sample_notes(summary)):
             log.warning(note)
@@ -151,43 +146,38 @@ class Guard:
     def _summarise(self, data: Any, labels: Any, budget: int) -> tuple[ArrayInputs | ModelInputs, Summary]:
         """Inputs that are prepared for the training samples, and the samples' summary."""
         inputs, needs = copy.copy(self.inputs), self.detector.needs
-        before = None if inputs.model is None else ModelInputs(inputs.model, ()).fingerprint
+        before = inputs.weights()
         summary = Summary(needs, budget=budget, model=before)
-        is_new = True
-        with random_state_kept():
+
+        def outputs() -> Iterator[Outputs]:
+            is_new = True
             batches: Iterator[Any] = inputs.batches(data, "data", labels)
             for number, batch in enumerate(batches):
-                if not len(batch):
-                    continue
-                with at_batch("data", number) if inputs.model is not None else nullcontext():
-                    if is_new:
-                        inputs.prepare(batch, needs)
-                        is_new = False
-                    outputs = inputs.outputs(batch, labels=True, keys=True)
-                    summary.add(self.detector.read(outputs))
+                if len(batch):
+                    with inputs.at("data", number):
+                        if is_new:
+                            inputs.prepare(batch, needs)
+                            is_new = False
+                        read = self.detector.read(inputs.outputs(batch, labels=True, keys=True))
+                    yield read
+
+        with random_state_kept():
+            for block in recut(outputs()):
+                summary.add(block)
         inputs.settle(before)
-        summary.settle()
         return inputs, summary
 
-    def _check_model(self, summary: Summary) -> None:
-        if self.inputs.model is None:
-            return
-        mine = ModelInputs(self.inputs.model, ()).fingerprint
-        if summary.model != mine:
-            raise InputError(
-                f"summary: was made with model {summary.model}, this guard's is {mine}; make it with this model"
-            )
-
-    def _follow(self, inputs: ArrayInputs | ModelInputs, summary: Summary) -> None:
-        """Read the layers that the method needs of those that a summary has."""
-        needs, blocks = self.detector.needs, self.detector.needs.blocks(summary.blocks)
-        if inputs._wanted != "auto" and needs.blocks(inputs.layers) != blocks:
+    def _follow(self, summary: Summary) -> ArrayInputs | ModelInputs:
+        """Inputs that read the layers that the method needs of those that a summary has."""
+        inputs, needs = copy.copy(self.inputs), self.detector.needs
+        mine, blocks = inputs.weights(), needs.blocks(summary.widths)
+        if mine not in (None, summary.model):
+            raise InputError(f"summary: was made with model {summary.model}, this guard's is {mine}; make it with that")
+        if inputs.wanted != "auto" and needs.blocks(inputs.layers) != blocks:
             raise InputError(f"summary: has layers {blocks}, this guard reads {inputs.layers}; make it with this guard")
-        if isinstance(inputs, ModelInputs):
-            inputs.read(blocks, None, needs.statistic)
-        else:
-            inputs.layers = blocks
+        inputs.read(blocks, None, needs.statistic)
         inputs.settle()
+        return inputs
 
     def tune(
         self,
@@ -366,10 +356,9 @@ class Guard:
 
     def _stepped(self, data: Any, name: str) -> Iterator[tuple[Outputs, list[Outputs], Any]]:
         """For each batch its clean outputs, those to score, and the batch itself."""
-        places = self.inputs.model is not None
         batches: Iterator[Any] = self.inputs.batches(data, name)
         for number, batch in enumerate(batches):
-            with at_batch(name, number) if places else nullcontext():
+            with self.inputs.at(name, number):
                 clean, outputs = self.inputs.stepped(batch, self.detector, (self.epsilon,))
                 yield clean, outputs, batch
 

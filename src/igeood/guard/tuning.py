@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,7 +17,6 @@ from igeood.detectors.weighted import WeightSearch
 from igeood.errors import InputError, MissingExtraError
 from igeood.guard.inputs import ArrayInputs, ModelInputs
 from igeood.metrics import evaluate
-from igeood.model.batches import at_batch
 from igeood.model.step import Attack
 from igeood.outputs import NO_KEYS, Keys, Outputs
 
@@ -163,7 +162,7 @@ class Validation:
     ) -> tuple[Keys, list[Outputs]]:
         keys, parts = [NO_KEYS], []
         for number, batch, batch_keys in self._chosen(source, name, select):
-            with at_batch(name, number) if self.inputs.model is not None else nullcontext():
+            with self.inputs.at(name, number):
                 parts.append(self.inputs.stepped(batch, detector, epsilons)[1])
             keys.append(batch_keys)
         return np.concatenate(keys), [Outputs.concat(column) for column in zip(*parts, strict=True)]

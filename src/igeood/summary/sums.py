@@ -1,7 +1,7 @@
 """Sums over training rows that add: counts, means and scatter of classes."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ class ClassSums:
     origin: Tensor  # (k,)
     shift: Tensor  # (C, k)
     scatter: Tensor  # (k,) or (k, k), or (0,) where it is left out
+    low: Tensor  # (C, k), the least value, or (0,) where ranges are left out
+    high: Tensor  # (C, k) the greatest
 
     @classmethod
     def of(cls, features: Tensor, labels: Tensor, n_classes: int, kind: str = "diagonal") -> "ClassSums":
@@ -35,14 +37,21 @@ class ClassSums:
         shift /= count.clamp(min=1.0)[:, None]
         scatter = shift.new_zeros({"full": (k, k), "diagonal": (k,)}.get(kind, (0,)))
         for part, classes in _chunks(x, labels, origin, k // 4 if kind == "full" else k):  # a matmul wants more rows
-            if kind == "mean":
+            if not scatter.numel():
                 break
             part.sub_(shift.index_select(0, classes))
             if kind == "full":
                 scatter.addmm_(part.T, part)
             else:
                 scatter += part.square_().sum(dim=0)
-        return cls(count, origin, shift, scatter)
+        return cls(count, origin, shift, scatter, shift.new_zeros(0), shift.new_zeros(0))
+
+    def with_ranges(self, rows: Tensor, labels: Tensor) -> "ClassSums":
+        """The same sums, with the least and the greatest value of each class among these rows (n, k)."""
+        low = rows.new_full(self.shift.shape, torch.inf)
+        at = labels[:, None].expand_as(rows)
+        ends = low.scatter_reduce(0, at, rows, "amin"), (-low).scatter_reduce(0, at, rows, "amax")
+        return replace(self, low=ends[0], high=ends[1])
 
     def __add__(self, other: "ClassSums") -> "ClassSums":
         count = self.count + other.count
@@ -50,19 +59,18 @@ class ClassSums:
         apart += other.origin - self.origin  # (C, k), between the means
         share = other.count / count.clamp(min=1.0)  # (C,)
         shift = torch.addcmul(self.shift, share[:, None], apart)
-        return ClassSums(count, self.origin, shift, self._scatter(other, self.count * share, apart))
-
-    def _scatter(self, other: "ClassSums", weights: Tensor, apart: Tensor) -> Tensor:
-        if not self.scatter.numel():
-            return self.scatter
-        return self.scatter + other.scatter + _weighted_squares(weights, apart, full=self.scatter.ndim == 2)
+        scatter = self.scatter
+        if scatter.numel():
+            scatter = scatter + other.scatter + _weighted_squares(self.count * share, apart, full=scatter.ndim == 2)
+        low, high = torch.minimum(self.low, other.low), torch.maximum(self.high, other.high)
+        return ClassSums(count, self.origin, shift, scatter, low, high)
 
     def pooled(self) -> "ClassSums":
         """Sums of all classes taken as one, about their common mean."""
         n = self.count.sum()
         shift = (self.count[:, None] * self.shift).sum(dim=0, keepdim=True) / n  # (1, k)
         between = _weighted_squares(self.count, self.shift - shift, full=self.scatter.ndim == 2)
-        return ClassSums(n[None], self.origin, shift, self.scatter + between)
+        return replace(self, count=n[None], shift=shift, scatter=self.scatter + between)
 
     @property
     def mean(self) -> Tensor:
