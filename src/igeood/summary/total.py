@@ -254,9 +254,9 @@ def _check_addable(one: Summary, other: Summary) -> None:
     """Raise where two summaries cannot add; the error names what differs."""
     pairs = [(name, value, other.described[name]) for name, value in one.described.items()]
     if one.shape is not None and other.shape is not None:
-        labelled = [each.labels is not None for each in (one.shape, other.shape)]
         pairs += [("n_classes", one.n_classes, other.n_classes), ("layers", list(one.widths), list(other.widths))]
-        pairs += [("widths", list(one.widths.values()), list(other.widths.values())), ("labels", *labelled)]
+        pairs += [("widths", list(one.widths.values()), list(other.widths.values()))]
+        pairs.append(("labels", one.shape.labels is not None, other.shape.labels is not None))
         pairs.append(("model", one.model, other.model))
     for name, first, second in pairs:
         if first != second:
