@@ -73,7 +73,7 @@ FAILURES = [
     ((*FIT, "script:make"), "model: script:make failed: SystemExit: 3"),
     ((*FIT, "nets:make", "--weights", "none.pt"), "weights: there is no file none.pt"),
     ((*FIT, "nets:make", "--layers", "9"), "layers: "),
-    ((*FIT, "nets:make", "--mean", "a"), "mean: expected one number, or three"),
+    ((*FIT, "nets:make", "--mean", "a"), "mean: expected a finite number"),
     ((*FIT, "nets:make", "--std", "0.1,0.2"), "std: expected one number, or three"),
     ((*FIT, "nets:make", "--std", "0"), "std: must be"),
     (("fit", "folder:none", *FIT[2:], "nets:make"), "there is no such folder"),

@@ -8,15 +8,9 @@ import pytest
 
 from igeood.cli import main
 
-
-def leaves(group=main, words=()):
-    """Every command, with the words that call it."""
-    for name, command in group.commands.items():
-        inner = isinstance(command, click.Group)
-        yield from leaves(command, (*words, name)) if inner else [(" ".join((*words, name)), command)]
-
-
-COMMANDS = dict(leaves())
+GROUP = main.get_command(None, "data")
+COMMANDS = {name: main.get_command(None, name) for name in main.list_commands(None) if name != "data"}
+COMMANDS |= {f"data {name}": command for name, command in GROUP.commands.items()}
 # A call of each command that works, in the folder of the fixture `place`.
 GOOD = {
     "fit": {"train": "train.npz", "out": "new.safetensors"},

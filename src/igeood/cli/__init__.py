@@ -14,11 +14,22 @@ import click
 from igeood.errors import IgeoodError, IgeoodWarning
 from igeood.version import __version__
 
-COMMANDS = ("bench", "calibrate", "data", "demo", "fit", "paper", "report", "score", "train", "tune")
+COMMANDS = {  # imported when they are asked for
+    **{name: f"igeood.cli.{name}" for name in ("calibrate", "fit", "score", "tune")},
+    **dict.fromkeys(("bench", "data", "demo", "paper", "report", "train"), "igeood.bench.commands"),
+}
 
 
 class _Group(click.Group):
     """A group whose commands end with one line, and exit code 2, where the user has to fix something."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Names of the commands."""
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """The command of this name, from its module."""
+        return getattr(import_module(COMMANDS[cmd_name]), cmd_name) if cmd_name in COMMANDS else None
 
     def main(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> NoReturn:
         """Run a command and exit."""
@@ -67,7 +78,3 @@ def _messages() -> Iterator[None]:
 @click.version_option(__version__, prog_name="igeood")
 def main() -> None:
     """Find the inputs that a trained classifier was not made for."""
-
-
-for _name in COMMANDS:  # each in the module of its name
-    main.add_command(getattr(import_module(f"igeood.cli.{_name}"), _name))

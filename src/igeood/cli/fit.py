@@ -4,10 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from igeood.cli._guards import Sources, Watched, check_out, force_option, source_options
-from igeood.cli._shared import FILE, json_option, show
-from igeood.cli.progress import progress_bars
+from igeood.cli._shared import Sources, Watched, check_out, guard_options
 from igeood.errors import InputError
+from igeood.terminal import FILE, progress_bars, show
 
 if TYPE_CHECKING:
     from torch import nn
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from igeood.guard import Guard
 
 ACCESS = click.Choice(["black-box", "grey-box", "white-box"])
+BUILD = ("method", "temperature", "probabilities", "layers")
 
 
 @click.command()
@@ -29,12 +29,10 @@ ACCESS = click.Choice(["black-box", "grey-box", "white-box"])
 @click.option("--std", help="What the images are divided by after the mean: one, or one each.")
 @click.option("--size", type=click.IntRange(1, 4096), help="Pixels of each side that the model takes.")
 @click.option("--budget", default=256, show_default=True, type=click.IntRange(1, 2**20), help="MiB of rows to keep.")
-@force_option
-@source_options
-@json_option
+@guard_options
 def fit(
-    train: str, out: str, access: str | None, layers: str | None, mean: str | None, std: str | None, size: int | None,
-    budget: int, force: bool, sources: Sources, as_json: bool, **options: Any,
+    train: str, out: str, access: str | None, mean: str | None, std: str | None, size: int | None, budget: int,
+    force: bool, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Learn a guard from TRAIN, and write it to a file.
 
@@ -45,17 +43,20 @@ def fit(
     `igeood calibrate` comes next.
     """
     check_out(out, force, train)
+    chosen = {name: value for name in BUILD if (value := options.pop(name)) is not None}
+    sources = Sources(**options)
     model = sources.network()
-    options["layers"] = layers.split(",") if layers else None
-    guard = _build(model, access, {name: value for name, value in options.items() if value is not None})
+    guard = _build(model, access, chosen)
     if model is not None:
-        _prepare(guard, train, size, {"mean": mean, "std": std})
+        from igeood.bench.inputs import prepare
+
+        prepare(guard, train, size, mean=mean, std=std)
+        click.echo(f"images: {guard.preparation}", err=True)
     elif mean or std or size:
         raise InputError("mean, std, size: say how images are prepared, logits files have none; leave them out")
     source = sources.open(train, guard, training=True)
     with progress_bars() as report:
-        guard.fit(Watched(source, "fit", report), budget=budget << 20)
-    guard.save(out)
+        guard.fit(Watched(source, "fit", report), budget=budget << 20).save(out)
     _show(guard, source.rows, out, as_json)
 
 
@@ -76,30 +77,10 @@ def _build(model: "nn.Module | None", access: str | None, options: dict[str, Any
     for name in options:
         if name not in signature(make).parameters:
             raise InputError(f"{name}: a {access} guard has no such option; leave it out, or choose another --access")
+    if "layers" in options:
+        options["layers"] = options["layers"].split(",")
     built: Guard = make(model, **options)
     return built
-
-
-def _prepare(guard: "Guard", train: str, size: int | None, given: dict[str, str | None]) -> None:
-    """Set how images become inputs: as given, else as is usual for the data set."""
-    from igeood.bench.datasets import DATASETS
-    from igeood.model.step import check_channels
-
-    known = DATASETS.get(train)
-    if size is None and known is None:
-        raise InputError("size: how many pixels does the model take? Give --size, such as 224")
-    guard.preparation = {"size": size or 32}
-    for name, neutral in (("mean", "0"), ("std", "1")):
-        usual = ",".join(map(str, getattr(known, name, None) or [neutral]))
-        try:
-            values = [float(part) for part in (given[name] or usual).split(",")]
-        except ValueError:
-            values = []
-        if len(values) not in (1, 3):
-            raise InputError(f"{name}: expected one number, or three with commas between them; got {given[name]!r}")
-        guard.preparation[name] = values
-        setattr(guard.inputs, name, check_channels(values * (3 // len(values)), name, positive=name == "std"))
-    click.echo(f"images: {guard.preparation}", err=True)
 
 
 def _show(guard: "Guard", rows: int, out: str, as_json: bool) -> None:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from igeood.cli._guards import Sources, check_out, force_option, source_options
-from igeood.cli._shared import FILE, json_option, show
-from igeood.cli.progress import progress_bars
+from igeood.cli._shared import Sources, check_out, guard_options
+from igeood.terminal import FILE, progress_bars, show
 
 if TYPE_CHECKING:
     from igeood.guard import Guard
@@ -23,10 +22,8 @@ COLUMNS = ("score", "p_value", "is_ood", "label")
 @click.argument("guard", type=click.Path())
 @click.argument("data", type=click.Path())
 @click.option("--out", type=FILE, help="A .parquet or .jsonl file, or else CSV; by default CSV goes to stdout.")
-@force_option
-@source_options
-@json_option
-def score(guard: str, data: str, out: str | None, force: bool, sources: Sources, as_json: bool) -> None:
+@guard_options
+def score(guard: str, data: str, out: str | None, force: bool, as_json: bool, **options: Any) -> None:
     """Judge each row of DATA: id, score, p_value, is_ood and label.
 
     The id is the file's own, or the row's number from 0; the label is the classifier's answer. A higher score is more
@@ -34,6 +31,7 @@ def score(guard: str, data: str, out: str | None, force: bool, sources: Sources,
     """
     if out is not None:
         check_out(out, force, guard, data)
+    sources = Sources(**options)
     loaded = sources.guard(guard)
     source = sources.open(data, loaded)
     if loaded.calibration is None:

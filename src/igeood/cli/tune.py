@@ -1,12 +1,12 @@
 """`igeood tune`: a guard's temperature, input step and weights, chosen with samples of what should be refused."""
 
+from functools import partial
 from typing import Any
 
 import click
 
-from igeood.cli._guards import Sources, Watched, check_out, force_option, out_option, source_options
-from igeood.cli._shared import json_option, seed_option, show
-from igeood.cli.progress import progress_bars
+from igeood.cli._shared import Sources, Watched, check_out, guard_options, out_option, tpr_option
+from igeood.terminal import progress_bars, seed_option, show
 
 
 @click.command()
@@ -15,31 +15,27 @@ from igeood.cli.progress import progress_bars
 @click.option("--id", "id_data", required=True, help="In-distribution samples that training has not seen.")
 @click.option("--ood", required=True, help="Samples to refuse; or fgsm: adversarial ones, made with the model.")
 @click.option("--share", default=0.5, show_default=True, help="Part of --id that is used; calibrate leaves it out.")
-@click.option("--tpr", default=0.95, show_default=True, help="Share of in-distribution samples to keep.")
-@seed_option("Of the share and the folds.")
+@tpr_option
+@seed_option
 @out_option
-@force_option
-@source_options
-@json_option
+@guard_options
 def tune(
     guard: str, train: str, id_data: str, ood: str, share: float, tpr: float, seed: int, out: str | None,
-    force: bool, sources: Sources, as_json: bool,
+    force: bool, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Choose what GUARD leaves open, so that it refuses most of the OOD samples.
 
     A guard's file has no training samples, so it is fitted again on --train. Calibrate the guard afterwards.
     """
-    target = check_out(out, force, train, id_data, ood, replaced=guard)
+    target, sources = check_out(out, force, train, id_data, ood, replaced=guard), Sources(**options)
     loaded = sources.guard(guard)
     with progress_bars() as report:
         known = Watched(sources.open(id_data, loaded), "in-distribution", report)
         foreign: Any = ood if ood == "fgsm" else Watched(sources.open(ood, loaded), "OOD", report)
         loaded.fit(Watched(sources.open(train, loaded, training=True), "fit", report))
-        steps = lambda done, total: report("temperatures", done, total)  # noqa: E731
-        loaded.tune(known, foreign, share=share, tpr=tpr, seed=seed, progress=steps)
+        loaded.tune(known, foreign, share=share, tpr=tpr, seed=seed, progress=partial(report, "temperatures"))
     loaded.save(target)
-    tuning = loaded.tuning
-    assert tuning is not None  # noqa: S101 (for the type checker)
+    tuning: Any = loaded.tuning
     temperature = None if tuning.temperature is None else tuning.temperature.best.temperature
     record = {"out": target, "temperature": temperature, "epsilon": tuning.epsilon, "tpr": tpr, "tnr": tuning.after}
     show(as_json, {**record, "tnr_before": tuning.before, "id": tuning.n_id, "ood": tuning.n_ood})

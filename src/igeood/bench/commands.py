@@ -1,0 +1,225 @@
+"""The laboratory's commands. What they run is imported when they run, so that `igeood --help` needs no torch."""
+
+import json
+from dataclasses import asdict
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from igeood.errors import InputError
+from igeood.terminal import FILE, FOLDER, force_option, json_option, progress_bars, root_option, seed_option, show
+
+if TYPE_CHECKING:
+    from igeood.bench.networks import Progress, Task
+
+_COUNT, _IMAGES = click.IntRange(min=1), click.IntRange(min=40)
+
+
+@click.group()
+def data() -> None:
+    """List and fetch the data sets."""
+
+
+@data.command("list")
+@root_option
+@json_option
+def list_(root: str | None, as_json: bool) -> None:
+    """Show the known data sets, and which of them are there."""
+    from igeood.bench.datasets import DATASETS, data_root
+    from igeood.bench.datasets.store import status
+
+    click.echo(f"Data sets in {data_root(root)}", err=True)
+    for dataset in DATASETS.values():
+        here = status(dataset, data_root(root))
+        record = {**asdict(here), "title": dataset.title, "licence": dataset.licence, "from": dataset.home}
+        text = f"{here.name:<14} {here.state:<8} {here.found:>7} of {here.expected:<7} {dataset.title}"
+        click.echo(json.dumps(record) if as_json else text)
+
+
+@data.command()
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@force_option
+@root_option
+@json_option
+def get(names: tuple[str, ...], root: str | None, force: bool, as_json: bool) -> None:
+    """Download data sets and unpack them. A download that was cut goes on where it stopped."""
+    from igeood.bench.datasets import data_root
+    from igeood.bench.datasets.loading import find
+    from igeood.bench.datasets.store import get as fetch
+
+    with progress_bars() as report:
+        for dataset in [find(name) for name in names]:
+            fetched = fetch(dataset, data_root(root), force=force, progress=report)
+            show(as_json, {"name": dataset.name, "fetched": fetched})
+
+
+@click.command()
+@click.argument("network")
+@click.option("--data", default="cifar-10", show_default=True, help="A set of `igeood data list`, or idx:FOLDER.")
+@click.option("--out", required=True, type=FILE, help="The .safetensors file to write.")
+@root_option
+@click.option("--epochs", default=300, show_default=True, type=click.IntRange(1, 10**5), help="Passes over the images.")
+@click.option("--batch", default=64, show_default=True, type=click.IntRange(min=2), help="Images a step.")
+@click.option("--rate", default=0.1, show_default=True, help="Learning rate, cut tenfold at 50% and 75%.")
+@click.option("--augment/--no-augment", default=True, show_default=True, help="Shift and mirror; off for digits.")
+@seed_option
+@click.option("--limit", type=_COUNT, help="Use this many images of each split only.")
+@json_option
+def train(network: str, data: str, out: str, root: str | None, limit: int | None, as_json: bool, **recipe: Any) -> None:
+    """Train NETWORK by the paper's recipe: SGD, Nesterov momentum 0.9, weight decay 1e-4.
+
+    Networks: densenet-bc-100, resnet-34 (days on a CPU), resnet-10-16 (a minute an epoch).
+
+    A run that was stopped goes on from its checkpoint when the same command is given again.
+    """
+    from igeood.bench.networks import Recipe, build
+    from igeood.bench.networks import train as run
+
+    build(network)
+    how = Recipe(**recipe)
+    with progress_bars() as report:
+
+        def progress(now: "Progress") -> None:
+            report(f"{network}, steps", now.epoch * now.steps + now.step, how.epochs * now.steps)
+            if now.step == now.steps:
+                click.echo(f"epoch {now.epoch + 1}: loss {now.loss:.3f}, {now.accuracy:.1%} right", err=True)
+
+        accuracy = run(network, _task(data, root, limit), out, how, progress=progress)
+    show(as_json, {"network": network, "data": data, "out": out, "accuracy": accuracy})
+
+
+def _task(name: str, root: str | None, limit: int | None) -> "Task":
+    from igeood.bench import datasets
+    from igeood.bench.networks import Task
+
+    learn, test = (datasets.load(name, root=root, split=split, limit=limit) for split in ("train", "test"))
+    if learn.labels is None or test.labels is None:
+        raise InputError(f"data: {name} has no labels to learn; name a set of labelled images")
+    click.echo(f"{len(learn):,} training images, {len(test):,} test images", err=True)
+    known, classes = datasets.DATASETS.get(name), learn.classes or int(learn.labels.max()) + 1
+    mean, std = (known.mean or (), known.std or ()) if known else ((), ())
+    return Task(name, classes, learn.images(), learn.labels, test.images(), test.labels, mean, std)
+
+
+@click.command()
+@click.option("--network", "networks", multiple=True, required=True, help="Weights: PATH, or NAME:PATH.")
+@click.option("--in-distribution", help="What the networks were trained on, where their files don't say it.")
+@click.option("--ood", multiple=True, help="OOD set to measure on; by default all that are there.")
+@click.option("--validation", multiple=True, help="OOD set to tune on, or none; by default isun, if it is there.")
+@click.option("--setting", "settings", multiple=True, help="By default all but white-box-validation.")
+@click.option("--method", "methods", multiple=True, help="By default all of the setting.")
+@click.option("--limit", default=300, show_default=True, type=_IMAGES, help="Images of each kind in the grey box.")
+@click.option("--images", type=_IMAGES, help="Images of each test set at most; up to half of them are to tune on.")
+@click.option("--train", type=_COUNT, help="Training images at most, evenly spaced.")
+@click.option("--splits", default=5, show_default=True, type=click.IntRange(1, 1000), help="Of the white box.")
+@seed_option
+@click.option("--out", default="igeood-results", show_default=True, type=FOLDER, help="Folder of the results.")
+@root_option
+@json_option
+def bench(
+    networks: tuple[str, ...], in_distribution: str | None, out: str, root: str | None, as_json: bool, **chosen: Any
+) -> None:
+    """Measure methods × data sets on trained networks.
+
+    --network, --ood, --validation, --setting and --method may be given several times. Sets are those of `igeood data
+    list`, folder:PATH, idx:PATH or demo:NAME. Settings are black-box, grey-box (which runs the network anew for each
+    method: hence --limit), white-box (tuned on samples of the OOD set, split at random), white-box-fgsm (on adversarial
+    ones) and white-box-validation (on --validation, as black and grey box are).
+
+    What was measured before is not measured again. Outputs of the networks are kept in the results' folder --out.
+    `igeood paper` makes tables and figures of it.
+    """
+    from igeood.bench.datasets import DATASETS, data_root
+    from igeood.bench.datasets.store import begun
+    from igeood.bench.runs import Plan, load_network, run
+
+    loaded = [load_network(spec, in_distribution=in_distribution) for spec in networks]
+    here = tuple(name for name, dataset in DATASETS.items() if begun(dataset, data_root(root)))
+    usual = {"ood": here, "validation": tuple({"isun"} & {*here})}
+    plan = Plan(**{**usual, **{name: value for name, value in chosen.items() if value not in ((), None)}})
+    click.echo(f"sets: {', '.join(plan.ood)}; tuned on: {', '.join(plan.validation) or 'none'}", err=True)
+    with progress_bars() as report:
+
+        def done(number: int, total: int, record: dict[str, Any]) -> None:
+            report("cells", number, total)
+            click.echo(json.dumps(record, sort_keys=True) if as_json else _line(record))
+
+        results = run(loaded, plan, out, root=root, notify=report, done=done)
+    results.note(click.get_current_context().obj)
+    click.echo(f"{len(results.cells.records)} results in {out}; `igeood paper all --results {out}`", err=True)
+
+
+def _line(record: dict[str, Any]) -> str:
+    place = " ".join(str(record[name]) for name in ("network", "setting", "method", "ood", "seed"))
+    return f"{place}: " + "  ".join(f"{name.upper()} {100 * record[name]:.1f}" for name in ("tnr", "auroc", "aupr"))
+
+
+@click.command()
+@click.argument("name")
+@click.option("--results", type=FOLDER, help="Folder of `igeood bench`; without it, only the paper's.")
+@click.option("--out", default="igeood-figures", show_default=True, type=FOLDER, help="Folder of the figures.")
+@click.option("--validation", help="Set that black and grey box were tuned on, if the results have several.")
+@click.option("--network", "networks", multiple=True, help="Weights, to measure the network's time. Repeatable.")
+def paper(name: str, results: str | None, out: str, validation: str | None, networks: tuple[str, ...]) -> None:
+    """Print a table of the paper, or draw a figure: ours beside the paper's, which are in parentheses.
+
+    NAME is one of toy, black-box, grey-box, white-box, white-box-fgsm, kl, hyperparameters, validation-choice, seeds,
+    accuracy, adversarial, timing, others, histograms, curves, gaussianity, layers; or all.
+    """
+    from igeood.bench.paper.catalog import NAMES, make
+    from igeood.bench.runs import Results, load_network
+
+    measured = None if results is None else Results.existing(results)
+    loaded = [load_network(spec) for spec in networks]
+    for each in NAMES if name == "all" else [name]:
+        click.echo(make(each, measured, out=out, validation=validation, networks=loaded))
+
+
+@click.command()
+@click.argument("results", type=FOLDER)
+@click.option("--out", type=FILE, help="The file to write; by default RESULTS/report.html.")
+@click.option("--guard", type=FILE, help="A guard's file; by default RESULTS/guard.safetensors.")
+@click.option("--validation", help="Set that was tuned on, if the results have several.")
+@json_option
+def report(results: str, out: str | None, guard: str | None, validation: str | None, as_json: bool) -> None:
+    """Make one self-contained HTML page of RESULTS, a folder of `igeood bench`.
+
+    It needs no other file and no network: mail it, print it, or open it on a phone.
+    """
+    from igeood.bench.report import make
+    from igeood.bench.runs import Results
+    from igeood.files import write_whole
+
+    path, existing = None if guard is None else Path(guard), Results.existing(results)
+    page = make(existing, made_on=date.today(), guard=path, validation=validation)
+    out = out or str(Path(results) / "report.html")
+    write_whole(out, page.html.encode())
+    show(as_json, {"out": out, "bytes": len(page.html.encode()), "verdicts": page.verdicts})
+
+
+@click.command()
+@click.option("--out", default="igeood-demo", show_default=True, type=FOLDER, help="Folder of everything.")
+@seed_option
+@json_option
+def demo(out: str, seed: int, as_json: bool) -> None:
+    """See it work: train a small classifier, guard it, compare the methods, write a report.
+
+    Needs no download. The classifier learns the digits 0 to 7, and then meets 8 and 9, letters, photographs and noise.
+    What is in --out already is not done again.
+    """
+    from igeood.bench.demo import run
+    from igeood.bench.report import make
+    from igeood.files import write_whole
+
+    page = Path(out) / "report.html"
+    with progress_bars() as report:
+        result = run(out, seed=seed, notify=report)
+    result.results.note(click.get_current_context().obj)
+    made = make(result.results, made_on=date.today())
+    write_whole(page, made.html.encode())
+    verdict = [sentence for sentences in made.verdicts.values() for sentence in sentences]
+    guard = {"promise": result.guard.promise, "threshold": result.guard.threshold, "refused": result.refused}
+    why = {f.title: f"taken for {f.label}, p-value {f.p_value:.2g}, raised by {f.reason}" for f in result.flagged}
+    show(as_json, {"verdict": verdict, **guard, "why": why, "out": out, "report": str(page)})

@@ -1,0 +1,75 @@
+"""What the commands share: options, results on stdout, progress on stderr."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+Decorator = Callable[[Callable[..., None]], Callable[..., None]]
+Progress = Callable[[str, int, int | None], None]  # what, done, of how many if that is known
+BARS = 6  # finished ones that stay on the screen
+PATIENCE = 60  # seconds without a line, where there are no bars
+
+FILE, FOLDER = click.Path(dir_okay=False), click.Path(file_okay=False)
+force_option: Decorator = click.option("--force", is_flag=True, help="Replace what is there.")
+json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+root_option: Decorator = click.option("--root", type=FOLDER, help="Where the data are, if not in $IGEOOD_DATA.")
+_SEED = click.IntRange(0, 2**32 - 1)
+seed_option: Decorator = click.option("--seed", default=0, show_default=True, type=_SEED, help="Of everything random.")
+
+
+def show(as_json: bool, record: dict[str, Any]) -> None:
+    """Print the result: JSON, or a line for each entry that there is."""
+    lines = (f"{name}: {_words(value)}" for name, value in record.items() if value is not None)
+    click.echo(json.dumps(record) if as_json else "\n".join(lines))
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_words(part)}" for name, part in value.items())
+    if isinstance(value, (list, tuple)):
+        words = list(map(_words, value))
+        return (" " if words and words[0].endswith(".") else ", ").join(words) or "none"  # sentences, or names
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+@contextmanager
+def progress_bars() -> Iterator[Progress]:
+    """A bar for each thing that is reported on; not on a terminal, a line at each quarter of it, and every minute."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield _lines()
+        return
+    from rich import progress
+    from rich.console import Console
+
+    columns = (*progress.Progress.get_default_columns(), progress.MofNCompleteColumn())
+    with progress.Progress(*columns, console=Console(stderr=True)) as bars:
+        tasks: dict[str, progress.TaskID] = {}
+
+        def report(what: str, done: int, total: int | None) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what)
+            bars.update(tasks[what], completed=done, total=total)
+            if done == total and len(tasks) > BARS:
+                bars.remove_task(tasks.pop(what))
+
+        yield report
+
+
+def _lines() -> Progress:
+    shown: dict[str, int] = {}
+    last = time.monotonic()
+
+    def report(what: str, done: int, total: int | None) -> None:
+        nonlocal last
+        part = 4 * done // total if total else done.bit_length()  # of an unknown number, each doubling
+        before = shown.setdefault(what, part if done == total else 0)  # finished at its first report: not shown
+        if before < part or time.monotonic() - last > PATIENCE:
+            shown[what], last = part, time.monotonic()
+            click.echo(f"{what}: {done:,} of {total:,}" if total else f"{what}: {done:,}", err=True)
+
+    return report
