@@ -183,15 +183,10 @@ def test_the_basis_interpolates_and_its_rounding_is_nothing(n):
 # -- the plan
 
 
-def spread_out(n_classes: int) -> Tensor:
-    """Offsets (k, C), even over ±h in each channel, with h from a millionth to a hundred."""
-    reach = torch.logspace(-6, 2, 600, dtype=torch.float64)
-    return reach[:, None] * torch.linspace(-1, 1, n_classes, dtype=torch.float64)
-
-
 @pytest.mark.parametrize("n_classes", [2, 100, 1000, 20_000])
 def test_the_plan_has_every_channel_once_in_blocks_that_fit_the_memory(n_classes):
-    order, blocks = nearest._plan(spread_out(n_classes))
+    reach = torch.logspace(-6, 2, 600, dtype=torch.float64)
+    order, blocks = nearest._plan(reach[:, None] * torch.linspace(-1, 1, n_classes, dtype=torch.float64))
     assert sorted(order.tolist()) == list(range(600))
     assert [b.first for b in blocks] == [0, *(b.last for b in blocks[:-1])]
     assert blocks[-1].last == 600
@@ -199,25 +194,9 @@ def test_the_plan_has_every_channel_once_in_blocks_that_fit_the_memory(n_classes
         most, size = (512, (n + 1) * n_classes / (1 << 20)) if n else (32, n_classes / (1 << 14))
         assert 1 <= last - first <= most
         assert last - first == 1 or (last - first) * size <= 1
-    if n_classes == 2:
-        assert {b.n for b in blocks} == {0}  # two classes are quicker computed than interpolated
-
-
-def test_the_plan_is_good_enough_and_no_better():
-    """Errors within the tolerance; fewer nodes would not do. A wider reach takes more, and too wide a reach none."""
-    offsets = spread_out(1000)
-    order, blocks = nearest._plan(offsets)
-    limit = nearest._TOLERANCE / math.sqrt(len(offsets))
-    counts = torch.empty(600)
-    for first, last, n in blocks:
-        here = offsets[order[first:last]]
-        reach = here.abs().amax(dim=1)
-        counts[order[first:last]] = n or math.inf
-        means = [nearest.basis(here, reach, nodes)[1].mean() / len(here) for nodes in nearest._NODES if nodes < n]
-        assert not n or nearest.basis(here, reach, n)[1].mean() / len(here) <= limit * 1.1
-        assert all(mean > limit / 2.5 for mean in means)
-    assert (counts.diff().nan_to_num(0.0) >= 0).all()
-    assert {3, math.inf} < set(counts.tolist())
+    counts = [n or math.inf for first, last, n in sorted(blocks) for _ in range(first, last)]
+    assert counts == sorted(counts)  # a wider reach takes more nodes, too wide a reach none
+    assert ({3, math.inf} < set(counts)) == (n_classes > 2)  # two classes are quicker computed than interpolated
 
 
 @pytest.mark.parametrize(("spread", "most"), [(0.1, 1.5), (0.6, 1.0), (2.0, 0.3)])
