@@ -228,7 +228,8 @@ def test_a_good_start_takes_fewer_passes(classifier, passes):
 @pytest.mark.parametrize("solver", [centroids, kl_centroids, sgd_centroids])
 def test_law_a_weight_is_a_repetition(classifier, solver):
     counts = torch.randint(1, 5, (400,), generator=torch.Generator().manual_seed(0))
-    weighted = solver(classifier.train, classifier.labels, 10, 2.0, weights=counts)
+    weighted = solver(classifier.train.clone().requires_grad_(), classifier.labels.byte(), 10, 2.0, weights=counts)
+    assert not weighted.requires_grad
     rows = torch.arange(400).repeat_interleave(counts)
     repeated = solver(classifier.train[rows], classifier.labels[rows], 10, 2.0)
     torch.testing.assert_close(weighted, repeated, rtol=1e-9, atol=1e-9)
@@ -256,18 +257,6 @@ def test_law_chunks_are_the_whole(classifier, size, monkeypatch):
     assert reads[0] > 5
     monkeypatch.setattr("igeood.geometry.precision.CHUNK_ELEMENTS", 10 * size)
     torch.testing.assert_close(solve(chunks, 10), solve(chunks, 10, keep_bytes=0), rtol=1e-12, atol=1e-12)
-
-
-def test_a_class_that_is_finished_first_is_not_moved_by_the_others():
-    logits = torch.randn(400, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3
-    logits[:50] = torch.tensor([5.0, 1, 0, 0, 0, 0])  # all alike: finished at once
-    labels = torch.cat([torch.zeros(50, dtype=torch.int64), 1 + torch.arange(350) % 5])
-    solution = centroids(logits, labels, 6)
-    torch.testing.assert_close(solution[0], categorical.log_softmax(logits[0]), rtol=0, atol=1e-12)
-    for label in range(1, 6):
-        own = logits[labels == label]
-        alone = centroids(torch.cat([own, own[:1].expand(5, 6)]), torch.tensor([0] * len(own) + [1, 2, 3, 4, 5]), 6)[0]
-        torch.testing.assert_close(solution[label].exp(), alone.exp(), rtol=0, atol=1e-9)
 
 
 # -- the others
@@ -317,14 +306,6 @@ def test_retemper_is_the_authors_rescaling():
 
 
 @pytest.mark.parametrize("solver", [centroids, kl_centroids, sgd_centroids])
-def test_labels_of_any_integer_type_and_no_gradient(classifier, solver):
-    expected = solver(classifier.train, classifier.labels, 10)
-    moved = solver(classifier.train.clone().requires_grad_(), classifier.labels.to(torch.uint8), 10)
-    assert torch.equal(moved, expected)
-    assert not moved.requires_grad
-
-
-@pytest.mark.parametrize("solver", [centroids, kl_centroids, sgd_centroids])
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -345,14 +326,12 @@ def test_bad_input(solver, change, message):
         solver(**{"logits": torch.zeros(3, 3), "labels": torch.arange(3), "n_classes": 3, **change})
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"solver": "SGD"}, "solver: expected 'weiszfeld' or 'sgd', got 'SGD'"),
-        ({"start": torch.zeros(2, 3)}, r"start: expected log-probabilities \(3, 3\), got \(2, 3\)"),
-        ({"start": torch.full((3, 3), torch.nan)}, "start: row 0 has NaN"),
-    ],
-)
-def test_bad_options(options, message):
-    with pytest.raises(InputError, match=f"^{message}"):
-        centroids(torch.zeros(3, 3), torch.arange(3), 3, **options)
+def test_bad_options():
+    with pytest.raises(InputError, match=r"^solver: expected 'weiszfeld' or 'sgd', got 'SGD'"):
+        centroids(torch.zeros(3, 3), torch.arange(3), 3, solver="SGD")
+    for start, message in (
+        (torch.zeros(2, 3), r"expected .* \(3, 3\), got \(2, 3\)"),
+        (torch.zeros(3, 3) / 0, "row 0 has"),
+    ):
+        with pytest.raises(InputError, match=f"^start: {message}"):
+            centroids(torch.zeros(3, 3), torch.arange(3), 3, start=start)
