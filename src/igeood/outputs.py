@@ -1,8 +1,6 @@
 """What a classifier returned for a batch, and how arrays come in and go out again."""
 
-import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,13 +69,11 @@ class Outputs:
     @classmethod
     def checked(
         cls, logits: Tensor, features: Mapping[str, Tensor], labels: Tensor | None, is_numpy: bool = False,
-        keys: Keys | None = None, first: int = 0,
+        keys: Keys | None = None,
     ) -> "Outputs":  # fmt: skip
         """Build from tensors that have been checked already."""
-        outputs = object.__new__(cls)
-        outputs.logits, outputs.features, outputs.labels = logits, features, labels
-        outputs.numpy, outputs._keys, outputs.first = is_numpy, keys, first
-        return outputs
+        parts = {"logits": logits, "features": features, "labels": labels}
+        return object.__new__(cls)._with(**parts, numpy=is_numpy, _keys=keys, first=0)
 
     @classmethod
     def of(cls, value: "Outputs | ArrayLike", labels: ArrayLike | None = None, name: str = "logits") -> "Outputs":
@@ -86,8 +82,8 @@ class Outputs:
             return cls(value, labels=labels, name=name)
         return value if labels is None else value._with(labels=_check_labels(labels, value.logits, 0))
 
-    @classmethod
-    def concat(cls, parts: Iterable["Outputs"]) -> "Outputs":
+    @staticmethod
+    def concat(parts: Iterable["Outputs"]) -> "Outputs":
         """All samples of several `Outputs` of the same width and blocks, in order."""
         items = list(parts)
         if not items:
@@ -103,7 +99,7 @@ class Outputs:
         features = {block: torch.cat([item.features[block] for item in items]) for block in items[0].features}
         logits, classes = torch.cat([item.logits for item in items]), torch.cat(labels) if labels else None
         all_keys = np.concatenate(keys) if len(keys) == len(items) else None
-        return cls.checked(logits, features, classes, items[0].numpy, all_keys, items[0].first)
+        return items[0]._with(logits=logits, features=features, labels=classes, _keys=all_keys, _row_keys=None)
 
     def __len__(self) -> int:
         return len(self.logits)
@@ -113,11 +109,9 @@ class Outputs:
         return f"Outputs({len(self)} samples, {self.n_classes} classes{blocks}{', labels' * (self.labels is not None)})"
 
     def __getitem__(self, rows: slice | Tensor) -> "Outputs":
-        labels = None if self.labels is None else self.labels[rows]
-        features = {block: value[rows] for block, value in self.features.items()}
         keys = None if self._keys is None else self._keys[rows if isinstance(rows, slice) else rows.cpu().numpy()]
         first = self.first + ((rows.start or 0) if isinstance(rows, slice) else 0)
-        return self.checked(self.logits[rows], features, labels, self.numpy, keys, first)
+        return self._mapped(lambda value: value[rows], _keys=keys, _row_keys=None, first=first)
 
     def only(self, blocks: Iterable[str]) -> "Outputs":
         """The same samples with these blocks of features, in this order."""
@@ -132,20 +126,22 @@ class Outputs:
         return self._with(_keys=self.keys)
 
     def _with(self, **parts: Any) -> "Outputs":
-        other = copy.copy(self)
-        other.__dict__.update(parts)
+        other = object.__new__(type(self))
+        other.__dict__ = {**self.__dict__, **parts}
         return other
+
+    def _mapped(self, change: Callable[[Tensor], Tensor], **parts: Any) -> "Outputs":
+        features = {block: change(value) for block, value in self.features.items()}
+        labels = None if self.labels is None else change(self.labels)
+        return self._with(logits=change(self.logits), features=features, labels=labels, **parts)
 
     def detached(self) -> "Outputs":
         """The same outputs without their gradients."""
-        features = {block: value.detach() for block, value in self.features.items()}
-        return self._with(logits=self.logits.detach(), features=features)
+        return self._mapped(Tensor.detach)
 
     def cloned(self) -> "Outputs":
         """The same outputs in memory of their own."""
-        features = {block: value.clone() for block, value in self.features.items()}
-        labels = None if self.labels is None else self.labels.clone()
-        return self._with(logits=self.logits.clone(), features=features, labels=labels)
+        return self._mapped(Tensor.clone)
 
     def as_tensors(self) -> "Outputs":
         """The same outputs, whose results stay tensors."""
@@ -190,30 +186,13 @@ def as_tensor(value: ArrayLike, name: str) -> tuple[Tensor, bool]:
 
     float16 and bfloat16 become float32; integers become float64. Memory is shared where it can be.
     """
-    is_numpy = not isinstance(value, Tensor)
-    tensor = value if isinstance(value, Tensor) else _from_numpy(value, name)
-    if tensor.is_complex() or tensor.dtype == torch.bool or tensor.layout != torch.strided:
-        kind = tensor.dtype if tensor.layout == torch.strided else tensor.layout
-        raise InputError(f"{name}: expected a dense array of real numbers, got {kind}; convert it to float32 first")
-    if not tensor.is_floating_point():
-        return tensor.to(torch.float64), is_numpy
-    return (tensor.to(torch.float32) if tensor.dtype.itemsize < 4 else tensor), is_numpy
-
-
-def as_vector(value: ArrayLike, name: str) -> tuple[Tensor, bool]:
-    """A 1-D float64 tensor without NaN from an array of numbers, and whether it came as NumPy."""
-    tensor, is_numpy = as_tensor(value, name)
-    if tensor.ndim != 1:
-        raise InputError(
-            f"{name}: expected scores of shape (N,); got {tuple(tensor.shape)}; flatten them with .ravel()"
-        )
-    bad = tensor.isnan().nonzero()
-    if len(bad):
-        raise InputError(f"{name}: NaN at position {int(bad[0])} ({len(bad)} of {len(tensor)}); remove those samples")
-    return tensor.detach().to("cpu", torch.float64), is_numpy
-
-
-def _from_numpy(value: Any, name: str) -> Tensor:
+    if isinstance(value, Tensor):
+        if value.is_complex() or value.dtype == torch.bool or value.layout != torch.strided:
+            kind = value.dtype if value.layout == torch.strided else value.layout
+            raise InputError(f"{name}: expected a dense array of real numbers, got {kind}; convert it to float32 first")
+        if not value.is_floating_point():
+            return value.to(torch.float64), False
+        return (value.to(torch.float32) if value.dtype.itemsize < 4 else value), False
     try:
         array = np.asarray(value)
     except (ValueError, TypeError, RuntimeError) as error:
@@ -222,7 +201,18 @@ def _from_numpy(value: Any, name: str) -> Tensor:
         raise InputError(f"{name}: expected real numbers, got {array.dtype}; convert them to float32 or float64")
     wide = array.dtype.kind != "f" or array.dtype.itemsize >= 8
     # torch has no negative strides, no big-endian and no read-only arrays
-    return torch.from_numpy(np.require(array, np.float64 if wide else np.float32, ["C", "W"]))
+    return torch.from_numpy(np.require(array, np.float64 if wide else np.float32, ["C", "W"])), True
+
+
+def as_vector(value: ArrayLike, name: str) -> tuple[Tensor, bool]:
+    """A 1-D float64 tensor without NaN from an array of numbers, and whether it came as NumPy."""
+    tensor, is_numpy = as_tensor(value, name)
+    if tensor.ndim != 1:
+        raise InputError(f"{name}: expected shape (N,); got {tuple(tensor.shape)}; flatten the scores with .ravel()")
+    bad = tensor.isnan().nonzero()
+    if len(bad):
+        raise InputError(f"{name}: NaN at position {int(bad[0])} ({len(bad)} of {len(tensor)}); remove those samples")
+    return tensor.detach().to("cpu", torch.float64), is_numpy
 
 
 def _check_shape(logits: Tensor, name: str) -> None:
@@ -271,9 +261,7 @@ def _check_labels(value: ArrayLike, logits: Tensor, first: int) -> Tensor:
     except ValueError as error:
         raise InputError(f"labels: cannot be read as an array: {error}; give one class for each sample") from error
     if tuple(array.shape) != (n,):
-        cure = (
-            "one-hot labels become integers by .argmax(axis=1)" if array.ndim == 2 else "give one class for each sample"
-        )
+        cure = "take .argmax(axis=1) of one-hot labels" if array.ndim == 2 else "give one class for each sample"
         raise InputError(f"labels: expected {n}, one for each row of logits; got shape {tuple(array.shape)}; {cure}")
     if n and "int" not in str(getattr(array.dtype, "name", array.dtype)):
         raise InputError(f"labels: expected integers, got {array.dtype}; convert them to int64")
@@ -282,9 +270,7 @@ def _check_labels(value: ArrayLike, logits: Tensor, first: int) -> Tensor:
     outside = ((tensor < 0) | (tensor >= classes)).nonzero()
     if len(outside):
         row = int(outside[0])
-        problem = (
-            f"{int(tensor[row])} at position {row + first} is outside 0…{classes - 1} ({len(outside)} of {n} here are)"
-        )
+        problem = f"{int(tensor[row])} at position {row + first} is outside 0…{classes - 1} ({len(outside)} of {n} are)"
         raise InputError(f"labels: {problem}; number the classes as the {classes} columns of the logits")
     return tensor
 
@@ -327,30 +313,20 @@ def row_keys(*values: Tensor) -> Keys:
     for place, value in enumerate(values):
         flat = value.detach().reshape(n, value.shape[1:].numel())
         step = max(1, (BLOCK_VALUES >> 3) // max(1, flat.shape[1]))  # a megabyte of 64-bit numbers
-        odd = _multipliers(place, flat.shape[1])
-        for start in range(0, n, step):
-            rows = slice(start, start + step)
-            block = flat[rows].cpu()
-            single = block.to(torch.float32) + 0.0  # −0.0 is 0.0
-            total[rows] += _mixed_sum(single, odd)
-            if block.dtype == torch.float64:
-                rest = torch.where(single.isfinite(), block - single, 0.0).to(torch.float32)
-                total[rows] += _mixed_sum(rest, odd[::-1])
+        odd = np.random.default_rng([0x16E00D, place]).integers(2**63, size=flat.shape[1], dtype=np.uint64)
+        odd = odd * np.uint64(2) + np.uint64(1)
+        total += np.concatenate([_mixed_sum(block.cpu(), odd) for block in torch.split(flat, step)])
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
         total ^= total >> np.uint64(33)
         total *= np.uint64(factor)
-    keys: Keys = total ^ (total >> np.uint64(33))
-    return keys
+    return total ^ (total >> np.uint64(33))
 
 
-@lru_cache(maxsize=64)
-def _multipliers(place: int, width: int) -> Keys:
-    odd: Keys = np.random.default_rng([0x16E00D, place]).integers(2**63, size=width, dtype=np.uint64)
-    return odd * np.uint64(2) + np.uint64(1)
-
-
-def _mixed_sum(values: Tensor, odd: Keys) -> Keys:
-    """Sum over columns of mixed bits times odd numbers; zeros add nothing."""
-    bits = values.contiguous().numpy().view(np.uint32).astype(np.uint64)
+def _mixed_sum(block: Tensor, odd: Keys) -> Keys:
+    """Sum over columns of mixed bits times odd numbers; zeros add nothing, nor what float32 leaves of such values."""
+    single = block.to(torch.float32) + 0.0  # −0.0 is 0.0
+    bits = single.contiguous().numpy().view(np.uint32).astype(np.uint64)
     total: Keys = ((bits ^ (bits >> np.uint64(15))) * odd).sum(axis=1, dtype=np.uint64)
-    return total
+    if block.dtype != torch.float64:
+        return total
+    return total + _mixed_sum(torch.where(single.isfinite(), block - single, 0.0).to(torch.float32), odd[::-1])
