@@ -100,14 +100,10 @@ def test_whitening_goes_with_the_scale(known, scale):
     root, scaled = module.whiten(covariance), module.whiten(scale * covariance)
     torch.testing.assert_close(root @ root.T, torch.linalg.inv(covariance))
     torch.testing.assert_close(scaled @ scaled.T * scale, root @ root.T)
-    assert module.whiten(torch.zeros(3, 3, dtype=torch.float64)).shape == (3, 0)
-
-
-def test_directions_within_the_rounding_of_the_features_are_left_out():
-    """No more than NOISE of the greatest variance for each channel."""
-    for share, rank in ((3.0, 2), (1.5, 1), (0.0, 1)):
-        covariance = torch.diag(torch.tensor([4.0, 4.0 * share * module.NOISE], dtype=torch.float64))
-        assert module.whiten(covariance).shape == (2, rank)
+    for share, rank in ((3.0, 2), (1.5, 1), (0.0, 1)):  # what is within the features' rounding is left out
+        noisy = torch.diag(torch.tensor([4.0, 4.0 * share * module.NOISE], dtype=torch.float64))
+        assert module.whiten(scale * noisy).shape == (2, rank)
+    assert module.whiten(0.0 * covariance).shape == (6, 0)
 
 
 def test_whitened_distances_of_awkward_shapes():
@@ -174,11 +170,10 @@ def test_channels_that_are_constant_up_to_rounding_are_dead(known):
     torch.testing.assert_close(scores[0], scores[1], rtol=1e-6, atol=1e-6)
 
 
-def sums_of(std, means=None):
-    """Sums of two classes that have these deviations and means."""
-    std = torch.tensor(std, dtype=torch.float64)
-    means = torch.zeros(2, len(std), dtype=torch.float64) if means is None else torch.tensor(means, dtype=torch.float64)
-    return ClassSums(torch.tensor([1.0, 1.0]), torch.zeros(len(std), dtype=torch.float64), means, 2 * std.square())
+def sums_of(std, means=0.0):
+    """Sums of two classes with these deviations and means: two samples of each, on either side."""
+    std, means = torch.tensor(std, dtype=torch.float64), torch.as_tensor(means, dtype=torch.float64).expand(2, len(std))
+    return ClassSums.of(torch.cat([means + std, means - std]), torch.tensor([0, 1, 0, 1]), 2)
 
 
 def test_the_floor_of_deviations():

@@ -16,8 +16,8 @@ from igeood.metrics import auroc, tnr_at_tpr
 from igeood.summary import Needs, Summary
 
 
-class Pair(Weighted):
-    """Two detectors that have nothing to do with each other."""
+class Any3(Weighted):
+    """Detectors that have nothing to do with one another."""
 
     needs: ClassVar[Needs] = Needs(layers="all", labels=True, sums="full", samples=("logits", "features"))
 
@@ -25,8 +25,8 @@ class Pair(Weighted):
         return {"energy": Energy(temperature=2.0), "far": igeood.Mahalanobis(), "kl": igeood.KLDivergence()}
 
 
-class Outer(Weighted):
-    """Logits alone, one of them a wrapper itself."""
+class Logits2(Weighted):
+    """Logits alone, without labels."""
 
     needs: ClassVar[Needs] = Needs(samples=("features",))
 
@@ -34,7 +34,7 @@ class Outer(Weighted):
         return {"sure": MaxSoftmax(), "energy": Energy()}
 
 
-KINDS = [Igeood, IgeoodPlus, MahalanobisLayers, Pair, Outer]
+KINDS = [Igeood, IgeoodPlus, MahalanobisLayers, Any3, Logits2]
 
 
 @pytest.fixture(params=KINDS)
@@ -68,16 +68,14 @@ def test_before_tuning_it_is_the_output_and_the_last_layer(known, kind):
 
 
 def test_columns_are_those_of_the_parts(known):
-    pair = Pair().fit(known.train)
-    assert pair.columns_ == ["energy", "early", "block.late", "kl"]
+    detector = Any3().fit(known.train)
+    assert detector.columns_ == ["energy", "early", "block.late", "kl"]
     parts = [Energy(temperature=2.0), igeood.Mahalanobis(), igeood.KLDivergence()]
     expected = [part.fit(known.train).contributions(known.test) for part in parts]
-    torch.testing.assert_close(columns_of(pair, known.test), torch.cat(expected, dim=1), rtol=1e-9, atol=1e-9)
-    assert pair.softmax_part is pair.parts_["energy"]
-    relative = MahalanobisLayers(relative=True).fit(known.train)
-    expected = igeood.Mahalanobis(relative=True).fit(known.train).layer_scores(known.test)
-    torch.testing.assert_close(columns_of(relative, known.test), expected)
-    assert MahalanobisLayers().relative is False
+    torch.testing.assert_close(columns_of(detector, known.test), torch.cat(expected, dim=1), rtol=1e-9, atol=1e-9)
+    assert detector.softmax_part is detector.parts_["energy"]
+    relative = igeood.Mahalanobis(relative=True).fit(known.train).layer_scores(known.test)
+    torch.testing.assert_close(columns_of(MahalanobisLayers(relative=True).fit(known.train), known.test), relative)
 
 
 def test_columns_are_standard_on_the_training_samples(fitted, known):
@@ -88,25 +86,12 @@ def test_columns_are_standard_on_the_training_samples(fitted, known):
     torch.testing.assert_close(z.square().mean(0), torch.ones_like(fitted.centre_), rtol=1e-6, atol=0)
 
 
-def test_rows_of_a_sample_are_standardised_by_what_they_stand_for(known):
-    """A sample of few rows gives about the centre and scale of all."""
-    whole = Summary.of(known.train, Igeood.needs)
-    part = Summary.of(known.train, Igeood.needs, budget=2 * 24_000)
-    assert 150 < len(part.samples["features"]) < 300
-    full, sampled = (Igeood().learn(summary) for summary in (whole, part))
-    apart = (sampled.centre_ - full.centre_) / full.scale_
-    assert 0 < apart.abs().max() < 0.3
-    columns, weights = torch.tensor([[1.0], [2.0], [4.0]], dtype=torch.float64), torch.tensor([1.0, 3.0, 2.0])
+def test_rows_of_a_sample_are_standardised_by_what_they_stand_for():
+    columns, weights = torch.tensor([[1.0, 5.0], [2.0, 5.0], [4.0, 5.0]]).double(), torch.tensor([1.0, 3.0, 2.0])
     centre, scale = module.standardise(columns, weights)
     repeated = columns[[0, 1, 1, 1, 2, 2]]
-    torch.testing.assert_close((centre, scale), (repeated.mean(0), repeated.std(0, correction=0)))
-
-
-def test_a_flat_column_has_scale_1(known):
-    centre, scale = module.standardise(torch.tensor([[2.0, 1.0], [2.0, 3.0]]))
-    assert (centre.tolist(), scale.tolist()) == ([2.0, 2.0], [1.0, 1.0])
-    flat = igeood.Outputs(known.train.logits, {**known.train.features, "flat": torch.ones(400, 2)}, known.train.labels)
-    assert Igeood().fit(flat).score(flat).isfinite().all()
+    torch.testing.assert_close(centre, repeated.mean(0))
+    assert scale.tolist() == pytest.approx([repeated[:, 0].std(correction=0), 1.0])  # of a flat column it is 1
 
 
 # -- weights
@@ -137,22 +122,17 @@ def test_weights_separate_samples_of_their_own(fitted, known):
 def test_weights_find_the_column_that_tells(known):
     """OOD samples that differ in one layer alone: its column gets the greatest weight."""
     features = {**known.test.features, "early": known.test.features["early"] + 3.0}
-    detector = Pair().fit(known.train)
+    detector = Any3().fit(known.train)
     detector.learn_weights(known.held_out, igeood.Outputs(known.test.logits, features))
     assert detector.columns_[int(detector.weights_.argmax())] == "early"
-
-
-def near_ood(known):
-    """OOD samples that are hard to tell, so that rates differ."""
-    near = {layer: value * 1.15 + 0.4 for layer, value in known.test.features.items()}
-    return igeood.Outputs(known.test.logits * 0.8, near)[:40]
 
 
 @pytest.mark.parametrize("kind", [Igeood, IgeoodPlus, MahalanobisLayers])
 def test_the_strength_is_the_best_of_the_folds(known, kind):
     """The search by hand: five folds, nine strengths, mean TNR; the first of the best."""
     detector = kind().fit(known.train)
-    pair = known.held_out[:60], near_ood(known)
+    near = {layer: value * 1.15 + 0.4 for layer, value in known.test.features.items()}  # hard to tell: rates differ
+    pair = known.held_out[:60], igeood.Outputs(known.test.logits * 0.8, near)[:40]
     rates = np.zeros(9)
     for learn, judge in module._folds(60, 40, 3):
         member = detector._learn_ood(pair[1][learn[1]])
@@ -210,31 +190,19 @@ def test_plus_learns_the_ood_gaussian_and_only_then(known):
 
 
 def test_another_temperature_keeps_the_layers(known):
-    detector, samples = Igeood().fit(known.train), Summary.of(known.train, Igeood.needs).samples
-    other = detector.at_temperature(3.0, samples)
-    assert (detector.temperature, other.temperature, other.parts_["output"].temperature) == (1.0, 3.0, 3.0)
+    detector = Igeood().fit(known.train)
+    other = detector.at_temperature(3.0, Summary.of(known.train, Igeood.needs).samples)
+    assert (detector.temperature, other.temperature) == (1.0, 3.0)
     assert other.parts_["layers"] is detector.parts_["layers"]
     fresh = igeood.IgeoodLogits(temperature=3.0).fit(known.train)
     torch.testing.assert_close(other.parts_["output"].score(known.test), fresh.score(known.test))
 
 
-def test_state_of_the_parts_and_back_after_learning_weights(fitted, kind, known):
-    fitted.learn_weights(known.held_out, known.ood[:50])
-    assert {"centre_", "scale_", "weights_"} <= set(fitted.state())
-    loaded = kind().load_state(fitted.state(), 10)
-    loaded._widths = fitted.widths_
-    assert torch.equal(loaded.score(known.test), fitted.score(known.test))
-    assert (loaded.columns_, loaded.notes_) == (fitted.columns_, fitted.notes_)
-    assert {part.n_classes_ for part in loaded.parts_.values()} == {10}
-
-
 def test_explanations_after_tuning_have_every_column(known):
     guard = Guard(IgeoodPlus()).fit(known.train).tune(known.held_out, known.ood[:200], share=1.0)
     reasons = guard.explain(known.test)
-    assert reasons.columns == guard.detector.columns_
-    assert len(reasons.columns) == 5
+    assert len(reasons.columns) == len(guard.detector.columns_) == 5
     torch.testing.assert_close(reasons.contributions.sum(1), guard.score(known.test), rtol=1e-9, atol=1e-9)
-    assert reasons.nearest.keys() == {"early", "block.late"}
 
 
 def test_notes_of_two_classes_and_dead_channels(make_known_):
