@@ -77,11 +77,9 @@ def check_rows(logits: Tensor, name: str = "logits") -> None:
 
 def check_temperature(temperature: float, name: str = "temperature") -> None:
     """Raise unless the temperature is a positive finite number."""
-    if isinstance(temperature, bool) or not isinstance(temperature, Real):
-        raise InputError(f"{name}: expected a positive number, got {temperature!r}")
     try:
-        value = float(temperature)
+        value = float(temperature) if isinstance(temperature, Real) and not isinstance(temperature, bool) else math.nan
     except OverflowError:
         value = math.inf
     if not 0.0 < value < math.inf:
-        raise InputError(f"{name}: must be a positive finite number, got {temperature}")
+        raise InputError(f"{name}: must be a positive finite number, got {temperature!r}")

@@ -70,15 +70,16 @@ def solve(
         if not bool(unfinished.any()):
             return 2.0 * best.log()
         kept = kept and _only(kept, unfinished)
-        step = torch.where(plain[:, None], stretch[:, None] * here.step, _accelerated(here.step, moves, turns))
-        trial = torch.where(unfinished[:, None], _moved(centre, step), centre)
+        step = _where(plain, stretch[:, None] * here.step, _accelerated(here.step, moves, turns))
+        trial = _where(unfinished, _moved(centre, step), centre)
         there = _sums(_read(chunks, n_classes, temperature, unfinished) if kept is None else kept, trial, counts)
         taken = unfinished & ((there.angle <= here.angle * (1.0 + 1e-12)) | (there.gap < 0.5 * gap))
         moves, turns = [*moves, trial - centre][-_MEMORY:], [*turns, there.step - here.step][-_MEMORY:]
         closer = unfinished & (there.gap < gap)
-        best, gap = torch.where(closer[:, None], trial, best), torch.where(closer, there.gap, gap)
+        best, gap = _where(closer, trial, best), _where(closer, there.gap, gap)
         stretch = torch.where(plain, torch.where(taken, 2.0 * stretch, 1.0), stretch)
-        centre, here, plain = torch.where(taken[:, None], trial, centre), there.where(taken, here), ~taken
+        centre, plain = _where(taken, trial, centre), ~taken
+        here = _Sums(*(_where(taken, new, old) for new, old in zip(there, here, strict=True)))
     if float(gap.max()) > tolerance > 0.0:  # with 0, the passes are all that was asked for
         worst = int(gap.argmax())
         warnings.warn(
@@ -96,11 +97,6 @@ class _Sums(NamedTuple):
     step: Tensor  # (C, C) Weiszfeld's step, a tangent at the centre
     angle: Tensor  # (C,) Σ wθ: half the objective of Eq. 3, times the class's weight
     gap: Tensor  # (C,) bound on the objective's relative distance to its optimum
-
-    def where(self, classes: Tensor, other: "_Sums") -> "_Sums":
-        """These values for some classes, (C,) bool, and another's for the rest."""
-        pairs = zip(self, other, strict=True)
-        return _Sums(*(torch.where(classes if a.ndim == 1 else classes[:, None], a, b) for a, b in pairs))
 
 
 def _read(chunks: Chunks, n_classes: int, temperature: float, wanted: Tensor | None = None) -> Iterator[Piece]:
@@ -156,6 +152,11 @@ def _sums(pieces: Iterable[Piece], centre: Tensor, counts: Tensor) -> _Sums:
     slope = (length - coincident).clamp(min=0.0)  # of the smallest subgradient
     scale = slope / length.clamp(min=_COINCIDENT) / weight.clamp(min=_COINCIDENT)
     return _Sums(tangent * scale[:, None], angle, 2.0 * slope / counts)
+
+
+def _where(classes: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """`a` for some classes, (C,) bool, and `b` for the others: (C,) or (C, C)."""
+    return torch.where(classes if a.ndim == 1 else classes[:, None], a, b)
 
 
 def class_sums(rows: Tensor, labels: Tensor, n_classes: int, weights: Tensor) -> Tensor:
