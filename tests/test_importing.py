@@ -3,7 +3,19 @@
 import subprocess
 import sys
 
-HEAVY = ("scipy", "sklearn", "pyarrow", "matplotlib", "numba", "optuna", "pandas", "PIL", "click", "torchvision")
+HEAVY = (
+    "scipy",
+    "sklearn",
+    "pyarrow",
+    "matplotlib",
+    "optuna",
+    "pandas",
+    "PIL",
+    "click",
+    "torchvision",
+    "pooch",
+    "igeood.bench",
+)
 
 
 def test_heavy_parts_come_in_when_first_used():

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 import igeood
-from igeood import datasets
-from igeood.batches import as_batch
-from igeood.benchmark import load_network
-from igeood.benchmark.network import Network
-from igeood.benchmark.observing import Observer
-from igeood.extraction import reading
+from igeood.bench import datasets
+from igeood.bench.runs import Network, load_network
+from igeood.bench.runs.observing import Observer
+from igeood.detectors import METHODS as KNOWN
+from igeood.model.batches import as_batch
+from igeood.model.reader import Reader
 
 Score = Callable[[Tensor], Tensor]
 Range = Tensor | float
@@ -99,22 +99,21 @@ def _walk(
 
 def measure(network: Network, method: str, observer: Observer, count: int, steps: int) -> str:
     """One line of the table: the shares refused of foreign images and kept of good ones, before and after."""
-    net, mean, std = network.model, *(torch.tensor(v)[:, None, None] for v in (network.mean, network.std))
-    train = observer.outputs(datasets.load(network.in_distribution, split="train"), "train")
+    mean, std = (torch.tensor(values)[:, None, None] for values in (network.mean, network.std))
+    needs = KNOWN[method].needs
+    train = observer.outputs(datasets.load(network.in_distribution, split="train"), needs, "train")
     test = datasets.load(network.in_distribution)
-    rest = observer.outputs(test)[: len(test) - count]  # those that are attacked set no threshold
-    guard = igeood.white_box(method=method) if method == "igeood" else igeood.black_box(method=method)
+    rest = observer.outputs(test, needs)[: len(test) - count]  # those that are attacked set no threshold
+    guard = (igeood.white_box if KNOWN[method].needs_layers else igeood.black_box)(method=method)
     guard.fit(train).calibrate(rest)
-    names = observer.layers if method == "igeood" else ()
-    cells = [METHODS[method]]
-    with reading(net, names) as reader:
-        for images, raising in ((datasets.load("tiny-imagenet", limit=count), False), (test[-count:], True)):
-            x = torch.cat([batch[0] for batch in network.batches(images, BATCH)])
-            needed = smallest_size(
-                lambda z: guard.detector.score(reader(as_batch(z))), x, guard.threshold, raising=raising, steps=steps,
-                std=std, low=(0 - mean) / std, high=(1 - mean) / std,
-            )  # fmt: skip
-            cells += [f"{100 * float((needed > size).double().mean()):.1f}" for size in (0.0, *SIZES)]
+    reader, cells = Reader(network.model, guard.layers), [METHODS[method]]
+    for images, raising in ((datasets.load("tiny-imagenet", limit=count), False), (test[-count:], True)):
+        x = torch.cat([batch[0] for batch in network.batches(images, BATCH)])
+        needed = smallest_size(
+            lambda z: guard.detector.score(reader(as_batch(z))), x, guard.threshold, raising=raising, steps=steps,
+            std=std, low=(0 - mean) / std, high=(1 - mean) / std,
+        )  # fmt: skip
+        cells += [f"{100 * float((needed > size).double().mean()):.1f}" for size in (0.0, *SIZES)]
     return f"| {' | '.join(cells)} |"
 
 

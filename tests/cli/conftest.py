@@ -22,8 +22,7 @@ def make():
 def fails():
     raise ValueError("first line\\nsecond")
 
-net = make()
-number = 3
+net, dict = make(), dict
 """
 
 
@@ -42,8 +41,8 @@ def run():
 def good(run):
     """Runs a command that has to end well; returns its stdout."""
 
-    def invoke(*arguments, root=None):
-        result = run(*arguments, root=root)
+    def invoke(*arguments, **options):
+        result = run(*arguments, **options)
         assert result.exit_code == 0, result.output
         return result.stdout
 

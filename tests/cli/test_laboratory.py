@@ -1,10 +1,7 @@
 """The commands of the laboratory, as a user runs them."""
 
 import json
-import subprocess
-import sys
 
-from igeood.bench import demo
 from igeood.bench.datasets import DATASETS
 
 
@@ -24,13 +21,9 @@ def test_bench_then_paper_then_report(run, good, laboratory, tmp_path):
     assert noted == [["igeood", *map(str, line), *rest] for rest in (["--json"], ["--method", "msp"])]
 
     assert "| resnet-10-16, CIFAR-10 |" in good("paper", "black-box", "--results", out, "--out", tmp_path / "f")
-    record = json.loads(good("report", out, "--json"))
     page = out / "report.html"
-    assert record["out"] == str(page)
-    assert record["bytes"] == page.stat().st_size
-    assert list(record["verdicts"]) == ["resnet-10-16, CIFAR-10"]
+    assert json.loads(good("report", out, "--json"))["out"] == str(page)
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
-    assert f"out: {tmp_path / 'page.html'}\n" in good("report", out, "--out", tmp_path / "page.html")
 
 
 def test_bench_finds_the_sets_that_are_there(run, laboratory, tmp_path):
@@ -40,17 +33,6 @@ def test_bench_finds_the_sets_that_are_there(run, laboratory, tmp_path):
     assert "sets: cifar-10, gaussian; tuned on: none\n" in result.stderr
     assert result.stdout.startswith("resnet-10-16 black-box msp gaussian 0: TNR ")  # what it was trained on is left out
     assert result.stdout.count("\n") == 1
-
-
-def test_finished_cells_stay_when_a_later_one_fails(run, laboratory, tmp_path):
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "0.png").write_bytes(b"this is no picture")
-    sets = ["--ood", f"folder:{laboratory / 'red'}", "--ood", f"folder:{tmp_path / 'broken'}"]
-    some = ["--setting", "black-box", "--method", "energy", "--images", 40, "--out", tmp_path / "r"]
-    result = run("bench", "--network", laboratory / "net.safetensors", *sets, *some, root=laboratory)
-    assert (result.exit_code, "0.png" in result.stderr.splitlines()[-1]) == (2, True)
-    kept = [json.loads(line) for line in (tmp_path / "r" / "results.jsonl").read_text().splitlines()]
-    assert [cell["method"] for cell in kept] == ["energy"]
 
 
 def test_train(run, laboratory, tmp_path):
@@ -70,30 +52,7 @@ def test_data(run, good, laboratory):
     assert result.stderr == f"Data sets in {laboratory}\n"
     assert [line.split()[0] for line in result.stdout.splitlines()] == list(DATASETS)
     records = [json.loads(line) for line in good("data", "list", "--root", laboratory, "--json").splitlines()]
-    assert {r["name"]: r["state"] for r in records if r["state"] != "missing"} == {
-        "cifar-10": "partial",
-        "gaussian": "ok",
-    }
-    assert json.loads(good("data", "get", "gaussian", "--json", root=laboratory)) == {
-        "name": "gaussian",
-        "fetched": False,
-    }
-
-
-def test_demo(good, monkeypatch, tmp_path):
-    load = demo.datasets.load
-    for name, value in {"EPOCHS": 1, "IMAGES": 120, "METHODS": ("msp", "energy"), "SETTINGS": ("black-box",)}.items():
-        monkeypatch.setattr(demo, name, value)
-    monkeypatch.setattr(demo.datasets, "load", lambda name, **options: load(name, **{"limit": 240, **options}))
-    record = json.loads(good("demo", "--out", tmp_path / "d", "--json"))
-    assert set(record) == {"verdict", "promise", "threshold", "refused", "why", "out", "report"}
-    names = {path.name for path in (tmp_path / "d").iterdir()}
-    assert {"guard.safetensors", "weights.safetensors", "report.html"} <= names
-
-
-def test_a_reader_that_leaves_gets_no_traceback():
-    command = [sys.executable, "-m", "igeood.cli", "data", "list"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        process.stdout.close()
-        assert b"Traceback" not in process.stderr.read()
-    assert process.returncode != 0
+    states = {record["name"]: record["state"] for record in records if record["state"] != "missing"}
+    assert states == {"cifar-10": "partial", "gaussian": "ok"}
+    record = json.loads(good("data", "get", "gaussian", "--json", root=laboratory))
+    assert record == {"name": "gaussian", "fetched": False}

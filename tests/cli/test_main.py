@@ -9,12 +9,10 @@ import subprocess
 import sys
 import warnings
 
-import click
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 
 import igeood
 from igeood.cli import COMMANDS
@@ -38,8 +36,8 @@ def test_help_needs_neither_torch_nor_the_laboratory():
 
 def test_version_and_help_without_a_command(run, good):
     assert good("--version") == f"igeood, version {igeood.__version__}\n"
-    for arguments in ([], ["data"]):
-        assert "Commands:" in run(*arguments).output
+    assert "Commands:" in run().output
+    assert "Commands:" in run("data").output
 
 
 @pytest.mark.parametrize("arguments", [["fot"], ["--fot"], ["fit", "--fot"], ["data", "fot"], ["score"]])
@@ -52,7 +50,6 @@ def test_a_mistyped_line_is_one_line_that_says_where_to_look(run, arguments):
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
-        (igeood.errors.InputError("logits: bad"), 2, "logits: bad"),
         (igeood.errors.InputError("two\nlines: bad"), 2, "two lines: bad"),
         (PermissionError(13, "Permission denied", "place"), 2, "place: Permission denied"),
         (OSError(28, "No space left on device"), 2, "system: No space left on device"),
@@ -66,14 +63,8 @@ def test_errors_are_one_line(run, files, monkeypatch, error, code, line):
     monkeypatch.setattr("igeood.guard.Guard.save", fail)
     before = sorted(files.iterdir())
     result = run("calibrate", "fitted.safetensors", "held_out.npz")
-    assert (result.exit_code, result.stdout) == (code, "")
-    assert result.stderr.strip() == f"igeood: {line}"
+    assert (result.exit_code, result.stdout, result.stderr.strip()) == (code, "", f"igeood: {line}")
     assert sorted(files.iterdir()) == before
-
-
-def test_other_errors_pass(run, files, monkeypatch):
-    monkeypatch.setattr("igeood.guard.Guard.save", lambda *_: 1 / 0)
-    assert isinstance(run("calibrate", "fitted.safetensors", "held_out.npz").exception, ZeroDivisionError)
 
 
 def test_messages_and_warnings_are_lines_each_once(run, files, monkeypatch):
@@ -87,9 +78,6 @@ def test_messages_and_warnings_are_lines_each_once(run, files, monkeypatch):
     result = run("calibrate", "fitted.safetensors", "held_out.npz", "--json")
     assert result.stderr == "igeood: a message\nigeood: two lines\n"
     assert json.loads(result.stdout)["samples"] == 400
-
-
-# Long work.
 
 
 @pytest.fixture(scope="module")
@@ -118,46 +106,24 @@ start = megabytes("VmRSS")
 try:
     igeood.cli.main()
 finally:
-    print("memory", start, megabytes("VmHWM"), file=sys.stderr)
+    assert megabytes("VmHWM") - start < 500, megabytes("VmHWM") - start
 """
-
-
-def grown(*arguments):
-    """Megabytes that a command needs beyond the imports, and its stderr."""
-    command = [sys.executable, "-c", MEASURED, *map(str, arguments)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    start, peak = map(int, re.search(r"memory (\d+) (\d+)", ended.stderr).groups())
-    return peak - start, ended.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_million_rows_are_scored_in_bounded_memory(big, tmp_path):
     folder, guard, logits = big
-    growth, stderr = grown(
-        "score", folder / "guard.safetensors", folder / "big.parquet", "--out", tmp_path / "o.parquet"
-    )
-    assert growth < 500
-    assert "score: 1,000,000 of 1,000,000\n" in stderr
+    words = ["score", folder / "guard.safetensors", folder / "big.parquet", "--out", tmp_path / "o.parquet"]
+    ended = subprocess.run([sys.executable, "-c", MEASURED, *words], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
     table, verdict = pq.read_table(tmp_path / "o.parquet"), guard.predict(logits)
-    assert f"{verdict.is_ood.sum():,} of 1,000,000 refused\n" in stderr
-    assert np.array_equal(table["score"].to_numpy(), verdict.score)
-    assert np.array_equal(table["p_value"].to_numpy(), verdict.p_value)
-    assert np.array_equal(table["id"].to_numpy(), np.arange(len(logits)))
+    assert "score: 1,000,000 of 1,000,000\n" in ended.stderr
+    assert f"{verdict.is_ood.sum():,} of 1,000,000 refused\n" in ended.stderr
+    for name, values in {"score": verdict.score, "p_value": verdict.p_value, "id": np.arange(len(logits))}.items():
+        assert np.array_equal(table[name].to_numpy(), values)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_million_rows_are_fitted_within_the_budget(big, tmp_path):
-    growth, stderr = grown("fit", big[0] / "big.parquet", "--out", tmp_path / "g.safetensors", "--budget", 8)
-    assert growth < 300
-    assert "fit: the budget of 8 MiB keeps " in stderr
-
-
-LONG = ["score {guard} {big} --out o.parquet", "fit {big} --out new.safetensors"]
-
-
-@pytest.mark.parametrize("line", LONG)
+@pytest.mark.parametrize("line", ["score {guard} {big} --out o.parquet", "fit {big} --out new.safetensors"])
 def test_ctrl_c_leaves_nothing_behind(big, tmp_path, line):
     words = line.format(guard=big[0] / "guard.safetensors", big=big[0] / "big.parquet").split()
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
@@ -165,9 +131,7 @@ def test_ctrl_c_leaves_nothing_behind(big, tmp_path, line):
         assert re.match(r"(score|fit): [\d,]+ of 1,000,000\n", process.stderr.readline())
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
-    assert process.returncode == 130
-    assert rest.splitlines()[-1] == "igeood: stopped"
-    assert "Traceback" not in rest
+    assert (process.returncode, rest.splitlines()[-1], "Traceback" in rest) == (130, "igeood: stopped", False)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -179,23 +143,18 @@ def test_a_closed_pipe_is_quiet(big):
     assert [text for text in ended.stderr.splitlines() if not text.startswith("score: ")] == []
 
 
-@click.command()
-@click.argument("steps", type=int)
-def work(steps):
-    with progress_bars() as report:
-        for done in range(1, steps + 1):
-            report("temperatures", done, steps)
-            report("unknown", done, None)
+def test_progress_off_a_terminal_is_a_few_lines(monkeypatch, capsys):
+    def lines(steps, total):
+        with progress_bars() as report:
+            for done in range(1, steps + 1):
+                report("part", done, total)
+        return capsys.readouterr().err.splitlines()
 
-
-def test_progress_off_a_terminal_is_a_few_lines(monkeypatch):
-    lines = CliRunner().invoke(work, ["100"]).stderr.splitlines()
-    assert [line for line in lines if "temp" in line] == [f"temperatures: {n} of 100" for n in (25, 50, 75, 100)]
-    assert [line for line in lines if "unk" in line] == [f"unknown: {2**i}" for i in range(7)]
-    assert "temperatures" not in CliRunner().invoke(work, ["1"]).stderr  # done before anybody could ask
-    now = iter(range(0, 10**6, 40))
-    monkeypatch.setattr("igeood.terminal.time.monotonic", lambda: float(next(now)))
-    assert len(CliRunner().invoke(work, ["100"]).stderr.splitlines()) > 50  # every minute, however slow
+    assert lines(100, 100) == [f"part: {n} of 100" for n in (25, 50, 75, 100)]
+    assert lines(100, None) == [f"part: {2**i}" for i in range(7)]
+    assert lines(1, 1) == []  # done before anybody could ask
+    monkeypatch.setattr("igeood.terminal.time.monotonic", iter(range(0, 10**6, 40)).__next__)
+    assert len(lines(100, 100)) > 45  # every minute, however slow
 
 
 def test_progress_on_a_terminal_is_bars(monkeypatch, capsys):

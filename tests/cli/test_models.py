@@ -32,9 +32,8 @@ def nets(images, tmp_path, monkeypatch):
 def test_a_model_the_whole_way(good, nets, access):
     torch.save(nets.make().state_dict(), "w.pt")
     model = ["--model", "nets:make", "--weights", "w.pt", "--batch", "30"]
-    about = json.loads(
-        good("fit", "folder:train", "--out", "g.safetensors", "--access", access, *model, *PREPARED, "--json")
-    )
+    options = ["--out", "g.safetensors", "--access", access, *model, *PREPARED]
+    about = json.loads(good("fit", "folder:train", *options, "--json"))
     assert (about["classes"], about["samples"]) == (3, 75)
     sets = ["--train", "folder:train", "--id", "folder:held", "--ood", "folder:foreign"]
     good("tune", "g.safetensors", *sets, *model)
@@ -45,8 +44,7 @@ def test_a_model_the_whole_way(good, nets, access):
     pixels = datasets.load("folder:foreign", side=16).images() / 255.0
     x = torch.tensor((pixels - np.array([0.5, 0.4, 0.3]).reshape(3, 1, 1)) / 0.2, dtype=torch.float32)
     guard = igeood.load("g.safetensors", nets.net)
-    assert guard.access == access.replace("-", " ")
-    assert guard.inputs.std == [0.2, 0.2, 0.2]
+    assert (guard.access, guard.inputs.std) == (access.replace("-", " "), [0.2, 0.2, 0.2])
     expected = guard.predict(list(x.split(30)))
     np.testing.assert_allclose([float(row["score"]) for row in rows], expected.score, rtol=1e-4, atol=1e-5)
     assert [int(row["label"]) for row in rows] == expected.label.tolist()
@@ -62,14 +60,11 @@ def test_tuning_on_adversarial_samples(good, nets):
 
 FIT = ("fit", "folder:train", "--out", "new.safetensors", "--size", "16", "--model")
 FAILURES = [
-    ((*FIT, "nets"), "model: expected MODULE:NAME"),
     ((*FIT, "nets.py:make"), "model: expected MODULE:NAME, such as nets:make_model for nets.py"),
     ((*FIT, "none:make"), "model: none:make failed: ModuleNotFoundError: No module named 'none'"),
     ((*FIT, "nets:mak"), "model: nets:mak failed: AttributeError: module 'nets' has no attribute 'mak'"),
-    ((*FIT, "nets:number"), "model: nets:number failed: TypeError: 'int' object is not callable"),
     ((*FIT, "nets:fails"), "model: nets:fails failed: ValueError: first line second"),
-    ((*FIT, "nets:nn"), "model: nets:nn failed: TypeError"),
-    ((*FIT, "broken:make"), "model: broken:make failed: SyntaxError"),
+    ((*FIT, "nets:dict"), "model: nets:dict is dict; expected a torch.nn.Module"),
     ((*FIT, "script:make"), "model: script:make failed: SystemExit: 3"),
     ((*FIT, "nets:make", "--weights", "none.pt"), "weights: there is no file none.pt"),
     ((*FIT, "nets:make", "--layers", "9"), "layers: "),
@@ -86,7 +81,6 @@ FAILURES = [
 
 @pytest.mark.parametrize(("arguments", "message"), FAILURES, ids=lambda value: str(value)[-50:])
 def test_what_is_wrong_with_a_model_or_its_images_is_one_line(run, nets, tmp_path, arguments, message):
-    Path("broken.py").write_text("def make(:\n")
     Path("script.py").write_text("raise SystemExit(3)\n")
     if "g.safetensors" in arguments:
         images = datasets.load("folder:train", side=16, labelled=True)
@@ -105,6 +99,4 @@ def test_an_exception_of_the_model_passes_with_its_cause(run, nets, monkeypatch)
 
     monkeypatch.setattr(nets.net, "forward", forward)
     error = run(*FIT, "nets:net").exception
-    while error is not None and not isinstance(error, ZeroDivisionError):
-        error = error.__cause__ or error.__context__
-    assert str(error) == "of the user's own"
+    assert "of the user's own" in (str(error), str(error.__cause__))

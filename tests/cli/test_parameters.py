@@ -42,10 +42,8 @@ BAD = {
 def wrong(command, param):
     """The wrong value of a parameter."""
     kinds = {click.Choice: "zzz", click.types.IntParamType: "-1", click.types.FloatParamType: "nan"}
-    for kind, value in kinds.items():
-        if isinstance(param.type, kind):
-            return value
-    return BAD.get(f"{command}.{param.name}", BAD.get(param.name, "no wrong value is known"))
+    by_name = BAD.get(f"{command}.{param.name}", BAD.get(param.name, "no wrong value is known"))
+    return next((value for kind, value in kinds.items() if isinstance(param.type, kind)), by_name)
 
 
 CASES = [
@@ -58,13 +56,10 @@ CASES = [
 
 def call(command, **changes):
     """The arguments of a call with some values changed."""
-    values, options, rest = {**GOOD[command], **changes}, [], []
-    for param in COMMANDS[command].params:
-        if param.name in values:
-            value = values[param.name]
-            options += [] if isinstance(param, click.Argument) else [f"{param.opts[0]}={value}"]
-            rest += [value] if isinstance(param, click.Argument) else []
-    return [*command.split(), *options, "--", *rest]
+    values = {**GOOD[command], **changes}
+    given = [(param, values[param.name]) for param in COMMANDS[command].params if param.name in values]
+    options = [f"{param.opts[0]}={value}" for param, value in given if isinstance(param, click.Option)]
+    return [*command.split(), *options, "--", *(value for param, value in given if isinstance(param, click.Argument))]
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +72,7 @@ def place(made, laboratory, tmp_path_factory):
 
 
 def contents(folder):
-    paths = (path for path in folder.rglob("*") if "__pycache__" not in path.parts)
-    return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in paths if path.is_file()}
+    return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize(("command", "name", "value"), CASES)
@@ -88,19 +82,16 @@ def test_a_wrong_value_is_one_line_and_touches_nothing(run, place, monkeypatch, 
     result = run(*call(command, **{name: value}), root=place)
     assert result.exit_code == 2, result.output
     assert isinstance(result.exception, SystemExit)
-    assert [line for line in result.stderr.splitlines() if line.startswith("igeood: ")] == [
-        result.stderr.splitlines()[-1]
-    ]
+    *messages, line = result.stderr.splitlines()
+    assert [text.startswith("igeood: ") for text in (*messages, line)] == [False] * len(messages) + [True]
     option = next(param.opts[0] for param in COMMANDS[command].params if param.name == name)
     folder = value.rpartition(":")[2].partition("/")[0]  # one that is missing
-    line = result.stderr.splitlines()[-1]
     assert re.search(rf"\b{name}\b", line) or any(part in line for part in (option, value, folder)), line
     assert contents(place) == before
 
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "demo"])
 def test_a_call_that_is_right_works(good, place, tmp_path, monkeypatch, command):
-    """What the wrong values are put into."""
     shutil.copytree(place, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     assert good(*call(command), root=tmp_path)

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
 
 import igeood
+from igeood.bench.networks import build, load_weights
 from igeood.metrics import evaluate
+from igeood.model.batches import as_batch
 
 DATA = Path(os.environ.get("IGEOOD_DATA", ""))
 WEIGHTS = DATA / "weights" / "densenet-bc-100-cifar10.safetensors"
@@ -45,9 +46,7 @@ def pictures(folder, pattern, n):
 
 @pytest.fixture(scope="module")
 def network():
-    model = igeood.networks.densenet_bc_100()
-    model.load_state_dict(load_file(WEIGHTS))
-    return model.eval().to(memory_format=torch.channels_last)
+    return load_weights(build("densenet-bc-100"), WEIGHTS).to(memory_format=torch.channels_last)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +86,7 @@ def test_igeood_plus_is_ahead_of_mahalanobis(outputs):
         rates = {}
         for method in ("mahalanobis", "igeood+"):
             detector = igeood.detector(method).fit(outputs["train"])
-            detector.fit_weights(outputs["test"][:300], outputs[name][:200])
+            detector.learn_weights(outputs["test"][:300], outputs[name][:200])
             found = evaluate(detector.score(outputs["test"][300:]), detector.score(outputs[name][200:]))
             rates[method] = found.tnr_at_tpr
         gains.append(100 * (rates["igeood+"] - rates["mahalanobis"]))
@@ -97,14 +96,21 @@ def test_igeood_plus_is_ahead_of_mahalanobis(outputs):
 def test_fgsm_leaves_about_14_percent(network):
     x, y = cifar("test_batch.bin", 200)
     guard = igeood.white_box(network, mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010), layers=["conv1"])
-    _, attack = guard.inputs.attack((x, y), guard.detector, 0.05)
+    _, attack = guard.inputs.attacked(as_batch((x, y)), guard.detector, 0.05, (0.0,))
     assert attack.linf == pytest.approx(0.25, abs=0.01)
     assert 0.07 < attack.accuracy < 0.22
 
 
-@pytest.mark.parametrize("size", [1, 7])
-def test_images_in_batches_give_the_same_scores(network, outputs, size):
-    detector = igeood.detector("igeood").fit(outputs["train"])
-    images = cifar("test_batch.bin", 14)[0]
-    parts = igeood.extract(network, list(images.split(size)), detector.features_.layers_)
-    torch.testing.assert_close(detector.score(parts), detector.score(outputs["test"][:14]), rtol=1e-4, atol=1e-4)
+@pytest.mark.parametrize("size", [1, 7, 64])
+def test_images_in_batches_and_shards_give_one_guard(network, size):
+    """The same sample to the row, and scores that differ by rounding in the network only."""
+    (x, y), held_out = cifar("data_batch_1.bin", 150), cifar("test_batch.bin", 60)[0]
+    whole = igeood.white_box(network).fit((x, y), budget=100_000)
+    batches = list(zip(x.split(size), y.split(size), strict=True))
+    shards = [igeood.summarise(whole, batches[i::2], budget=100_000) for i in range(2)]
+    merged = igeood.white_box(network).fit(shards[1] + shards[0])
+    for kind, sample in whole.summary.samples.items():
+        assert np.array_equal(sample.keys, merged.summary.samples[kind].keys)
+    assert len(whole.summary.samples["features"]) < 150
+    scores = merged.score(list(held_out.split(size)))
+    torch.testing.assert_close(scores, whole.score(held_out), rtol=1e-4, atol=1e-4)

@@ -13,6 +13,8 @@ from igeood.terminal import FILE, FOLDER, force_option, json_option, progress_ba
 
 if TYPE_CHECKING:
     from igeood.bench.networks import Progress, Task
+    from igeood.bench.report import Report
+    from igeood.bench.runs import Results
 
 _COUNT, _IMAGES = click.IntRange(min=1), click.IntRange(min=40)
 
@@ -45,13 +47,11 @@ def list_(root: str | None, as_json: bool) -> None:
 @json_option
 def get(names: tuple[str, ...], root: str | None, force: bool, as_json: bool) -> None:
     """Download data sets and unpack them. A download that was cut goes on where it stopped."""
-    from igeood.bench.datasets import data_root
-    from igeood.bench.datasets.loading import find
-    from igeood.bench.datasets.store import get as fetch
+    from igeood.bench.datasets import data_root, loading, store
 
     with progress_bars() as report:
-        for dataset in [find(name) for name in names]:
-            fetched = fetch(dataset, data_root(root), force=force, progress=report)
+        for dataset in [loading.find(name) for name in names]:
+            fetched = store.get(dataset, data_root(root), force=force, progress=report)
             show(as_json, {"name": dataset.name, "fetched": fetched})
 
 
@@ -74,11 +74,10 @@ def train(network: str, data: str, out: str, root: str | None, limit: int | None
 
     A run that was stopped goes on from its checkpoint when the same command is given again.
     """
-    from igeood.bench.networks import Recipe, build
-    from igeood.bench.networks import train as run
+    from igeood.bench import networks
 
-    build(network)
-    how = Recipe(**recipe)
+    networks.build(network)
+    how = networks.Recipe(**recipe)
     with progress_bars() as report:
 
         def progress(now: "Progress") -> None:
@@ -86,7 +85,7 @@ def train(network: str, data: str, out: str, root: str | None, limit: int | None
             if now.step == now.steps:
                 click.echo(f"epoch {now.epoch + 1}: loss {now.loss:.3f}, {now.accuracy:.1%} right", err=True)
 
-        accuracy = run(network, _task(data, root, limit), out, how, progress=progress)
+        accuracy = networks.train(network, _task(data, root, limit), out, how, progress=progress)
     show(as_json, {"network": network, "data": data, "out": out, "accuracy": accuracy})
 
 
@@ -180,23 +179,28 @@ def paper(name: str, results: str | None, out: str, validation: str | None, netw
 @click.command()
 @click.argument("results", type=FOLDER)
 @click.option("--out", type=FILE, help="The file to write; by default RESULTS/report.html.")
-@click.option("--guard", type=FILE, help="A guard's file; by default RESULTS/guard.safetensors.")
+@click.option("--guard", type=click.Path(path_type=Path), help="A guard's file; by default RESULTS/guard.safetensors.")
 @click.option("--validation", help="Set that was tuned on, if the results have several.")
 @json_option
-def report(results: str, out: str | None, guard: str | None, validation: str | None, as_json: bool) -> None:
+def report(results: str, out: str | None, guard: Path | None, validation: str | None, as_json: bool) -> None:
     """Make one self-contained HTML page of RESULTS, a folder of `igeood bench`.
 
     It needs no other file and no network: mail it, print it, or open it on a phone.
     """
-    from igeood.bench.report import make
     from igeood.bench.runs import Results
+
+    target = Path(results) / "report.html" if out is None else Path(out)
+    page = _write_page(target, Results.existing(results), guard=guard, validation=validation)
+    show(as_json, {"out": str(target), "bytes": target.stat().st_size, "verdicts": page.verdicts})
+
+
+def _write_page(path: Path, results: "Results", **options: Any) -> "Report":
+    from igeood.bench.report import make
     from igeood.files import write_whole
 
-    path, existing = None if guard is None else Path(guard), Results.existing(results)
-    page = make(existing, made_on=date.today(), guard=path, validation=validation)
-    out = out or str(Path(results) / "report.html")
-    write_whole(out, page.html.encode())
-    show(as_json, {"out": out, "bytes": len(page.html.encode()), "verdicts": page.verdicts})
+    page = make(results, made_on=date.today(), **options)
+    write_whole(path, page.html.encode())
+    return page
 
 
 @click.command()
@@ -210,16 +214,13 @@ def demo(out: str, seed: int, as_json: bool) -> None:
     What is in --out already is not done again.
     """
     from igeood.bench.demo import run
-    from igeood.bench.report import make
-    from igeood.files import write_whole
 
-    page = Path(out) / "report.html"
     with progress_bars() as report:
         result = run(out, seed=seed, notify=report)
     result.results.note(click.get_current_context().obj)
-    made = make(result.results, made_on=date.today())
-    write_whole(page, made.html.encode())
-    verdict = [sentence for sentences in made.verdicts.values() for sentence in sentences]
+    path = Path(out) / "report.html"
+    page = _write_page(path, result.results)
+    verdict = [sentence for sentences in page.verdicts.values() for sentence in sentences]
     guard = {"promise": result.guard.promise, "threshold": result.guard.threshold, "refused": result.refused}
     why = {f.title: f"taken for {f.label}, p-value {f.p_value:.2g}, raised by {f.reason}" for f in result.flagged}
-    show(as_json, {"verdict": verdict, **guard, "why": why, "out": out, "report": str(page)})
+    show(as_json, {"verdict": verdict, **guard, "why": why, "out": out, "report": str(path)})

@@ -34,8 +34,7 @@ class Images:
         if guard.preparation is None:
             raise InputError("guard: was made in Python, and does not say how images become inputs; use igeood fit")
         size, *self.scale = (guard.preparation[key] for key in ("size", "mean", "std"))
-        split = "train" if training else "test"
-        self.images = load(name, root=root, split=split, side=size, labelled=training)
+        self.images = load(name, root=root, split="train" if training else "test", side=size, labelled=training)
         self.batch, self.rows = batch, len(self.images)
 
     def __iter__(self) -> Iterator[Any]:

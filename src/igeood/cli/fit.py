@@ -67,11 +67,9 @@ def _build(model: "nn.Module | None", access: str | None, options: dict[str, Any
     from igeood import guard
     from igeood.detectors import METHODS
 
-    method = options.get("method")
-    if method is not None and method not in METHODS:
-        raise InputError.unknown("method", method, METHODS)
     if access is None:
-        needs_layers = METHODS[method].needs_layers if method else model is not None or "layers" in options
+        method = METHODS.get(options.get("method", ""))
+        needs_layers = method.needs_layers if method else model is not None or "layers" in options
         access = "white-box" if needs_layers else "black-box"
     make = getattr(guard, access.replace("-", "_"))
     for name in options:
