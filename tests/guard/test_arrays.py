@@ -136,7 +136,7 @@ def test_steps_out_of_order(classifier):
 BAD = {  # what a step is called with, and what its error begins with
     "fit: NaN": (lambda g, c: g.fit(c.test * torch.nan, c.labels), "data: row 0 has NaN"),
     "fit: labels": (lambda g, c: g.fit(c.train, c.labels + 1), "labels: 10 at position 9"),
-    "fit: missing labels": (lambda g, c: g.fit(c.train), "labels: this method needs the true class"),
+    "fit: missing labels": (lambda g, c: g.fit(c.train), "labels: this method needs the class of each row"),
     "fit: missing class": (lambda g, c: g.fit(c.train[:9], c.labels[:9]), "labels: no sample of class 9"),
     "fit: budget": (lambda g, c: g.fit(c.train, c.labels, budget=1.5), "budget: expected a number of bytes"),
     "fit: small budget": (lambda g, c: g.fit(c.train, c.labels, budget=99), "budget: 99 bytes "),

@@ -193,7 +193,7 @@ def test_weights_that_change(model, data):
 
 
 BAD = {
-    "no labels": (lambda m, d: igeood.white_box(m).fit([d.test]), "data: batch 0: labels: this method needs the true"),
+    "no labels": (lambda m, d: igeood.white_box(m).fit([d.test]), "labels: this method needs the class of each row"),
     "labels": (lambda m, d: igeood.white_box(m).fit((d.test, torch.full((300,), 4))), "data: batch 0: labels: 4 at"),
     "a class": (lambda m, d: igeood.white_box(m).fit((d.test, torch.zeros(300).long())), "labels: no sample of cla"),
     "outputs": (lambda m, _: igeood.black_box(m).fit(igeood.Outputs(torch.eye(4))), "data: this guard has a model"),

@@ -365,7 +365,7 @@ def tune_temperature(
 def _sweep(attempt: Callable[[float], Trial], progress: Progress | None) -> list[Trial]:
     """A logarithmic grid, then twice a finer one between the best point's neighbours."""
     total = SWEEP_POINTS + 8 * REFINEMENTS
-    grid = np.geomspace(*SWEEP_RANGE, SWEEP_POINTS)
+    grid = np.geomspace(*reversed(SWEEP_RANGE), SWEEP_POINTS)  # downwards: a fit at 1000 can start anywhere
     tried: dict[float, Trial] = {}
     for _ in range(REFINEMENTS + 1):
         for point in grid:
