@@ -46,7 +46,7 @@ def class_sums(x: Tensor, labels: Tensor, n: int, rows: int, logits: Tensor) -> 
 def layer_sums(x: Tensor, labels: Tensor, n: int, rows: int, logits: Tensor) -> ClassSums:
     """As a detector sums them, which gathers small batches."""
     parts = blocks(x, labels, n, rows)
-    return sum_layers(Outputs.checked(logits[: len(y)], {"l": f}, y, False) for f, y in parts)["l"]
+    return sum_layers(Outputs.checked(logits[: len(y)], {"l": f}, y) for f, y in parts)["l"]
 
 
 def cases() -> Iterator[Row]:

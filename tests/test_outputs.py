@@ -55,47 +55,32 @@ def with_value(value, rows=(1, 3)):
 
 LOGITS = [
     (ROWS.astype(complex), "complex128", "convert"),
-    (ROWS > 3, "bool", "convert"),
-    (ROWS.astype(str), "<U", "convert"),
+    (ROWS.astype(str), "str", "convert"),
     (None, "object", "convert"),
-    ([[1.0, 2.0], [1.0]], "inhomogeneous", "rows of one length"),
-    (torch.zeros(4, 3, dtype=torch.complex64), "complex64", "convert"),
     (torch.zeros(4, 3, dtype=torch.bool), "bool", "convert"),
-    (torch.zeros(4, 3).to_sparse(), "sparse_coo", "convert"),
-    (ROWS[0], r"\(3,\)", r"logits\[None, :\]"),
-    (ROWS[None], r"\(1, 4, 3\)", "one row a sample"),
-    (ROWS[:, :1], r"\(4, 1\)", "at least 2"),
-    (with_value(np.nan), r"row 1 has NaN \(2 of 4", "remove"),
-    (with_value(np.inf), r"row 1 has \+inf \(2 of 4", "remove"),
-    (torch.from_numpy(with_value(-np.inf)), r"row 1 has nothing but −inf \(2 of 4", "remove"),
+    (ROWS[0], r"got \(3,\)", r"logits\[None, :\]"),
+    (ROWS[:, :1], r"at least 2; got \(4, 1\)", "a single sample"),
+    (with_value(np.nan), r"row 1 has NaN, .* \(2 of 4", "remove"),
+    (with_value(np.inf), r"row 1 has .*\+inf .* \(2 of 4", "remove"),
+    (torch.from_numpy(with_value(-np.inf)), r"row 1 has .*nothing but −inf \(2 of 4", "remove"),
 ]
 FEATURES = [
     (ROWS[:3], r"\(4, k\), got \(3, 3\)", "one for each row"),
-    (ROWS[:, 0], r"got \(4,\)", "one for each row"),
     (ROWS[:, :0], r"got \(4, 0\)", "one for each row"),
-    (with_value(np.nan), r"sample 1 has NaN or infinity \(2 of 4", "remove"),
-    (with_value(-np.inf).astype(np.float32), "sample 1 has NaN or infinity", "remove"),
-    (with_value(1e200), r"sample 1 has a value beyond 1e\+100", "remove"),
-    (torch.zeros(4, 3, device="meta"), "on meta, the logits on cpu", "move"),
+    (with_value(np.nan), r"row 1 has NaN, .* \(2 of 4", "remove"),
+    (with_value(-np.inf).astype(np.float32), "row 1 has NaN, infinity", "remove"),
+    (with_value(1e200), r"row 1 has .* or a value beyond 1e\+100", "remove"),
     (ROWS.astype(complex), "complex128", "convert"),
 ]
 LABELS = [
-    ([0.0, 1.0, 2.0, 0.0], "float64", "convert"),
-    (torch.zeros(4, dtype=torch.complex128), "complex128", "convert"),
-    ([True] * 4, "bool", "convert"),
-    (torch.ones(4, dtype=torch.bool), "bool", "convert"),
-    (list("0120"), "<U1", "convert"),
-    ([[0, 1], [1]], "inhomogeneous", "one class for each"),
-    (np.eye(4, 3), r"\(4, 3\)", "argmax"),
-    ([0, 1, 2], r"\(3,\)", "one class for each"),
-    ([0, 1, 3, 3], r"3 at position 2 is outside 0…2 \(2 of 4", "number the classes"),
-    (torch.tensor([0, -1, 0, 0]), "-1 at position 1", "number the classes"),
+    ([0.0, 1.0, 2.0, 0.0], "float64", "one class each"),
+    (torch.ones(4, dtype=torch.bool), "bool", "one class each"),
+    (np.eye(4, 3), r"\(4, 3\)", "one class each"),
+    ([0, 1, 2], r"\(3,\)", "one class each"),
+    ([0, 1, 3, 3], r"row 2 has a class outside 0…2 \(2 of 4", "number the classes"),
+    (torch.tensor([0, -1, 0, 0]), "row 1 has a class outside", "number the classes"),
 ]
-KEYS = [
-    (np.arange(3, dtype=np.uint64), r"\(3,\)", "hash"),
-    (np.arange(4), "int64", "hash"),
-    (np.zeros((4, 1), np.uint64), r"\(4, 1\)", "hash"),
-]
+KEYS = [(np.arange(3, dtype=np.uint64), r"\(3,\)", "hash"), (np.arange(4), "int64", "hash")]
 REFUSED = [
     *(("logits", {"logits": value}, *said) for value, *said in LOGITS),
     *((r"features\['conv'\]", {"features": {"conv": value}}, *said) for value, *said in FEATURES),
@@ -122,9 +107,9 @@ def test_integers_of_any_width_are_labels(dtype):
 def test_errors_name_the_argument_and_the_place_in_the_whole():
     with pytest.raises(InputError, match=r"^id_data: row 61 has NaN"):
         Outputs(with_value(np.nan), name="id_data", first=60)
-    with pytest.raises(InputError, match=r"^labels: 9 at position 62"):
+    with pytest.raises(InputError, match=r"^labels: row 62 has a class outside"):
         Outputs(ROWS, labels=[0, 1, 9, 0], first=60)
-    with pytest.raises(InputError, match=r"^features\['conv'\]: sample 61 has NaN"):  # and the layer before the logits
+    with pytest.raises(InputError, match=r"^features\['conv'\]: row 61 has NaN"):  # and the layer before the logits
         Outputs(with_value(np.nan), {"conv": with_value(np.nan)}, first=60)
 
 
@@ -139,14 +124,12 @@ def test_slices_joins_and_choices_keep_everything():
     assert list(outputs.only(["b", "a"]).features) == ["b", "a"]
     assert outputs[2:].first == 2
     assert repr(outputs) == "Outputs(6 samples, 3 classes, layers a, b, labels)"
-    with pytest.raises(InputError, match="logits: a batch has 4 columns, an earlier one 3; give batches of one model"):
+    with pytest.raises(InputError, match=r"outputs: a batch has .*'logits', 4.*, an earlier one .*'logits', 3.*; give"):
         Outputs.concat([Outputs(torch.zeros(1, 3)), Outputs(torch.zeros(1, 4))])
-    with pytest.raises(InputError, match=r"features: a batch has layers of widths \{'a': 4, 'b': 2\}, .* \{'b': 2"):
+    with pytest.raises(InputError, match=r"outputs: a batch has .*'a', 4.*'b', 2.*, an earlier one .*'b', 2.*'a', 4"):
         Outputs.concat([outputs.only(["b", "a"]), outputs])
-    with pytest.raises(InputError, match="labels: 1 of 2 batches have none"):
+    with pytest.raises(InputError, match="labels: some batches have them and some have none"):
         Outputs.concat([outputs, Outputs(outputs.logits, outputs.features)])
-    with pytest.raises(InputError, match="nothing to join"):
-        Outputs.concat([])
 
 
 def test_labels_can_be_added():
@@ -154,7 +137,7 @@ def test_labels_can_be_added():
     assert Outputs.of(outputs) is outputs
     assert Outputs.of(outputs, [2, 1, 0, 0]).labels.tolist() == [2, 1, 0, 0]
     assert outputs.labels is None
-    with pytest.raises(InputError, match="labels: 3 at position 0"):
+    with pytest.raises(InputError, match="labels: row 0 has a class outside 0…2"):
         Outputs.of(outputs, [3, 1, 0, 0])
 
 
@@ -227,11 +210,9 @@ def test_keys_of_rows_are_of_what_is_left_of_them():
     outputs = Outputs(ROWS, {"a": ROWS, "b": ROWS})
     before, _ = outputs.only(["a"]).keys, outputs.keys
     assert np.array_equal(outputs.only(["a"]).keys, before)
-    assert np.array_equal(outputs.with_logits(outputs.logits + 1).keys, Outputs(ROWS + 1, outputs.features).keys)
-    assert np.array_equal(outputs.keyed().with_logits(outputs.logits + 1).only([]).keys, outputs.keys)
-
-
-def test_keys_that_are_given_are_kept():
+    more = outputs.logits + 1
+    assert np.array_equal(outputs.replace(logits=more).keys, Outputs(ROWS + 1, outputs.features).keys)
+    assert np.array_equal(outputs.keyed().replace(logits=more).only([]).keys, outputs.keys)
     ids = np.array([5, 3, 9, 2**63], dtype=np.uint64)
     outputs = Outputs(ROWS, keys=ids)
     assert np.array_equal(outputs[1:3].keys, ids[1:3])

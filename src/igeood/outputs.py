@@ -1,6 +1,7 @@
 """What a classifier returned for a batch, and how arrays come in and go out again."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -47,59 +48,52 @@ class Outputs:
     (2, 2, 1)
     """
 
-    _row_keys: Keys | None = None
-
     def __init__(
         self, logits: ArrayLike, features: Mapping[str, ArrayLike] | None = None, labels: ArrayLike | None = None, *,
         keys: Keys | None = None, name: str = "logits", first: int = 0,
     ) -> None:  # fmt: skip
-        tensor, is_numpy = as_tensor(logits, name)
-        _check_shape(tensor, name)
+        self.logits, self.numpy = as_tensor(logits, name)
         # features first: where a hidden layer overflows, the error should name that layer
-        blocks = {block: _check_features(value, block, tensor, first) for block, value in (features or {}).items()}
-        check_logits(tensor, name, first)
-        if keys is not None and (keys.shape != (len(tensor),) or keys.dtype != np.uint64):
-            problem = f"expected {len(tensor)} of uint64, one for each row; got {keys.dtype} of shape {keys.shape}"
+        given = (features or {}).items()
+        self.features: Mapping[str, Tensor] = {b: _check_features(v, b, self.logits, first) for b, v in given}
+        check_logits(self.logits, name, first)
+        self.labels = None if labels is None else _check_labels(labels, self.logits, first)
+        if keys is not None and (keys.shape != (len(self),) or keys.dtype != np.uint64):
+            problem = f"expected {len(self)} of uint64, one for each row; got {keys.dtype} of shape {keys.shape}"
             raise InputError(f"keys: {problem}; hash ids of other kinds")
-        self.logits, self.numpy = tensor, is_numpy
-        self.features: Mapping[str, Tensor] = blocks
-        self.labels = None if labels is None else _check_labels(labels, tensor, first)
         self._keys, self.first = keys, first
 
     @classmethod
     def checked(
-        cls, logits: Tensor, features: Mapping[str, Tensor], labels: Tensor | None, is_numpy: bool = False,
-        keys: Keys | None = None,
-    ) -> "Outputs":  # fmt: skip
+        cls, logits: Tensor, features: Mapping[str, Tensor], labels: Tensor | None, keys: Keys | None = None
+    ) -> "Outputs":
         """Build from tensors that have been checked already."""
-        parts = {"logits": logits, "features": features, "labels": labels}
-        return object.__new__(cls)._with(**parts, numpy=is_numpy, _keys=keys, first=0)
+        outputs = object.__new__(cls)
+        return outputs.replace(logits=logits, features=features, labels=labels, _keys=keys, numpy=False, first=0)
 
     @classmethod
     def of(cls, value: "Outputs | ArrayLike", labels: ArrayLike | None = None, name: str = "logits") -> "Outputs":
         """`value` itself if it is an `Outputs`, with `labels` added where given; else `Outputs` of these logits."""
         if not isinstance(value, Outputs):
             return cls(value, labels=labels, name=name)
-        return value if labels is None else value._with(labels=_check_labels(labels, value.logits, 0))
+        return value if labels is None else value.replace(labels=_check_labels(labels, value.logits, 0))
 
     @staticmethod
     def concat(parts: Iterable["Outputs"]) -> "Outputs":
         """All samples of several `Outputs` of the same width and blocks, in order."""
-        items = list(parts)
-        if not items:
-            raise InputError("parts: nothing to join; give at least one Outputs")
-        if len(items) == 1:
-            return items[0]
-        for item in items[1:]:
-            check_alike(items[0], item)
+        first, *others = items = list(parts)
+        if not others:
+            return first
+        for item in others:
+            check_alike(first, item)
         labels = [item.labels for item in items if item.labels is not None]
-        if 0 < len(labels) < len(items):
-            raise InputError(f"labels: {len(items) - len(labels)} of {len(items)} batches have none; give all or none")
         keys = [item._keys for item in items if item._keys is not None]
-        features = {block: torch.cat([item.features[block] for item in items]) for block in items[0].features}
-        logits, classes = torch.cat([item.logits for item in items]), torch.cat(labels) if labels else None
-        all_keys = np.concatenate(keys) if len(keys) == len(items) else None
-        return items[0]._with(logits=logits, features=features, labels=classes, _keys=all_keys, _row_keys=None)
+        return first.replace(
+            logits=torch.cat([item.logits for item in items]),
+            features={block: torch.cat([item.features[block] for item in items]) for block in first.features},
+            labels=torch.cat(labels) if labels else None,
+            _keys=np.concatenate(keys) if len(keys) == len(items) else None,
+        )
 
     def __len__(self) -> int:
         return len(self.logits)
@@ -111,50 +105,36 @@ class Outputs:
     def __getitem__(self, rows: slice | Tensor) -> "Outputs":
         keys = None if self._keys is None else self._keys[rows if isinstance(rows, slice) else rows.cpu().numpy()]
         first = self.first + ((rows.start or 0) if isinstance(rows, slice) else 0)
-        return self._mapped(lambda value: value[rows], _keys=keys, _row_keys=None, first=first)
+        return self._mapped(lambda value: value[rows]).replace(_keys=keys, first=first)
+
+    def replace(self, **parts: Any) -> "Outputs":
+        """The same samples with other attributes, which are not checked; keys of rows follow their new content."""
+        other = object.__new__(type(self))
+        other.__dict__ = {**self.__dict__, **parts}
+        other.__dict__.pop("keys", None)
+        return other
 
     def only(self, blocks: Iterable[str]) -> "Outputs":
         """The same samples with these blocks of features, in this order."""
-        return self._with(features={block: self.features[block] for block in blocks}, _row_keys=None)
-
-    def with_logits(self, logits: Tensor) -> "Outputs":
-        """The same samples with other logits."""
-        return self._with(logits=logits, _row_keys=None)
-
-    def keyed(self) -> "Outputs":
-        """The same samples, which keep their keys when their logits or features change."""
-        return self._with(_keys=self.keys)
-
-    def _with(self, **parts: Any) -> "Outputs":
-        other = object.__new__(type(self))
-        other.__dict__ = {**self.__dict__, **parts}
-        return other
-
-    def _mapped(self, change: Callable[[Tensor], Tensor], **parts: Any) -> "Outputs":
-        features = {block: change(value) for block, value in self.features.items()}
-        labels = None if self.labels is None else change(self.labels)
-        return self._with(logits=change(self.logits), features=features, labels=labels, **parts)
+        return self.replace(features={block: self.features[block] for block in blocks})
 
     def detached(self) -> "Outputs":
         """The same outputs without their gradients."""
         return self._mapped(Tensor.detach)
 
-    def cloned(self) -> "Outputs":
-        """The same outputs in memory of their own."""
-        return self._mapped(Tensor.clone)
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> "Outputs":
+        features = {block: change(value) for block, value in self.features.items()}
+        labels = None if self.labels is None else change(self.labels)
+        return self.replace(logits=change(self.logits), features=features, labels=labels)
 
-    def as_tensors(self) -> "Outputs":
-        """The same outputs, whose results stay tensors."""
-        return self._with(numpy=False)
+    def keyed(self) -> "Outputs":
+        """The same samples, which keep their keys when their logits or features change."""
+        return self.replace(_keys=self.keys)
 
-    @property
+    @cached_property
     def keys(self) -> Keys:
         """(N,) uint64: a hash of each sample's input or id, else of its row of logits and features."""
-        if self._keys is not None:
-            return self._keys
-        if self._row_keys is None:
-            self._row_keys = row_keys(self.logits, *self.features.values())
-        return self._row_keys
+        return row_keys(self.logits, *self.features.values()) if self._keys is None else self._keys
 
     @property
     def n_classes(self) -> int:
@@ -167,13 +147,12 @@ class Outputs:
 
 
 def check_alike(first: Outputs, other: Outputs) -> None:
-    """Raise unless two `Outputs` have the same number of classes, and blocks of the same widths and order."""
-    cure = "give batches of one model"
-    if other.n_classes != first.n_classes:
-        raise InputError(f"logits: a batch has {other.n_classes} columns, an earlier one {first.n_classes}; {cure}")
-    widths = [{block: value.shape[1] for block, value in each.features.items()} for each in (other, first)]
-    if list(widths[0].items()) != list(widths[1].items()):
-        raise InputError(f"features: a batch has layers of widths {widths[0]}, an earlier one {widths[1]}; {cure}")
+    """Raise unless two `Outputs` have as many classes, the same blocks of the same widths, and both labels or none."""
+    new, old = ([("logits", o.n_classes), *((b, v.shape[1]) for b, v in o.features.items())] for o in (other, first))
+    if new != old:
+        raise InputError(f"outputs: a batch has widths {new}, an earlier one {old}; give batches of one model")
+    if (first.labels is None) != (other.labels is None):
+        raise InputError("labels: some batches have them and some have none; give all or none")
 
 
 def as_kind(result: Tensor, is_numpy: bool) -> Array:
@@ -186,22 +165,19 @@ def as_tensor(value: ArrayLike, name: str) -> tuple[Tensor, bool]:
 
     float16 and bfloat16 become float32; integers become float64. Memory is shared where it can be.
     """
-    if isinstance(value, Tensor):
-        if value.is_complex() or value.dtype == torch.bool or value.layout != torch.strided:
-            kind = value.dtype if value.layout == torch.strided else value.layout
-            raise InputError(f"{name}: expected a dense array of real numbers, got {kind}; convert it to float32 first")
-        if not value.is_floating_point():
-            return value.to(torch.float64), False
-        return (value.to(torch.float32) if value.dtype.itemsize < 4 else value), False
-    try:
-        array = np.asarray(value)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise InputError(f"{name}: cannot be read as an array: {error}; give rows of one length") from error
-    if array.dtype.kind not in "fiu":
-        raise InputError(f"{name}: expected real numbers, got {array.dtype}; convert them to float32 or float64")
-    wide = array.dtype.kind != "f" or array.dtype.itemsize >= 8
-    # torch has no negative strides, no big-endian and no read-only arrays
-    return torch.from_numpy(np.require(array, np.float64 if wide else np.float32, ["C", "W"])), True
+    is_numpy = not isinstance(value, Tensor)
+    array: Any = np.asarray(value) if is_numpy else value
+    kind = _kind(array)
+    if "float" not in kind and "int" not in kind:
+        raise InputError(f"{name}: expected real numbers, got {kind}; convert them to float32 or float64")
+    narrow = "float" in kind and array.dtype.itemsize <= 4
+    if is_numpy:  # torch has no negative strides, no big-endian and no read-only arrays
+        array = torch.from_numpy(np.require(array, np.float32 if narrow else np.float64, ["C", "W"]))
+    return array.to(torch.float32 if narrow else torch.float64), is_numpy
+
+
+def _kind(array: Any) -> str:
+    return getattr(array.dtype, "name", str(array.dtype))
 
 
 def as_vector(value: ArrayLike, name: str) -> tuple[Tensor, bool]:
@@ -215,63 +191,47 @@ def as_vector(value: ArrayLike, name: str) -> tuple[Tensor, bool]:
     return tensor.detach().to("cpu", torch.float64), is_numpy
 
 
-def _check_shape(logits: Tensor, name: str) -> None:
-    if logits.ndim == 2 and logits.shape[1] >= 2:
-        return
-    cure = "C must be at least 2" if logits.ndim == 2 else "a single sample is logits[None, :]"
-    raise InputError(f"{name}: expected shape (N, C), one row a sample; got {tuple(logits.shape)}; {cure}")
+def refuse(bad: Tensor, name: str, problem: str, cure: str = "remove those rows", first: int = 0) -> None:
+    """Raise if any row is bad, (N,); the error has the place of the first one."""
+    rows = bad.nonzero()[:, 0]
+    if len(rows):
+        place = f"row {int(rows[0]) + first} has {problem} ({len(rows)} of {len(bad)} rows here do)"
+        raise InputError(f"{name}: {place}; {cure}")
 
 
 def check_logits(logits: Tensor, name: str = "logits", first: int = 0) -> None:
     """Raise unless `logits` are (N, C), C ≥ 2, and every row has a finite maximum; `first` as in `Outputs`."""
-    _check_shape(logits, name)
+    if logits.ndim != 2 or logits.shape[1] < 2:
+        expected = "expected shape (N, C), one row a sample, C at least 2"
+        raise InputError(f"{name}: {expected}; got {tuple(logits.shape)}; a single sample is logits[None, :]")
     peak = logits.detach().amax(dim=1)  # NaN and +inf show in a row's maximum, and so does a row of nothing but −inf
-    if bool(peak.isfinite().all()):
-        return
-    bad = (~peak.isfinite()).nonzero()[:, 0]
-    row = int(bad[0])
-    what = "NaN" if bool(peak[row].isnan()) else "+inf" if float(peak[row]) > 0 else "nothing but −inf"
-    problem = f"row {row + first} has {what} ({len(bad)} of {len(logits)} rows here are not finite)"
-    raise InputError(f"{name}: {problem}; remove those rows, or look for an overflow in the model")
+    cure = "remove those rows, or look for an overflow in the model"
+    refuse(~peak.isfinite(), name, "NaN, +inf or nothing but −inf", cure, first)
 
 
 def _check_features(value: ArrayLike, block: str, logits: Tensor, first: int) -> Tensor:
     name = f"features[{block!r}]"
     tensor, _ = as_tensor(value, name)
-    if tensor.ndim != 2 or len(tensor) != len(logits) or not tensor.shape[1]:
+    if tensor.ndim != 2 or tensor.shape[:1] != logits.shape[:1] or not tensor.shape[1]:
         shape = tuple(tensor.shape)
         raise InputError(f"{name}: expected shape ({len(logits)}, k), got {shape}; give one for each row of logits")
-    if tensor.device != logits.device:
-        raise InputError(f"{name}: is on {tensor.device}, the logits on {logits.device}; move one of them")
-    if float(torch.linalg.vector_norm(tensor.detach())) <= LARGEST:  # so no value is larger, and none is NaN
-        return tensor
-    fine = ((tensor.detach().abs() <= LARGEST) & tensor.isfinite()).all(dim=1)  # in float32 LARGEST is infinite
-    if not bool(fine.all()):
-        row = int((~fine).nonzero()[0])
-        what = f"a value beyond {LARGEST:g}" if bool(tensor[row].isfinite().all()) else "NaN or infinity"
-        problem = f"sample {row + first} has {what} ({int((~fine).sum())} of {len(tensor)} samples here do)"
-        raise InputError(f"{name}: {problem}; remove those samples, or look for an overflow in that layer")
+    if not float(torch.linalg.vector_norm(tensor.detach())) <= LARGEST:  # else no value is larger, and none is NaN
+        fine = ((tensor.detach().abs() <= LARGEST) & tensor.isfinite()).all(dim=1)  # in float32 LARGEST is infinite
+        cure = "remove those rows, or look for an overflow in that layer"
+        refuse(~fine, name, f"NaN, infinity or a value beyond {LARGEST:g}", cure, first)
     return tensor
 
 
 def _check_labels(value: ArrayLike, logits: Tensor, first: int) -> Tensor:
     n, classes = logits.shape
-    try:
-        array = value if isinstance(value, Tensor) else np.asarray(value)
-    except ValueError as error:
-        raise InputError(f"labels: cannot be read as an array: {error}; give one class for each sample") from error
-    if tuple(array.shape) != (n,):
-        cure = "take .argmax(axis=1) of one-hot labels" if array.ndim == 2 else "give one class for each sample"
-        raise InputError(f"labels: expected {n}, one for each row of logits; got shape {tuple(array.shape)}; {cure}")
-    if n and "int" not in str(getattr(array.dtype, "name", array.dtype)):
-        raise InputError(f"labels: expected integers, got {array.dtype}; convert them to int64")
+    array: Any = value if isinstance(value, Tensor) else np.asarray(value)
+    if array.shape != (n,) or (n and "int" not in _kind(array)):
+        given = f"{_kind(array)} of shape {tuple(array.shape)}"
+        raise InputError(f"labels: expected {n} integers, one for each row of logits; got {given}; give one class each")
     tensor = array if isinstance(array, Tensor) else torch.from_numpy(array.astype(np.int64))
     tensor = tensor.to(logits.device, torch.int64)
-    outside = ((tensor < 0) | (tensor >= classes)).nonzero()
-    if len(outside):
-        row = int(outside[0])
-        problem = f"{int(tensor[row])} at position {row + first} is outside 0…{classes - 1} ({len(outside)} of {n} are)"
-        raise InputError(f"labels: {problem}; number the classes as the {classes} columns of the logits")
+    outside = (tensor < 0) | (tensor >= classes)
+    refuse(outside, "labels", f"a class outside 0…{classes - 1}", "number the classes as the columns of logits", first)
     return tensor
 
 
@@ -291,8 +251,7 @@ def recut(parts: Iterable[Outputs]) -> Iterator[Outputs]:
     rows, whole = 0, None
     for part in parts:
         size = block_rows(part.n_classes, sum(value.shape[1] for value in part.features.values()))
-        held = held if rows else []
-        held.append(part)
+        held = [*held, part] if rows else [part]
         rows += len(part)
         while rows >= size:
             whole = Outputs.concat(held)

@@ -140,9 +140,9 @@ def a_fit_that_fails_says_why_and_leaves_the_detector_as_it_was(case):
     bad = [("data: no training row", train[:0])]
     if case.needs.labels:
         bad.append(("labels: no sample of class 3 \\(1 of 5 classes have none\\); give every", few))
-        bad.append(("labels: this method needs the class of each row; give", few._with(labels=None)))
+        bad.append(("labels: this method needs the class of each row; give", few.replace(labels=None)))
     else:
-        assert case.make().fit(few._with(labels=None)).score(case.test).isfinite().all()
+        assert case.make().fit(few.replace(labels=None)).score(case.test).isfinite().all()
     if case.needs.blocks(train.features):
         bad.append(("", Outputs(train.logits, labels=train.labels)))
     for said, outputs in bad:
@@ -221,8 +221,8 @@ def declared_probabilities_are_their_logarithms(case):
     except InputError as error:
         assert "probabilities: energy needs logits" in str(error)  # noqa: PT017 (others may refuse them, with a reason)
         return
-    chances = [part._with(logits=part.logits.double().softmax(1)) for part in (case.train, case.test)]
-    logs = [part._with(logits=part.logits.log()) for part in chances]
+    chances = [part.replace(logits=part.logits.double().softmax(1)) for part in (case.train, case.test)]
+    logs = [part.replace(logits=part.logits.log()) for part in chances]
     close(detector.fit(chances[0]).score(chances[1]), case.make().fit(logs[0]).score(logs[1]))
     with pytest.warns(IgeoodWarning, match="200 of 200 samples are training samples"):  # which are recognised
         Guard(detector).fit(chances[0]).calibrate(chances[0])

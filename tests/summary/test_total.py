@@ -68,7 +68,7 @@ def ways(rows, needs, budget):
 def test_batches_shards_and_their_order_do_not_matter(method, budget, rows, suited):
     needs = igeood.METHODS[method].needs
     rows = suited(rows, needs)
-    for data in (rows,) if needs.labels else (rows, rows._with(labels=None)):
+    for data in (rows,) if needs.labels else (rows, rows.replace(labels=None)):
         whole = Summary.of(data, needs, budget=budget)
         truncated = [len(sample) < len(np.unique(data.keys)) for sample in whole.samples.values()]
         assert all(truncated) or budget > SMALL
@@ -242,7 +242,7 @@ def test_files_that_are_no_summary(rows, tmp_path):
 )
 def test_summaries_that_do_not_add(rows, needs, options, change, what):
     one = Summary(ALL, model="one").add(rows)
-    other = Summary(needs, **{"model": "one", **options}).add(rows[:9]._with(**change))
+    other = Summary(needs, **{"model": "one", **options}).add(rows[:9].replace(**change))
     with pytest.raises(InputError, match=rf"^summary: {what}.*; add those of one method, model and set of layers"):
         one + other
     assert_same(one, Summary.of(rows, ALL))
@@ -258,9 +258,9 @@ def test_batches_that_do_not_add(rows, unlabelled):
         Summary.of(unlabelled, ALL)
     with pytest.raises(InputError, match=r"outputs: no features to learn from; give Outputs\("):
         Summary.of(Outputs(rows.logits, labels=rows.labels), ALL)
-    with pytest.raises(InputError, match=r"features: a batch has layers .*; give batches of one model"):
+    with pytest.raises(InputError, match=r"outputs: a batch has widths .*'late', .*; give batches of one model"):
         Summary.of(rows, ALL).add(rows.only(["late", "early"]))
-    with pytest.raises(InputError, match="logits: a batch has 4 columns, an earlier one 5"):
+    with pytest.raises(InputError, match=r"outputs: a batch has widths \[\('logits', 4\)"):
         Summary.of(rows, free).add(Outputs(rows.logits[:, :4], labels=rows.labels.clamp(max=3)))
     with pytest.raises(InputError, match=r"labels: no sample of class 2 \(1 of 5 classes have none\)"):
         Summary.of(rows[rows.labels != 2], ALL).check_classes()

@@ -121,7 +121,7 @@ class Detector(ABC):
 
     def read(self, batch: Outputs) -> Outputs:
         """Outputs whose logits are logits: where probabilities were declared, their logarithm."""
-        return batch.with_logits(log_probabilities(batch.logits, batch.first)) if self.probabilities else batch
+        return batch.replace(logits=log_probabilities(batch.logits, batch.first)) if self.probabilities else batch
 
     def check_fitted(self) -> None:
         """Raise unless `fit` has run."""

@@ -332,7 +332,7 @@ class Guard:
             whole = Outputs.concat(pairs)
             if not len(whole):
                 raise InputError("data: no sample to explain; give at least one")
-            return explain(self.detector, whole.as_tensors(), top, to_numpy=is_numpy(data))
+            return explain(self.detector, whole.replace(numpy=False), top, to_numpy=is_numpy(data))
 
     def diagnose(self, data: Any, labels: Any = None) -> dict[str, LayerDiagnostics]:
         """Say how Gaussian the features of in-distribution samples are, for each layer: see `igeood.diagnose`.

@@ -94,7 +94,7 @@ def stepped(
             return parts[0]
         pairs = zip(parts, targets, strict=True)
         features = {layer: part.features[layer] for part, layers in pairs for layer in layers or ()}
-        return Outputs.checked(clean.logits, features, None, clean.numpy)
+        return clean.replace(features=features)
 
     with torch.inference_mode(False), torch.no_grad():
         return clean, [after(epsilon) if epsilon else clean for epsilon in epsilons]

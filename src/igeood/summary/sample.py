@@ -192,7 +192,7 @@ class Sample:
             features[block] = values[:, column : column + width]
             column += width
         labels = torch.from_numpy(self._labels[rows]) if self.strata > 1 else None
-        return Outputs.checked(values[:, : self.n_classes], features, labels, False, self._keys[rows])
+        return Outputs.checked(values[:, : self.n_classes], features, labels, self._keys[rows])
 
     def within(self, budget: int) -> "Sample":
         """A copy that keeps to a budget too."""

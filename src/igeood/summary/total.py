@@ -98,10 +98,8 @@ class Summary:
 
     def _check(self, batch: Outputs) -> None:
         if self.shape is None:
-            self.shape = batch[:0].cloned()
+            self.shape = batch[torch.arange(0)]  # a copy, which holds none of the batch's memory
         check_alike(self.shape, batch)
-        if (self.shape.labels is None) != (batch.labels is None):
-            raise InputError("labels: some batches have them and some have none; give all or none")
 
     def _start_samples(self, batch: Outputs, strata: int) -> None:
         if self.samples or not self.needs.samples:
