@@ -124,7 +124,7 @@ def shop(tmp_path_factory):
 def tree(folder):
     """Every file below a folder with its content, but for empty locks, which stay if nobody writes there again."""
     files = (path for path in Path(folder).rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): content(path) for path in files if path.suffix != ".lock"}
+    return {str(path.relative_to(folder)): content(path) for path in files if not path.name.endswith(".lock")}
 
 
 def content(path):
