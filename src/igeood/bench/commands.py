@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from igeood.errors import InputError
 from igeood.terminal import FILE, FOLDER, force_option, json_option, progress_bars, root_option, seed_option, show
 
 if TYPE_CHECKING:
-    from igeood.bench.networks import Progress, Task
+    from igeood.bench.networks import Progress
     from igeood.bench.report import Report
     from igeood.bench.runs import Results
 
@@ -74,10 +73,11 @@ def train(network: str, data: str, out: str, root: str | None, limit: int | None
 
     A run that was stopped goes on from its checkpoint when the same command is given again.
     """
-    from igeood.bench import networks
+    from igeood.bench import inputs, networks
 
     networks.build(network)
-    how = networks.Recipe(**recipe)
+    how, task = networks.Recipe(**recipe), inputs.learning_task(data, root=root, limit=limit)
+    click.echo(f"{len(task.images):,} training images, {len(task.test_images):,} test images", err=True)
     with progress_bars() as report:
 
         def progress(now: "Progress") -> None:
@@ -85,21 +85,8 @@ def train(network: str, data: str, out: str, root: str | None, limit: int | None
             if now.step == now.steps:
                 click.echo(f"epoch {now.epoch + 1}: loss {now.loss:.3f}, {now.accuracy:.1%} right", err=True)
 
-        accuracy = networks.train(network, _task(data, root, limit), out, how, progress=progress)
+        accuracy = networks.train(network, task, out, how, progress=progress)
     show(as_json, {"network": network, "data": data, "out": out, "accuracy": accuracy})
-
-
-def _task(name: str, root: str | None, limit: int | None) -> "Task":
-    from igeood.bench import datasets
-    from igeood.bench.networks import Task
-
-    learn, test = (datasets.load(name, root=root, split=split, limit=limit) for split in ("train", "test"))
-    if learn.labels is None or test.labels is None:
-        raise InputError(f"data: {name} has no labels to learn; name a set of labelled images")
-    click.echo(f"{len(learn):,} training images, {len(test):,} test images", err=True)
-    known, classes = datasets.DATASETS.get(name), learn.classes or int(learn.labels.max()) + 1
-    mean, std = (known.mean or (), known.std or ()) if known else ((), ())
-    return Task(name, classes, learn.images(), learn.labels, test.images(), test.labels, mean, std)
 
 
 @click.command()

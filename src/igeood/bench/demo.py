@@ -12,7 +12,8 @@ import torch
 
 from igeood.bench import datasets
 from igeood.bench.datasets import ImageSet
-from igeood.bench.networks import Recipe, Task, read_weights, train
+from igeood.bench.inputs import learning_task
+from igeood.bench.networks import Recipe, read_weights, train
 from igeood.bench.runs import Network, Plan, Results, load_network
 from igeood.bench.runs import run as run_benchmark
 from igeood.bench.runs.cells import Rows
@@ -29,7 +30,6 @@ SETTINGS = ("black-box", "grey-box", "white-box-validation")
 IMAGES = 1243  # of each set at most: as many as there are test digits
 GREY_IMAGES = 150  # that the grey box sees of each set
 EPOCHS, BATCH, RATE = 24, 32, 0.05
-CLASSES = 8
 SHARE = 0.3  # of the held-out digits that the guard is tuned on; the others calibrate it
 
 
@@ -120,14 +120,10 @@ def _run(target: Path, seed: int, notify: Notify) -> Demo:
 
 def _trained(path: Path, seed: int, notify: Notify) -> Network:
     """The classifier of the digits 0…7: trained, unless its weights are there."""
-    learn, judge = (datasets.load(KNOWN, split=split) for split in ("train", "test"))
-    assert learn.labels is not None  # noqa: S101 (they have some)
-    assert judge.labels is not None  # noqa: S101
-    task = Task(KNOWN, CLASSES, learn.images(), learn.labels, judge.images(), judge.labels)
     recipe = Recipe(epochs=EPOCHS, batch=BATCH, rate=RATE, augment=False, seed=seed)
     if not path.exists():
         done = lambda now: notify("training", now.epoch * now.steps + now.step, EPOCHS * now.steps)  # noqa: E731
-        train(NETWORK, task, path, recipe, progress=done)
+        train(NETWORK, learning_task(KNOWN), path, recipe, progress=done)
     elif json.loads(read_weights(path)[1].get("training", "{}")).get("recipe") != asdict(recipe):
         raise InputError(f"out: {path} is of another demonstration, or seed; name another folder")
     return load_network(str(path))

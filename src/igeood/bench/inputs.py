@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from igeood.bench.datasets import DATASETS, load
-from igeood.bench.networks import normalised
+from igeood.bench.networks import Task, normalised
 from igeood.errors import InputError
 from igeood.guard import Guard
 from igeood.model.step import check_channels
@@ -25,6 +25,15 @@ def prepare(guard: Guard, train: str, size: int | None, **given: str | None) -> 
             raise InputError(f"{name}: expected one number, or three with commas between them; got {text!r}")
         guard.preparation[name] = values
         setattr(guard.inputs, name, values * (3 // len(values)))
+
+
+def learning_task(name: str, *, root: str | None = None, limit: int | None = None) -> Task:
+    """A labelled set, to train a classifier on; normalised as is usual for it, or else by its own moments."""
+    learn, test = (load(name, root=root, split=split, limit=limit) for split in ("train", "test"))
+    if learn.labels is None or test.labels is None or learn.classes is None:
+        raise InputError(f"data: {name} has no labels to learn; name a set of labelled images")
+    usual = (getattr(DATASETS.get(name), key, None) or () for key in ("mean", "std"))
+    return Task(name, learn.classes, learn.images(), learn.labels, test.images(), test.labels, *usual)
 
 
 class Images:

@@ -44,11 +44,8 @@ def test_subsets_are_those_of_the_arrays(ten, key):
 def test_limit_is_evenly_spaced_and_keeps_first_and_last(ten):
     assert ten.limited(4).rows.tolist() == [0, 3, 6, 9]
     assert ten.limited(10) is ten.limited(None) is ten
-    for wrong in (0, -1, 2.5, True):
-        with pytest.raises(InputError, match="limit"):
-            ten.limited(wrong)
-    with pytest.raises(InputError, match="size"):
-        ten.batches(0)
+    with pytest.raises(InputError, match="limit"):
+        ten.limited(0)
 
 
 def test_digest_changes_with_rows_order_labels_and_content_only(ten):
@@ -56,12 +53,12 @@ def test_digest_changes_with_rows_order_labels_and_content_only(ten):
     changed[9, 2, 31, 31] ^= 1
     others = [ten[:5], ten[::-1], ImageSet("ten", "Ten", Arrays(VALUES), np.arange(10))]
     others.append(ImageSet("ten", "Ten", Arrays(changed), np.arange(10), np.arange(10) % 3, 3))
-    assert len({ten.digest(), *(images.digest() for images in others)}) == 5
+    assert len({ten.digest, *(images.digest for images in others)}) == 5
     copy = ImageSet("other", "Other", Arrays(VALUES.copy()), np.arange(10), np.arange(10) % 3, 3)
-    assert copy.digest() == ten.digest() == ten[:].digest()
+    assert copy.digest == ten.digest == ten[:].digest
     assert len(copy[:6].contents() & ten[4:].contents()) == 2
-    assert ten.digest().startswith("03464557")
-    assert load("gaussian", limit=7).digest().startswith("f53b2d7c")  # as in 0.1
+    assert ten.digest.startswith("03464557")
+    assert load("gaussian", limit=7).digest.startswith("f53b2d7c")  # as in 0.1
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P", "LA", "1", "CMYK"])

@@ -112,7 +112,7 @@ def test_a_killed_download_leaves_no_set_and_the_next_one_cleans_up(small, root)
 def test_plain_files_need_no_unpacking(web, root, make, tmp_path):
     make.mat(tmp_path / "made.mat")
     web.files["/test_32x32.mat"] = content = (tmp_path / "made.mat").read_bytes()
-    download = Download(f"{web.url}/test_32x32.mat", None, make.md5(content), into="svhn")
+    download = Download(f"{web.url}/test_32x32.mat", make.md5(content), into="svhn")
     svhn = replace(DATASETS["svhn"], downloads=(download,), counts={"test": 12})
     assert get(svhn, root)
     assert names(root) == ["svhn/test_32x32.mat"]
@@ -161,7 +161,5 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, packed, monkey
 def test_sets_that_cannot_be_fetched(serve, packed, root):
     assert not get(DATASETS["gaussian"], root)
     assert not root.exists()
-    with pytest.raises(InputError, match=r"lsun: must be fetched by hand: see https.*unpack it in"):
-        get(replace(DATASETS["lsun"], downloads=()), root)
     with pytest.raises(InputError, match=r"cifar-10 is missing after download .*see https"):
         get(serve(packed({"cifar-10-batches-bin/readme": b"x"})), root)

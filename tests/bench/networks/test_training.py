@@ -16,7 +16,7 @@ from torch import nn
 
 from igeood.bench.networks import NETWORKS, Recipe, Task, build, load_weights, normalised, read_weights, train
 from igeood.bench.networks.training import Run, accuracy, augmented
-from igeood.errors import InputError
+from igeood.errors import GuardFileError, InputError
 
 SHORT = Recipe(epochs=3, batch=16, rate=0.05)
 
@@ -122,7 +122,7 @@ def test_a_checkpoint_of_another_run_is_refused(task, tmp_path):
     with pytest.raises(InputError, match="another data"):
         train("resnet-10-16", make_task(seed=1), path, SHORT)
     path.with_suffix(".training").write_bytes(b"garbage")
-    with pytest.raises(InputError, match=r"net\.training is damaged"):
+    with pytest.raises(GuardFileError, match=r"net\.training is damaged"):
         train("resnet-10-16", task, path, SHORT)
 
 
@@ -181,7 +181,7 @@ def test_moments_of_the_channels_normalise(task):
 
 
 @pytest.mark.parametrize(
-    "bad", [{"epochs": 0}, {"batch": 1}, {"rate": float("nan")}, {"decay": "1"}, {"seed": True}, {"optimiser": "adma"}]
+    "bad", [{"epochs": 0}, {"batch": 1}, {"rate": float("nan")}, {"seed": -1}, {"optimiser": "adma"}]
 )
 def test_recipes_that_cannot_be(bad):
     with pytest.raises(InputError, match=f"^{next(iter(bad))}: "):
@@ -195,7 +195,7 @@ def test_a_loss_that_is_not_finite(task, tmp_path):
 
 def test_tasks_that_cannot_be():
     images = np.zeros((3, 3, 32, 32), np.uint8)
-    with pytest.raises(InputError, match=r"labels: no training image of class 2 \(1 of 3 have none\)"):
+    with pytest.raises(InputError, match="labels: no training image of 1 classes, of 2 for example"):
         Task("x", 3, images[:2], np.arange(2), images[:1], np.zeros(1, int))
     with pytest.raises(InputError, match="images: 3 images and 2 labels"):
         Task("x", 2, images, np.zeros(2, int), images, np.zeros(3, int))
@@ -205,5 +205,5 @@ def test_every_network_has_the_classes_asked_for():
     assert all(build(name, 7)(torch.zeros(2, 3, 32, 32)).shape == (2, 7) for name in NETWORKS)
     with pytest.raises(InputError, match="did you mean 'resnet-34'"):
         build("resnet34")
-    with pytest.raises(InputError, match="classes: must be a whole number, at least 2"):
+    with pytest.raises(InputError, match="classes: must be at least 2"):
         build("resnet-34", 1)

@@ -44,15 +44,13 @@ class Embedded:
 
 def load_embedded(name: str, split: str) -> ImageSet:
     """One of `EMBEDDED`; only the digits have a split `"train"`."""
-    if name not in EMBEDDED:
-        raise InputError.unknown("name", name, EMBEDDED)
     splits = ("train", "test") if name == "demo:digits" else ("test",)
-    if split not in splits:
-        raise InputError.unknown("split", split, splits)
-    embedded = EMBEDDED[name]
-    images, labels = embedded.make(split)
+    for argument, value, known in (("name", name, EMBEDDED), ("split", split, splits)):
+        if value not in known:
+            raise InputError.unknown(argument, value, known)
+    images, labels = EMBEDDED[name].make(split)
     classes = None if labels is None else KNOWN
-    return ImageSet(name, embedded.title, Arrays(images), np.arange(len(images)), labels, classes)
+    return ImageSet(name, EMBEDDED[name].title, Arrays(images), np.arange(len(images)), labels, classes)
 
 
 @lru_cache(maxsize=1)

@@ -53,7 +53,7 @@ class Source(ABC):
         if side == SIDE:
             return images
         pictures = (extra("PIL.Image").fromarray(image.transpose(1, 2, 0)) for image in images)
-        return stack([prepare(picture, side=side) for picture in pictures], side)
+        return np.stack([prepare(picture, side=side) for picture in pictures])
 
     def content(self, rows: Rows) -> Iterator[bytes]:
         """What each of these images is made from, for the digest; by default its pixels."""
@@ -97,8 +97,8 @@ class ImageSet:
 
     def limited(self, limit: int | None) -> "ImageSet":
         """At most `limit` images, evenly spaced from first to last, so that every class folder has its share."""
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | np.integer) or limit < 1):
-            raise InputError(f"limit: must be a positive integer or None, got {limit!r}")
+        if limit is not None and limit < 1:
+            raise InputError(f"limit: must be at least 1, got {limit}")
         if limit is None or limit >= len(self):
             return self
         return self[np.linspace(0, len(self) - 1, limit).round().astype(np.int64)]
@@ -106,14 +106,12 @@ class ImageSet:
     def images(self) -> Images:
         """All images at once, uint8 (N, 3, side, side)."""
         images = np.empty((len(self), 3, self.side, self.side), np.uint8)
-        for i, batch in enumerate(self.batches(BLOCK)):
-            images[BLOCK * i : BLOCK * i + len(batch)] = batch
+        for start, batch in zip(range(0, len(self), BLOCK), self.batches(BLOCK), strict=True):
+            images[start : start + BLOCK] = batch
         return images
 
     def batches(self, size: int = 100) -> Iterator[Images]:
         """The images in order, `size` at a time, uint8 (n, 3, side, side)."""
-        if not isinstance(size, int) or size < 1:
-            raise InputError(f"size: must be a positive integer, got {size!r}")
         starts = range(0, len(self), size)
         return (self.source.resized(self.rows[start : start + size], self.side) for start in starts)
 
@@ -121,12 +119,9 @@ class ImageSet:
         """A hash of each image's source, to find images that two sets share."""
         return frozenset(hashlib.blake2b(c, digest_size=16).digest() for c in self.source.content(self.rows))
 
+    @cached_property
     def digest(self) -> str:
         """SHA-256 over the selected images' source bytes in order, the labels, and the version of the preparation."""
-        return self._digest
-
-    @cached_property
-    def _digest(self) -> str:
         size = "" if self.side == SIDE else f" {self.side}"
         total = hashlib.sha256(f"igeood images {PREPARATION} {len(self)}{size}\n".encode())
         for content in self.source.content(self.rows):
@@ -152,7 +147,7 @@ class Files(Source):
         """The images of these rows, resized once, from the file."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's, about files that it reads nevertheless
-            return stack([_prepare_file(self.paths[row], side) for row in rows], side)
+            return np.stack([_prepare_file(self.paths[row], side) for row in rows])
 
     def content(self, rows: Rows) -> Iterator[bytes]:
         """The files' bytes."""
@@ -175,7 +170,7 @@ class Arrays(Source):
             return chosen
         if chosen.shape[1:] == (SIDE, SIDE):
             return np.repeat(chosen[:, None], 3, axis=1)
-        return stack([prepare(extra("PIL.Image").fromarray(grey)) for grey in chosen])
+        return np.stack([prepare(extra("PIL.Image").fromarray(grey)) for grey in chosen])
 
     def content(self, rows: Rows) -> Iterator[bytes]:
         """The images' shape, and their bytes before preparation."""
@@ -205,11 +200,6 @@ def _noise(block: int) -> Images:
     """1,000 images: mean 0.5, variance 1, clipped to [0, 1]."""
     p = np.random.default_rng([0, block]).normal(0.5, 1.0, (BLOCK, 3, SIDE, SIDE)).clip(0, 1)
     return (255 * p).round().astype(np.uint8)
-
-
-def stack(images: Sequence[Images], side: int = SIDE) -> Images:
-    """Stacks images; an empty list gives shape (0, 3, side, side)."""
-    return np.stack(images) if images else np.empty((0, 3, side, side), np.uint8)
 
 
 def _prepare_file(path: Path, side: int) -> Images:

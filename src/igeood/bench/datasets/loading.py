@@ -52,17 +52,15 @@ def load(
     >>> noise.images().shape
     (3, 3, 32, 32)
     """
-    if isinstance(side, bool) or not isinstance(side, int) or not 1 <= side <= MAX_SIDE:
+    if not 1 <= side <= MAX_SIDE:
         raise InputError(f"side: must be 1 to {MAX_SIDE} pixels, got {side!r}")
-    if not isinstance(name, str):
-        raise InputError(f"name: must be text, got {name!r}")
     name = canonical(name)
-    kind, colon, path = name.partition(":")
-    if colon and kind == "folder":
-        images = _folder(Path(path), name, labelled)
-    elif colon and kind == "idx":
-        images = _idx(Path(path), name, split)
-    elif colon and kind == "demo":
+    path = Path(name.partition(":")[2])
+    if name.startswith("folder:"):
+        images = _folder(path, name, labelled)
+    elif name.startswith("idx:"):
+        images = _idx(path, name, split)
+    elif name.startswith("demo:"):
         images = load_embedded(name, split)
     else:
         images = load_dataset(find(name), root=data_root(root), split=split)
@@ -93,9 +91,8 @@ def load_dataset(dataset: Dataset, *, root: Path, split: str) -> ImageSet:
     expected = dataset.counts[split]
     source, labels = _read(dataset, root, split)
     part = "" if len(source) == expected else f"{len(source):,} of {expected:,} images"
-    classes = None if labels is None else dataset.classes
     note = "; ".join(filter(None, [part, dataset.note]))
-    return ImageSet(dataset.name, dataset.title, source, np.arange(len(source)), labels, classes, note)
+    return ImageSet(dataset.name, dataset.title, source, np.arange(len(source)), labels, dataset.classes, note)
 
 
 def _read(dataset: Dataset, root: Path, split: str) -> tuple[Source, Labels | None]:
@@ -136,48 +133,44 @@ def image_files(folder: Path) -> list[Path]:
 
 
 def _folder(folder: Path, name: str, labelled: bool) -> ImageSet:
+    """All images below a folder; if they are labelled, each sub-folder is a class."""
     if not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder; give one with images in it")
-    classes = _classes(folder) if labelled else [folder]
-    parts = [image_files(place) for place in classes]
+    places = [folder]
+    if labelled:
+        inside = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
+        stray = next((path for path in inside if path.suffix.lower() in SUFFIXES and path.is_file()), None)
+        if stray is not None:
+            raise InputError(f"{stray}: lies beside the classes; put each image into the sub-folder of its class")
+        places = [path for path in inside if path.is_dir()]
+        if len(places) < 2:
+            raise InputError(f"{folder}: expected a sub-folder for each class, at least two; found {len(places)}")
+    parts = [image_files(place) for place in places]
     paths = tuple(path for part in parts for path in part)
     labels = np.repeat(np.arange(len(parts)), [len(part) for part in parts]) if labelled else None
-    number = len(classes) if labelled else None
-    return ImageSet(name, folder.resolve().name, Files(paths), np.arange(len(paths)), labels, number)
-
-
-def _classes(folder: Path) -> list[Path]:
-    """The sub-folders of a folder, one a class, by name. An image beside them would belong to no class."""
-    inside = sorted((path for path in folder.iterdir() if not path.name.startswith(".")), key=lambda path: path.name)
-    stray = next((path for path in inside if path.suffix.lower() in SUFFIXES and path.is_file()), None)
-    if stray is not None:
-        raise InputError(f"{stray}: lies beside the classes; put each image into the sub-folder of its class")
-    folders = [path for path in inside if path.is_dir()]
-    if len(folders) < 2:
-        raise InputError(f"{folder}: expected a sub-folder for each class, at least two; found {len(folders)}")
-    return folders
+    classes = len(parts) if labelled else None
+    return ImageSet(name, folder.resolve().name, Files(paths), np.arange(len(paths)), labels, classes)
 
 
 def _idx(path: Path, name: str, split: str) -> ImageSet:
-    if not path.exists():
-        raise InputError(f"{path}: there is no such file or folder; give an idx file, or the folder of the four")
-    if not path.is_dir():
-        images = read_idx(path, dims=3)
-        return ImageSet(name, path.resolve().name, Arrays(images), np.arange(len(images)))
-    stems = {"train": "train", "test": "t10k"}
-    if split not in stems:
-        raise InputError.unknown("split", split, stems)
-    images = read_idx(_either(path, f"{stems[split]}-images-idx3-ubyte"), dims=3)
-    labels_file = _either(path, f"{stems[split]}-labels-idx1-ubyte")
-    labels = read_idx(labels_file, dims=1).astype(np.int64)
-    if len(labels) != len(images):
+    """One idx file of images, or a folder of the four files of an MNIST-like set."""
+    labels, images_file = None, path
+    if path.is_dir():
+        stems = {"train": "train", "test": "t10k"}
+        if split not in stems:
+            raise InputError.unknown("split", split, stems)
+        images_file, labels_file = (path / f"{stems[split]}-{part}-ubyte" for part in ("images-idx3", "labels-idx1"))
+        labels = read_idx(_either(labels_file), dims=1).astype(np.int64)
+    images = read_idx(_either(images_file), dims=3)
+    if labels is not None and len(labels) != len(images):
         raise InputError(f"{labels_file}: {len(labels):,} labels for {len(images):,} images; fetch both files again")
-    classes = int(labels.max()) + 1
+    classes = None if labels is None else int(labels.max()) + 1
     return ImageSet(name, path.resolve().name, Arrays(images), np.arange(len(images)), labels, classes)
 
 
-def _either(folder: Path, name: str) -> Path:
-    for path in (folder / name, folder / f"{name}.gz"):
-        if path.is_file():
-            return path
-    raise InputError(f"{folder / name}: neither it nor {name}.gz is there; fetch the four official files")
+def _either(path: Path) -> Path:
+    """A file, or its gzipped form."""
+    for place in (path, path.with_name(f"{path.name}.gz")):
+        if place.is_file():
+            return place
+    raise InputError(f"{path}: neither it nor {path.name}.gz is there; give an idx file, or the folder of the four")

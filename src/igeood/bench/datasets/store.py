@@ -49,24 +49,22 @@ def status(dataset: Dataset, root: Path) -> Status:
     total = sum(counts.values())
     wrong = [f"{split} {n:,} of {dataset.counts[split]:,}" for split, n in counts.items() if n != dataset.counts[split]]
     state: State = "ok" if not wrong else "partial" if total else "missing"
-    return Status(dataset.name, state, total, expected, "; ".join(wrong) if total else "")
+    return Status(dataset.name, state, total, expected, "; ".join(wrong))
 
 
 def _count(dataset: Dataset, root: Path, split: str) -> int:
-    if dataset.kind == "noise":
-        return dataset.counts[split]
-    paths = present(dataset, root, split)
-    if not paths:
+    if not begun(dataset, root, split):
         return 0
-    if dataset.kind == "mat":
-        verify(paths[0], checksum_of(dataset, paths[0]))
+    if dataset.kind == "mat":  # its checksum says how many it has
+        (path,) = present(dataset, root, split)
+        verify(path, checksum_of(dataset, path))
         return dataset.counts[split]
     return len(load_dataset(dataset, root=root, split=split))
 
 
-def begun(dataset: Dataset, root: Path) -> bool:
-    """Whether anything of a set's test images is there."""
-    return dataset.kind == "noise" or bool(present(dataset, root, "test"))
+def begun(dataset: Dataset, root: Path, split: str = "test") -> bool:
+    """Whether anything of a split is there."""
+    return dataset.kind == "noise" or bool(present(dataset, root, split))
 
 
 def get(dataset: Dataset, root: Path, *, force: bool = False, progress: Show | None = None) -> bool:
@@ -85,15 +83,12 @@ def get(dataset: Dataset, root: Path, *, force: bool = False, progress: Show | N
     progress : callable, optional
         Called with the file's name, the bytes so far, and the bytes in all if known.
     """
-    aside, lock = root / OWN / dataset.name, root / OWN / f"{dataset.name}.lock"
-    is_whole = dataset.kind == "noise" or (not force and status(dataset, root).state == "ok")
-    if is_whole and not (aside.exists() or lock.exists()):
+    if dataset.kind == "noise":
         return False
-    if not dataset.downloads:
-        raise InputError(f"{dataset.name}: must be fetched by hand: see {dataset.home}, and unpack it in {root}")
-    with only_one(lock, dataset.name):
+    aside = root / OWN / dataset.name
+    with only_one(root / OWN / f"{dataset.name}.lock", dataset.name):
         shutil.rmtree(aside, ignore_errors=True)  # what a killed run left
-        if is_whole:
+        if not force and status(dataset, root).state == "ok":
             return False
         try:
             for download in dataset.downloads:
@@ -103,8 +98,7 @@ def get(dataset: Dataset, root: Path, *, force: bool = False, progress: Show | N
             shutil.rmtree(aside, ignore_errors=True)
     after = status(dataset, root)
     if after.state != "ok":
-        detail = after.detail or f"{after.found:,} of {after.expected:,} images"
-        raise InputError(f"{root}: {dataset.name} is {after.state} after download ({detail}); see {dataset.home}")
+        raise InputError(f"{root}: {dataset.name} is {after.state} after download ({after.detail}); see {dataset.home}")
     return True
 
 
@@ -120,7 +114,7 @@ def _get(dataset: Dataset, download: Download, aside: Path, progress: Show | Non
     except (OSError, ValueError) as error:  # OSError: all that requests raises
         cure = f"nothing was kept: run it again, or see {dataset.home} for a new address"
         raise InputError(f"{download.url}: {error}; {cure}") from error
-    into = aside / "files" / ("" if file.name.endswith(ARCHIVES) else download.into)
+    into = aside / "files" / download.into
     into.mkdir(parents=True, exist_ok=True)
     if file.name.endswith(ARCHIVES):
         own = {place.split("/")[0] for layouts in dataset.layouts.values() for layout in layouts for place in layout}

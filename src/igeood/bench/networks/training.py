@@ -6,8 +6,9 @@ state and the number of epochs done; nothing else is needed to go on.
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -20,9 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from igeood.bench.networks.catalog import build
-from igeood.bench.networks.weights import read_tensors
 from igeood.errors import InputError
-from igeood.files import only_one, write_whole
+from igeood.files import only_one, read_record, write_record, write_whole
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
@@ -63,10 +63,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name, low in {"epochs": 1, "batch": 2, "seed": 0, "rate": 0, "momentum": 0, "decay": 0}.items():
-            value, kind = getattr(self, name), "whole" if name in ("epochs", "batch", "seed") else "finite"
-            number = isinstance(value, int if kind == "whole" else (int, float)) and not isinstance(value, bool)
-            if not (number and low <= value < float("inf")):
-                raise InputError(f"{name}: must be a {kind} number, at least {low}; got {value!r}")
+            if not low <= getattr(self, name) < math.inf:
+                raise InputError(f"{name}: must be a finite number, at least {low}; got {getattr(self, name)!r}")
         if self.optimiser not in ("sgd", "adam"):
             raise InputError.unknown("optimiser", self.optimiser, ("sgd", "adam"))
 
@@ -117,18 +115,16 @@ class Task:
                 raise InputError(f"{name}: {len(images)} images and {len(labels)} labels; both are needed, one each")
         absent = np.setdiff1d(np.arange(self.classes), self.labels)
         if len(absent):
-            share = f"{len(absent)} of {self.classes} have none"
-            raise InputError(f"labels: no training image of class {absent[0]} ({share})")
+            raise InputError(f"labels: no training image of {len(absent)} classes, of {absent[0]} for example")
         if not self.mean:
-            mean, std = _moments(self.images)
-            object.__setattr__(self, "mean", mean)
-            object.__setattr__(self, "std", std)
+            for name, values in zip(("mean", "std"), _moments(self.images), strict=True):
+                object.__setattr__(self, name, values)
 
     def digest(self) -> str:
         """SHA-256 of everything that the weights depend on, 16 hex digits."""
         digest = hashlib.sha256(repr((self.classes, self.mean, self.std, self.images.shape)).encode())
-        digest.update(np.ascontiguousarray(self.images).data)
-        digest.update(np.ascontiguousarray(self.labels).data)
+        for array in (self.images, self.labels):
+            digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()[:16]
 
 
@@ -214,34 +210,29 @@ class Run:
         return float(loss.detach()) * len(rows), int((logits.argmax(dim=1) == labels).sum())
 
     def save(self, path: Path) -> None:
-        """Write a checkpoint: a safetensors file."""
-        tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        """Write a checkpoint: the weights, and each parameter's state in the optimiser."""
+        tensors = {f"|{name}": value for name, value in self.model.state_dict().items()}
         for name, parameter in self.model.named_parameters():
             state = self.optimiser.state.get(parameter, {})
-            tensors |= {f"optimiser.{name}|{key}": value for key, value in state.items() if isinstance(value, Tensor)}
-        _write(path, tensors, {"run": json.dumps({**self.record, "epoch": self.epoch})})
+            tensors |= {f"{key}|{name}": value for key, value in state.items() if isinstance(value, Tensor)}
+        write_record(path, {"kind": "checkpoint", **self.record, "epoch": self.epoch}, tensors)
 
     def load(self, path: Path) -> None:
         """Continue from a checkpoint."""
-        tensors, about = read_tensors(path)
-        record = json.loads(about.get("run", "{}"))
+        record, tensors = read_record(path, "checkpoint")
         for key, value in self.record.items():
-            if record.get(key) != value:
-                there = f"the checkpoint {path} was made with another {key} ({record.get(key)}, not {value})"
+            if record[key] != value:
+                there = f"the checkpoint {path} was made with another {key} ({record[key]}, not {value})"
                 raise InputError(f"out: {there}; give the same settings to go on, or delete it to start anew")
-        self.model.load_state_dict({k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
+        self.model.load_state_dict({place[1:]: value for place, value in tensors.items() if place.startswith("|")})
         parameters = dict(self.model.named_parameters())
         for place, value in tensors.items():
-            if place.startswith("optimiser."):
-                name, _, key = place.removeprefix("optimiser.").partition("|")
+            key, _, name = place.partition("|")
+            if key:
                 like = parameters[name]  # in its memory layout, as another one rounds otherwise
                 same = value.shape == like.shape
                 self.optimiser.state[like][key] = torch.empty_like(like).copy_(value) if same else value
         self.epoch = record["epoch"]
-
-
-def _write(path: Path, tensors: Mapping[str, Tensor], about: dict[str, str]) -> None:
-    write_whole(path, save({name: value.detach().contiguous() for name, value in tensors.items()}, about))
 
 
 def train(
@@ -293,24 +284,15 @@ def train(
             run.advance(progress)
             run.save(checkpoint)
         share = accuracy(run.model, task)
-        _write(target, run.model.state_dict(), _about(run, share))
+        about = {  # how to use the weights, and how to make them again
+            "network": network, "trained_on": task.name, "classes": str(task.classes),
+            "train_images": str(len(task.images)), "test_images": str(len(task.test_images)),
+            "mean": ",".join(map(str, task.mean)), "std": ",".join(map(str, task.std)),
+            "test_accuracy": f"{share:.4f}", "training": json.dumps(run.record, sort_keys=True),
+        }  # fmt: skip
+        write_whole(target, save({name: value.contiguous() for name, value in run.model.state_dict().items()}, about))
         checkpoint.unlink(missing_ok=True)
     return share
-
-
-def _about(run: Run, share: float) -> dict[str, str]:
-    """The file's metadata: how to use the weights, and how to make them again."""
-    return {
-        "network": str(run.record["network"]),
-        "trained_on": run.task.name,
-        "classes": str(run.task.classes),
-        "train_images": str(len(run.task.images)),
-        "test_images": str(len(run.task.test_images)),
-        "mean": ",".join(map(str, run.task.mean)),
-        "std": ",".join(map(str, run.task.std)),
-        "test_accuracy": f"{share:.4f}",
-        "training": json.dumps(run.record, sort_keys=True),
-    }
 
 
 @torch.no_grad()

@@ -3,10 +3,10 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from igeood.errors import InputError
@@ -26,34 +26,22 @@ def read_weights(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
     source = Path(path)
     if not source.is_file():
         raise InputError(f"weights: there is no file {source}; check the path")
-    if source.suffix == ".safetensors":
-        return read_tensors(source)
-    if source.suffix not in (".pt", ".pth"):
+    if source.suffix not in (".safetensors", ".pt", ".pth"):
         raise InputError(f"weights: {source} is neither .safetensors nor a state dict in .pt or .pth; give such a file")
     try:
+        if source.suffix == ".safetensors":
+            with safe_open(source, framework="pt") as file:
+                return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
         loaded = torch.load(source, map_location="cpu", weights_only=True)
     except Exception as error:  # damage shows as any kind of error
-        cure = "save model.state_dict() alone"
+        cure = "get a whole copy, or save model.state_dict() alone"
         raise InputError(f"weights: {source} is damaged, or holds more than tensors; {cure}") from error
-    return _state_dict(loaded, source), {}
-
-
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a safetensors file, whatever its suffix."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
-    except (OSError, SafetensorError, ValueError, RuntimeError) as error:
-        raise InputError(f"weights: {path} is damaged, or cannot be read; get a whole copy") from error
-
-
-def _state_dict(loaded: Any, source: Path) -> dict[str, Tensor]:
     for key in ("state_dict", "model"):
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
     if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
         raise InputError(f"weights: {source} holds no state dict; save model.state_dict() alone")
-    return {str(name).removeprefix("module."): value for name, value in loaded.items()}
+    return {str(name).removeprefix("module."): value for name, value in loaded.items()}, {}
 
 
 def load_weights(model: M, path: str | os.PathLike[str]) -> M:

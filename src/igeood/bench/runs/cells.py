@@ -135,7 +135,7 @@ class _Bench:
     def _describe(self) -> None:
         """Put the network's own line beside the results: its layers, how Gaussian they are, and its accuracy."""
         sets = {part: self._set(self.own, part) for part in ("train", "test")}
-        asked = {**self.network.about, "data": {part: images.digest()[:16] for part, images in sets.items()}}
+        asked = {**self.network.about, "data": {part: images.digest[:16] for part, images in sets.items()}}
         if self.results.networks.find(asked) is not None:
             return
         train, test = (self.observer.outputs(images, Needs(), part) for part, images in sets.items())
@@ -156,7 +156,7 @@ class _Bench:
         sets = {"train": (self.own, "train"), "test": (self.own, "test")}
         sets |= {"ood": (cell.ood, "test")} if cell.ood else {}
         sets |= {"validation": (cell.validation, "validation")} if cell.validation not in UNNAMED else {}
-        digests = {part: self._set(*where).digest()[:16] for part, where in sets.items()}
+        digests = {part: self._set(*where).digest[:16] for part, where in sets.items()}
         options = {"limit": self.plan.limit} if cell.setting == "grey-box" else {}
         return {**self.network.about, **asdict(cell), "tpr": TPR, "schema": SCHEMA, "data": digests, **options}
 
@@ -207,7 +207,7 @@ class _Bench:
         """Outputs of a set's images as the setting sees them, for each size of the input step."""
         images, rows = self._set(name, part), self._rows(cell, name, part, tune=tune)
         if cell.setting == "grey-box":
-            return self.observer.stepped(images[rows], scorer, self._set(self.own, "train").digest(), epsilons)
+            return self.observer.stepped(images[rows], scorer, self._set(self.own, "train").digest, epsilons)
         return [self.observer.outputs(images, scorer.needs, part)[torch.from_numpy(rows)]] * len(epsilons)
 
     def _tune(self, cell: Cell) -> tuple[Detector, Record]:

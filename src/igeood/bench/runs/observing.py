@@ -68,7 +68,7 @@ class Observer:
         def make(batches: list[Batch]) -> Tensors:
             return _tensors(Outputs.concat([inputs.outputs(batch, labels=True, keys=True) for batch in batches]))
 
-        place = (name, part, images.digest())
+        place = (name, part, images.digest)
         if place not in self._memory:
             self._memory[place] = _outputs(self._kept(f"clean-{name}", images, make, part, layers=inputs.layers))
         return self._memory[place]
@@ -107,9 +107,9 @@ class Observer:
         network, total = self.network, len(images)
         about = {
             "kind": "outputs", "of": kind, "part": part, **network.about, "data": images.name,
-            "images": images.digest(), "count": total, **options,
+            "images": images.digest, "count": total, **options,
         }  # fmt: skip
-        folder = self.folder / f"{kind}-{network.weights}-{images.digest()[:16]}-{key_of(about)}"
+        folder = self.folder / f"{kind}-{network.weights}-{images.digest[:16]}-{key_of(about)}"
         shards = []
         for start in range(0, total, SHARD):
             path = folder / f"{start:06d}.safetensors"
