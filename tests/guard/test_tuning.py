@@ -13,7 +13,7 @@ import igeood
 from igeood.errors import InputError, MissingExtraError
 from igeood.guard import shares
 from igeood.guard.guard import EPSILONS
-from igeood.guard.tuning import SWEEP_RANGE, TemperatureSearch, Trial, tune_temperature
+from igeood.guard.tuning import SWEEP_RANGE, preference, tune_temperature
 from igeood.metrics import evaluate
 from igeood.outputs import Outputs, row_keys
 from igeood.summary import Summary
@@ -30,25 +30,24 @@ def arguments(make):
 def test_the_sweep_covers_its_range_and_refines_around_the_best(arguments):
     detector, samples, inside, outside = arguments
     before = detector.score(inside)
-    search = tune_temperature(*arguments)
-    temperatures = [trial.temperature for trial in search.trials]
+    trials = tune_temperature(*arguments)
+    temperatures = [trial["temperature"] for trial in trials]
     assert (temperatures[0], temperatures[-1]) == SWEEP_RANGE
     assert 1.0 in temperatures
     assert temperatures == sorted(set(temperatures))
-    assert search.best.rank() == max(trial.rank() for trial in search.trials)
-    at = temperatures.index(search.best.temperature)
+    at = temperatures.index(max(trials, key=preference)["temperature"])
     neighbours = temperatures[max(at - 1, 0) : at + 2]
     assert neighbours[-1] / neighbours[0] < 1.05
     done = []
-    assert search == tune_temperature(*arguments, seed=5, progress=lambda *now: done.append(now))  # the same every time
+    assert trials == tune_temperature(*arguments, seed=5, progress=lambda *now: done.append(now))  # the same every time
     assert done == sorted(done)
     assert done[-1][0] == done[-1][1]
     assert torch.equal(detector.score(inside), before)
-    for trial in search.trials[::12]:  # each is about what a fit at that temperature gives
-        exact = detector.at_temperature(trial.temperature, samples)
+    for trial in trials[::12]:  # each is about what a fit at that temperature gives
+        exact = detector.at_temperature(trial["temperature"], samples)
         rates = evaluate(exact.score(inside), exact.score(outside))
-        assert trial.tnr == pytest.approx(rates.tnr_at_tpr, abs=0.01)
-        assert trial.auroc == pytest.approx(rates.auroc, abs=1e-4)
+        assert trial["tnr"] == pytest.approx(rates.tnr_at_tpr, abs=0.01)
+        assert trial["auroc"] == pytest.approx(rates.auroc, abs=1e-4)
 
 
 @pytest.mark.parametrize("method", [name for name, m in igeood.METHODS.items() if not m.needs_layers])
@@ -60,7 +59,7 @@ def test_every_black_box_method_can_be_tuned(known, method):
     after = evaluate(guard.score(inside), guard.score(outside)).tnr_at_tpr
     assert (tuning.before, tuning.after) == (before, after)  # on all of them, for the share is 1
     assert after >= before
-    assert guard.detector.temperature == tuning.temperature.best.temperature
+    assert guard.detector.temperature == tuning.temperature
     assert f"{100 * after:.1f}% of 400 OOD samples refused, {100 * before:.1f}% before" in repr(tuning)
 
 
@@ -68,14 +67,16 @@ def test_bayesian_search_reaches_the_sweep_and_keeps_quiet(arguments, capfd, mon
     optuna = pytest.importorskip("optuna")
     level = optuna.logging.get_verbosity()
     done = []
-    search = tune_temperature(*arguments, search="bayes", trials=10, progress=lambda *now: done.append(now))
+    monkeypatch.setattr("igeood.guard.tuning.BAYES_TRIALS", 10)
+    trials = tune_temperature(*arguments, search="bayes", progress=lambda *now: done.append(now))
     assert done == [(i, 50) for i in range(1, 51)]
     assert optuna.logging.get_verbosity() == level
     assert capfd.readouterr().err == ""
-    assert len(search.trials) == 5 * 10
-    assert all(1.0 <= trial.temperature <= 1000.0 for trial in search.trials)
-    assert search.best.tnr >= max(t.tnr for t in tune_temperature(*arguments).trials if t.temperature >= 1.0) - 0.02
-    assert search == tune_temperature(*arguments, search="bayes", trials=10)
+    assert len(trials) == 5 * 10
+    assert all(1.0 <= trial["temperature"] <= 1000.0 for trial in trials)
+    sweep = [trial["tnr"] for trial in tune_temperature(*arguments) if trial["temperature"] >= 1.0]
+    assert max(trial["tnr"] for trial in trials) >= max(sweep) - 0.02
+    assert trials == tune_temperature(*arguments, search="bayes")
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'igeood\[tune\]'"):
         tune_temperature(*arguments, search="bayes")
@@ -83,8 +84,8 @@ def test_bayesian_search_reaches_the_sweep_and_keeps_quiet(arguments, capfd, mon
 
 def test_a_guard_is_never_worse_on_its_validation_samples_than_before(known, monkeypatch, caplog):
     """A search that ends at a useless temperature, and weights that are learnt the wrong way round."""
-    bad = Trial(1000.0, 1.0, 1.0)
-    monkeypatch.setattr("igeood.guard.tuning.tune_temperature", lambda *_, **__: TemperatureSearch(bad, (bad,)))
+    bad = {"temperature": 1000.0, "tnr": 1.0, "auroc": 1.0}
+    monkeypatch.setattr("igeood.guard.tuning.tune_temperature", lambda *_, **__: [bad])
 
     def poor(self, *_, **__):
         self.weights_ = -self.weights_
@@ -95,29 +96,29 @@ def test_a_guard_is_never_worse_on_its_validation_samples_than_before(known, mon
     scores = guard.score(known.ood)
     tuning = guard.tune(known.held_out, known.ood).tuning
     assert tuning.after == tuning.before > 0
-    assert tuning.weights is None
-    assert guard.detector.temperature == tuning.temperature.best.temperature == 1.0
+    assert tuning.strength is None
+    assert guard.detector.temperature == tuning.temperature == 1.0
     assert torch.equal(guard.score(known.ood), scores)
     assert "no more OOD validation samples are refused than before" in caplog.text
 
 
 def test_adversarial_samples_need_no_ood(model, data):
-    guard = igeood.white_box(model, plus=True).fit(data.train).tune(data.held_out, "fgsm", attack=0.1)
+    guard = igeood.white_box(model, method="igeood+").fit(data.train).tune(data.held_out, "fgsm", attack=0.1)
     attack = guard.tuning.attack
     assert guard.tuning.temperature is None  # they are made to fool the output
     assert guard.detector.temperature == 1.0
-    assert attack.samples == guard.tuning.n_id == guard.tuning.n_ood
-    assert attack.linf == pytest.approx(0.1, abs=1e-3)
-    assert attack.accuracy < 0.5
+    assert attack["samples"] == guard.tuning.n_id == guard.tuning.n_ood
+    assert attack["linf"] == pytest.approx(0.1, abs=1e-3)
+    assert attack["accuracy"] < 0.5
     assert guard.calibrate(data.held_out).predict(data.foreign).is_ood.double().mean() > 0.5
 
 
 def test_the_grey_box_chooses_its_step_on_the_papers_grid(model, data):
     guard = igeood.grey_box(model).fit(data.train).tune(data.held_out, data.ood)
     steps = guard.tuning.steps
-    assert tuple(step.epsilon for step in steps) == EPSILONS == tuple(round(0.0002 * i, 4) for i in range(21))
-    best = max(step.tnr for step in steps)
-    assert guard.epsilon == min(step.epsilon for step in steps if step.tnr == best)
+    assert tuple(step["epsilon"] for step in steps) == EPSILONS == tuple(round(0.0002 * i, 4) for i in range(21))
+    best = max(step["tnr"] for step in steps)
+    assert guard.epsilon == min(step["epsilon"] for step in steps if step["tnr"] == best)
     fixed = igeood.grey_box(model, epsilon=guard.epsilon, temperature=guard.detector.temperature).fit(data.train)
     torch.testing.assert_close(fixed.score(data.test), guard.score(data.test), rtol=1e-9, atol=1e-9)
 

@@ -36,6 +36,6 @@ def tune(
         loaded.tune(known, foreign, share=share, tpr=tpr, seed=seed, progress=partial(report, "temperatures"))
     loaded.save(target)
     tuning: Any = loaded.tuning
-    temperature = None if tuning.temperature is None else tuning.temperature.best.temperature
-    record = {"out": target, "temperature": temperature, "epsilon": tuning.epsilon, "tpr": tpr, "tnr": tuning.after}
-    show(as_json, {**record, "tnr_before": tuning.before, "id": tuning.n_id, "ood": tuning.n_ood})
+    chosen = {"out": target, "temperature": tuning.temperature, "epsilon": tuning.epsilon, "tpr": tpr}
+    rates = {"tnr": tuning.after, "tnr_before": tuning.before, "id": tuning.n_id, "ood": tuning.n_ood}
+    show(as_json, {**chosen, **rates})

@@ -10,7 +10,7 @@ from igeood.errors import InputError
 from igeood.guard.guard import Access, Guard
 from igeood.guard.inputs import ArrayInputs, ModelInputs
 from igeood.model.layers import Layers
-from igeood.model.step import Channels, check_epsilon
+from igeood.model.step import Channels
 
 
 def black_box(
@@ -65,7 +65,6 @@ def grey_box(
     method, temperature, probabilities
         As in `black_box`.
     """
-    check_epsilon(epsilon)
     detector = _detector(method, "grey box", temperature, probabilities)
     return Guard(detector, ModelInputs(model, epsilon=epsilon, std=std), "grey box")
 
@@ -74,11 +73,10 @@ def white_box(
     model: nn.Module | None = None,
     *,
     layers: Layers = "auto",
-    plus: bool = False,
     epsilon: float = 0.0,
     mean: Channels | None = None,
     std: Channels = 1.0,
-    method: str | Detector | None = None,
+    method: str | Detector = "igeood",
     temperature: float | None = None,
 ) -> Guard:
     """Make a guard that uses hidden layers too: IGEOOD, which works before `tune`, with no OOD sample.
@@ -89,43 +87,36 @@ def white_box(
         The classifier. Without it the guard takes `Outputs` with features in place of inputs.
     layers : "auto" or names
         Keys of `model.named_modules()`; "auto" finds the ends of the model's blocks, or takes all features there are.
-    plus : bool
-        IGEOOD+: `tune` learns the OOD samples' own statistics as well.
     epsilon : float
         Size of the input step in pixel units; 0 for none.
     mean, std : float or one for each channel
         Of the input's normalisation: for the step, and for adversarial samples.
-    method : str or Detector, optional
-        Another white-box method, such as `"mahalanobis"`.
+    method : str or Detector
+        One of `igeood.METHODS` that needs layers, or a detector of your own options; `"igeood+"` learns the OOD
+        samples' own statistics in `tune`.
     temperature : float, optional
         Of the softmax in FR₀.
     """
-    check_epsilon(epsilon)
-    if layers != "auto" and not isinstance(layers, str) and not list(layers):
+    if model is None and epsilon:
+        raise InputError("epsilon: an input step needs the model; give it, or leave epsilon at 0")
+    inputs = ArrayInputs(layers) if model is None else ModelInputs(model, layers, epsilon=epsilon, mean=mean, std=std)
+    if not (layers == "auto" or inputs.layers):
         raise InputError("layers: empty; name at least one layer, or leave it to 'auto'")
-    if method is not None and plus:
-        raise InputError("plus: means method='igeood+'; give one of the two")
-    detector = _detector(method or ("igeood+" if plus else "igeood"), "white box", temperature, False)
-    if model is None:
-        if epsilon:
-            raise InputError("epsilon: an input step needs the model; give it, or leave epsilon at 0")
-        return Guard(detector, ArrayInputs(layers), "white box")
-    return Guard(detector, ModelInputs(model, layers, epsilon=epsilon, mean=mean, std=std), "white box")
+    return Guard(_detector(method, "white box", temperature), inputs, "white box")
 
 
-def _detector(method: str | Detector, access: Access, temperature: float | None, probabilities: bool) -> Detector:
-    is_white = access == "white box"
-    if isinstance(method, Detector):
-        if temperature is not None or probabilities:
-            raise InputError("method: a detector has its own options; give temperature and probabilities to it")
-        if (method.needs.layers != "none" or method.needs.head) != is_white:
-            raise InputError(f"method: {type(method).__name__} is not a detector for a {access}")
-        return method
+def _detector(
+    method: str | Detector, access: Access, temperature: float | None, probabilities: bool = False
+) -> Detector:
     options: dict[str, Any] = {} if temperature is None else {"temperature": temperature}
     if probabilities:
         options["probabilities"] = True
-    detector = make_detector(method, **options)
-    if METHODS[method].needs_layers != is_white:
+    if isinstance(method, Detector) and options:
+        raise InputError("method: a detector has its own options; give temperature and probabilities to it")
+    detector = method if isinstance(method, Detector) else make_detector(method, **options)
+    is_white = access == "white box"
+    if (detector.needs.layers != "none" or detector.needs.head) != is_white:
         fitting = [name for name, entry in METHODS.items() if entry.needs_layers == is_white]
-        raise InputError(f"method: {method!r} is not one for a {access}; those are {', '.join(fitting)}")
+        name = repr(method) if isinstance(method, str) else type(method).__name__
+        raise InputError(f"method: {name} is not one for a {access}; those are {', '.join(fitting)}")
     return detector

@@ -1,7 +1,6 @@
 """A guard's file: one safetensors file, read only if nothing in it has changed. Nothing in it is executed."""
 
 import os
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -12,14 +11,13 @@ from torch import Tensor, nn
 from igeood.calibration import Calibration
 from igeood.detectors import METHODS, Detector, method_name
 from igeood.detectors import detector as make_detector
-from igeood.detectors.weighted import WeightSearch
 from igeood.errors import GuardFileError, InputError
 from igeood.files import read_record, write_record
 from igeood.guard.guard import Guard
 from igeood.guard.inputs import ArrayInputs, ModelInputs
-from igeood.guard.tuning import StepTrial, TemperatureSearch, Trial, Tuning
+from igeood.guard.tuning import Tuning
 from igeood.model.fingerprint import fingerprint
-from igeood.model.step import Attack, check_channels, check_epsilon
+from igeood.model.step import check_channels, check_epsilon
 from igeood.outputs import Keys, Outputs
 
 CALIBRATION_FIELDS = ("tpr", "guarantee", "confidence", "left_out", "trained_on")
@@ -41,8 +39,8 @@ def save(guard: Guard, path: str | os.PathLike[str]) -> None:
         "layers": guard.layers,
         "layouts": dict(guard.inputs.layouts),
         "epsilon": guard.epsilon,
-        "mean": getattr(guard.inputs, "mean", None),
-        "std": getattr(guard.inputs, "std", 1.0),
+        "mean": guard.inputs.mean,
+        "std": guard.inputs.std,
         "model": guard.inputs.fingerprint,
         "preparation": guard.preparation,
         "tuning": None if guard.tuning is None else asdict(guard.tuning),
@@ -124,7 +122,7 @@ def _restored(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Modu
     guard._tuned_on = guard._first_tuned_on = _keys(tensors["tuned_on"])
     guard.fitted_on = _keys(tensors["fitted_on"])
     guard.preparation = _preparation(record["preparation"])
-    guard.tuning = None if record["tuning"] is None else _restored_tuning(record["tuning"])
+    guard.tuning = None if record["tuning"] is None else Tuning(**record["tuning"])
     if record["calibration"] is not None:
         fields = {name: record["calibration"][name] for name in CALIBRATION_FIELDS}
         guard.calibration = Calibration(tensors["calibration.scores"], **fields)
@@ -149,17 +147,6 @@ def _preparation(record: Any) -> dict[str, Any] | None:
         if len(record[name]) not in (1, 3):
             raise InputError(f"preparation: {len(record[name])} values of {name}, for three channels")
     return dict(record)
-
-
-def _restored_tuning(record: Mapping[str, Any]) -> Tuning:
-    fields = dict(record)
-    if fields["temperature"] is not None:
-        trials = tuple(Trial(**trial) for trial in fields["temperature"]["trials"])
-        fields["temperature"] = TemperatureSearch(Trial(**fields["temperature"]["best"]), trials)
-    fields["steps"] = tuple(StepTrial(**step) for step in fields["steps"])
-    for name, kind in (("weights", WeightSearch), ("attack", Attack)):
-        fields[name] = None if fields[name] is None else kind(**fields[name])
-    return Tuning(**fields)
 
 
 def _try_out(detector: Detector) -> None:

@@ -4,10 +4,10 @@ import copy
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -17,10 +17,9 @@ from igeood.calibration import Calibration, Guarantee, needed_samples
 from igeood.detectors import Detector
 from igeood.errors import IgeoodWarning, InputError, NotReadyError
 from igeood.guard import shares
-from igeood.guard.diagnose import LayerDiagnostics, diagnose
 from igeood.guard.explain import Explanation, explain
 from igeood.guard.inputs import ArrayInputs, ModelInputs, is_numpy
-from igeood.guard.tuning import BAYES_TRIALS, Progress, Search, Tuning, Validation, tune_detector
+from igeood.guard.tuning import Progress, Search, Tuning, Validation, tune_detector
 from igeood.model.reader import random_state_kept
 from igeood.model.step import check_epsilon
 from igeood.outputs import NO_KEYS, Array, Keys, Outputs, as_kind, recut
@@ -28,6 +27,7 @@ from igeood.summary import BUDGET, Summary
 
 log = logging.getLogger("igeood")
 
+T = TypeVar("T")
 Access = Literal["black box", "grey box", "white box"]
 
 EPSILONS = tuple(round(0.0002 * i, 4) for i in range(21))  # the paper's 21 sizes of the input step
@@ -150,16 +150,11 @@ class Guard:
         summary = Summary(needs, budget=budget, model=before)
 
         def outputs() -> Iterator[Outputs]:
-            is_new = True
-            batches: Iterator[Any] = inputs.batches(data, "data", labels)
-            for number, batch in enumerate(batches):
-                if len(batch):
-                    with inputs.at("data", number):
-                        if is_new:
-                            inputs.prepare(batch, needs)
-                            is_new = False
-                        read = self.detector.read(inputs.outputs(batch, labels=True, keys=True))
-                    yield read
+            for number, batch in enumerate(filter(len, inputs.batches(data, "data", labels))):
+                with inputs.at("data", number):
+                    if number == 0:
+                        inputs.prepare(batch, needs)
+                    yield self.detector.read(inputs.outputs(batch, labels=True, keys=True))
 
         with random_state_kept():
             for block in recut(outputs()):
@@ -190,7 +185,6 @@ class Guard:
         epsilons: Sequence[float] | None = None,
         attack: float = 0.05,
         seed: int = 0,
-        trials: int = BAYES_TRIALS,
         progress: Progress | None = None,
     ) -> "Guard":
         """Choose temperature, input step and weights that refuse most OOD samples at `tpr`; calibrate afterwards.
@@ -217,23 +211,25 @@ class Guard:
             Size of the adversarial step, in pixel units.
         seed : int
             Of the share, the folds and the Bayesian search.
-        trials : int
-            Of the Bayesian search.
         progress : callable, optional
             Called with the number of temperatures tried and their total.
         """
         self._check_fitted("tune")
         if self.summary is None and self.detector.needs.samples:
             raise NotReadyError("tune: a loaded guard has no training sample; call fit again first")
-        grid = self._grid(epsilons)
-        check_epsilon(attack, "attack")
+        if epsilons is None:
+            epsilons = EPSILONS if self.access == "grey box" else (self.epsilon,)
+        if len(epsilons) == 0:
+            raise InputError("epsilons: empty; give sizes of the input step, such as (0, 0.001)")
+        for name, size in (("attack", attack), *(("epsilons", epsilon) for epsilon in epsilons)):
+            check_epsilon(size, name)
         self.inputs.check_weights(strict=True)
         validation = Validation(self.inputs, id_data, ood, lambda keys: shares.chosen(keys, share, seed), attack)
         samples = {} if self.summary is None else self.summary.samples
         with random_state_kept(), torch.no_grad():
             tuned, tuning = tune_detector(
-                self.detector, samples, validation.see, grid, epsilon=self.epsilon, tpr=tpr, search=search, seed=seed,
-                trials=trials, progress=progress,
+                self.detector, samples, validation.see, epsilons, epsilon=self.epsilon, tpr=tpr, search=search,
+                seed=seed, progress=progress,
             )  # fmt: skip
         self.detector, self.tuning, self.calibration = tuned, tuning, None
         self.inputs.epsilon = tuning.epsilon
@@ -243,24 +239,8 @@ class Guard:
             log.warning("tune: no more OOD validation samples are refused than before, %.1f%%", 100 * tuning.before)
         return self
 
-    def _grid(self, epsilons: Sequence[float] | None) -> tuple[float, ...]:
-        if epsilons is None:
-            return EPSILONS if self.access == "grey box" else (self.epsilon,)
-        if isinstance(epsilons, (str, float, int)) or len(epsilons) == 0:
-            raise InputError(
-                f"epsilons: expected one or more sizes of the input step, such as (0, 0.001); got {epsilons!r}"
-            )
-        for epsilon in epsilons:
-            check_epsilon(epsilon, "epsilons")
-        return tuple(epsilons)
-
     def calibrate(
-        self,
-        id_data: Any,
-        tpr: float = 0.95,
-        *,
-        guarantee: Guarantee = "marginal",
-        confidence: float = 0.95,
+        self, id_data: Any, tpr: float = 0.95, *, guarantee: Guarantee = "marginal", confidence: float = 0.95
     ) -> "Guard":
         """Set the threshold from in-distribution samples kept apart; those that `tune` used are left out.
 
@@ -300,7 +280,7 @@ class Guard:
     def score(self, data: Any) -> Array:
         """Scores (N,) of a tensor, a loader, or logits: higher is more out-of-distribution."""
         self._check_fitted("score")
-        self._warn_of_weights()
+        self.inputs.check_weights(strict=False)
         scores, _, _ = self._judge(data)
         return as_kind(scores, is_numpy(data))
 
@@ -308,7 +288,7 @@ class Guard:
         """Judge a tensor, a loader, or logits; the guard must be calibrated."""
         self._check_fitted("predict")
         calibration = self._calibrated("predict")
-        self._warn_of_weights()
+        self.inputs.check_weights(strict=False)
         score, label, _ = self._judge(data)
         results = (score > calibration.threshold, score, calibration.tensor_p_values(score), label)
         return Verdict(*(as_kind(result, is_numpy(data)) for result in results))
@@ -324,57 +304,35 @@ class Guard:
             Channels to name, for each layer.
         """
         self._check_fitted("explain")
-        if isinstance(top, bool) or not isinstance(top, int) or top < 1:
-            raise InputError(f"top: must be a whole number of channels, at least 1; got {top!r}")
-        self._warn_of_weights()
-        with self._quietly(data):
-            pairs = [outputs[0] for _, outputs, _ in self._stepped(data, "x")]
-            whole = Outputs.concat(pairs)
-            if not len(whole):
-                raise InputError("data: no sample to explain; give at least one")
-            return explain(self.detector, whole.replace(numpy=False), top, to_numpy=is_numpy(data))
+        if top < 1:
+            raise InputError(f"top: must be a number of channels, at least 1; got {top!r}")
+        self.inputs.check_weights(strict=False)
+        whole = Outputs.concat(self._each(data, "x", lambda _, outputs, __: outputs))
+        with torch.no_grad():
+            return explain(self.detector, whole, top, to_numpy=is_numpy(data))
 
-    def diagnose(self, data: Any, labels: Any = None) -> dict[str, LayerDiagnostics]:
-        """Say how Gaussian the features of in-distribution samples are, for each layer: see `igeood.diagnose`.
-
-        Parameters
-        ----------
-        data, labels
-            As in `fit`.
-        """
-        self._check_fitted("diagnose")
-        with self._quietly(data):
-            batches: Iterator[Any] = self.inputs.batches(data, "data", labels)
-            return diagnose(Outputs.concat(self.inputs.outputs(batch, labels=True) for batch in batches))
-
-    @contextmanager
-    def _quietly(self, data: Any) -> Iterator[None]:
-        """No gradients; and the random state is kept where a loader may draw from it."""
-        is_loader = not isinstance(data, (Tensor, np.ndarray, dict, Outputs))
+    def _each(self, data: Any, name: str, take: Callable[[Outputs, Outputs, Any], T]) -> list[T]:
+        """What `take` returns for each batch, of its clean outputs, those to score, and the batch itself."""
+        is_loader = not isinstance(data, (Tensor, np.ndarray, dict, Outputs))  # it may draw random numbers
+        results = []
         with random_state_kept() if is_loader else nullcontext(), torch.no_grad():
-            yield
-
-    def _stepped(self, data: Any, name: str) -> Iterator[tuple[Outputs, list[Outputs], Any]]:
-        """For each batch its clean outputs, those to score, and the batch itself."""
-        batches: Iterator[Any] = self.inputs.batches(data, name)
-        for number, batch in enumerate(batches):
-            with self.inputs.at(name, number):
-                clean, outputs = self.inputs.stepped(batch, self.detector, (self.epsilon,))
-                yield clean, outputs, batch
+            for number, batch in enumerate(self.inputs.batches(data, name)):
+                with self.inputs.at(name, number):
+                    clean, (outputs,) = self.inputs.stepped(batch, self.detector, (self.epsilon,))
+                    results.append(take(clean, outputs, batch))
+        return results
 
     def _judge(self, data: Any, name: str = "x", *, keyed: bool = False) -> tuple[Tensor, Tensor, Keys]:
         """Scores and the classifier's labels of all samples, and their keys if they are wanted."""
-        keys: list[Keys] = [NO_KEYS]
-        scores: list[Tensor] = []
-        labels: list[Tensor] = []
-        with self._quietly(data):
-            for clean, outputs, batch in self._stepped(data, name):
-                scores.append(self.detector._score(self.detector._scorable(outputs[0])))
-                labels.append(clean.logits.argmax(dim=1))
-                if keyed:
-                    keys.append(self.inputs.keys(batch))
-        if len(scores) == 1:
-            return scores[0], labels[0], keys[-1]
+
+        def judge(clean: Outputs, outputs: Outputs, batch: Any) -> tuple[Tensor, Tensor, Keys]:
+            score = self.detector._score(self.detector._scorable(outputs))
+            return score, clean.logits.argmax(dim=1), self.inputs.keys(batch) if keyed else NO_KEYS
+
+        first, *others = parts = self._each(data, name, judge)
+        if not others:
+            return first
+        scores, labels, keys = zip(*parts, strict=True)
         return torch.cat(scores), torch.cat(labels), np.concatenate(keys)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -383,15 +341,6 @@ class Guard:
 
         self._check_fitted("save")
         save(self, path)
-
-    def _warn_of_weights(self) -> None:
-        if not self.inputs.check_weights(strict=False):
-            warnings.warn(
-                "model: its weights have changed since the guard was fitted; its classes and threshold are of the old "
-                "weights: fit and calibrate again",
-                IgeoodWarning,
-                stacklevel=3,
-            )
 
     def _check_fitted(self, what: str) -> None:
         if not hasattr(self.detector, "n_classes_"):

@@ -1,26 +1,78 @@
 """What a guard reads: arrays of logits, or whatever its model takes."""
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from igeood.detectors import Detector
 from igeood.detectors.base import warn_of_probabilities
-from igeood.errors import InputError
+from igeood.errors import IgeoodWarning, InputError
 from igeood.model.batches import Batch, at_batch, batches
 from igeood.model.fingerprint import Versions, fingerprint
 from igeood.model.layers import Layers, choose_layers
 from igeood.model.reader import Reader
-from igeood.model.step import Attack, Channels, attack, check_channels, check_floating, stepped
+from igeood.model.step import Attack, Channels, attack, check_channels, check_epsilon, stepped
 from igeood.outputs import HEAD, Keys, Outputs, recut
 from igeood.summary import Needs
 
 
-class ArrayInputs:
+class Inputs:
+    """What both kinds of inputs have: the layers to read, and the weights that the guard was fitted with.
+
+    Parameters
+    ----------
+    layers : "auto" or names
+        What the user asked for.
+    """
+
+    model: nn.Module | None = None
+    epsilon: float = 0.0
+    mean: Channels | None = None
+    std: Channels = 1.0
+    layouts: Mapping[str, str] = {}
+    fingerprint: str | None = None  # of the weights that the guard was fitted with
+    _versions: Versions | None = None
+    _warned = False  # of weights that have changed
+
+    def __init__(self, layers: Layers = "auto") -> None:
+        self.wanted = layers
+        self.layers = [] if layers == "auto" else [layers] if isinstance(layers, str) else list(layers)
+
+    def weights(self) -> str | None:
+        """Fingerprint of the model's weights as they are."""
+        return None if self.model is None else fingerprint(self.model)
+
+    def settle(self, before: str | None = None) -> None:
+        """The guard is fitted, with the weights of this moment; `before` is their fingerprint before the pass."""
+        self.fingerprint, self._warned = self.weights(), False
+        changes_itself = before not in (None, self.fingerprint)
+        self._versions = None if self.model is None or changes_itself else Versions(self.model)
+
+    def check_weights(self, *, strict: bool) -> None:
+        """Raise if the model has other weights than the guard was fitted with; or warn, once, unless `strict`.
+
+        Versions and places of the weights are compared; where they differ, or if strict, the weights themselves.
+        """
+        if self.model is None or self._versions is None:
+            return
+        if not strict and (self._warned or not self._versions.changed()):
+            return
+        if self.weights() == self.fingerprint:
+            self._versions = Versions(self.model)
+            return
+        change = "model: its weights have changed since the guard was fitted"
+        if strict:
+            raise InputError(f"{change}; fit it again first")
+        self._warned = True
+        cure = "its classes and threshold are of the old weights: fit and calibrate again"
+        warnings.warn(f"{change}; {cure}", IgeoodWarning, stacklevel=3)
+
+
+class ArrayInputs(Inputs):
     """Logits as arrays, with features where layers are read: nothing to run.
 
     Parameters
@@ -29,39 +81,19 @@ class ArrayInputs:
         Features to read; "auto" takes those that the method needs of what the training samples have.
     """
 
-    model: nn.Module | None = None
-    fingerprint: str | None = None
-    epsilon = 0.0
-    layouts: Mapping[str, str] = {}
-
-    def __init__(self, layers: Layers = "auto") -> None:
-        self.wanted = layers
-        self.layers = [] if layers == "auto" else [layers] if isinstance(layers, str) else list(layers)
-
     def read(self, layers: Sequence[str], layouts: Any = None, statistic: str = "mean") -> None:  # noqa: ARG002
         """Read these blocks from now on."""
         self.layers = list(layers)
-
-    def weights(self) -> str | None:
-        """There are none."""
-        return None
-
-    def at(self, name: str, number: int) -> AbstractContextManager[None]:  # noqa: ARG002
-        """Errors name the row, so they need no batch."""
-        return nullcontext()
 
     def prepare(self, batch: Outputs, needs: Needs) -> None:
         """Decide which features to read, with the first training rows."""
         self.layers = needs.blocks(batch.features if self.wanted == "auto" else self.layers)
 
-    def settle(self, fingerprint: str | None = None) -> None:
-        """Nothing to watch after a fit."""
+    def at(self, name: str, number: int) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Errors name the row, so they need no batch."""
+        return nullcontext()
 
-    def check_weights(self, *, strict: bool) -> bool:  # noqa: ARG002
-        """There are no weights that could have changed."""
-        return True
-
-    def batches(self, source: Any, name: str = "logits", labels: Any = None) -> Iterator[Outputs]:
+    def batches(self, source: Any, name: str = "logits", labels: Any = None) -> Iterator[Any]:
         """An array, or an iterable of blocks, in blocks of a fixed number of rows."""
         return recut(_blocks(source, labels, "logits" if name == "x" else name))
 
@@ -94,42 +126,33 @@ class ArrayInputs:
 
 def _blocks(source: Any, labels: Any, name: str) -> Iterator[Outputs]:
     """The whole, checked at once; or each block of an iterable, which is `Outputs`, logits, or `(logits, labels)`."""
-    if not _is_blocks(source):
-        if isinstance(source, tuple) and len(source) == 2 and getattr(source[0], "ndim", 0) == 2:
-            source, labels = source
+    if isinstance(source, tuple) and len(source) == 2 and getattr(source[0], "ndim", 0) == 2:
+        source, labels = source
+    is_rows = isinstance(source, (list, tuple)) and not (source and _is_block(source[0]))
+    if is_rows or hasattr(source, "__array__") or not isinstance(source, Iterable):
         yield Outputs.of(source, labels, name)
         return
     if labels is not None:
         raise InputError(f"labels: {name} come in blocks; give each block its own: (logits, labels)")
-    first = -1
+    block, first = None, 0
     for item in source:
-        first = max(first, 0)
-        if isinstance(item, Outputs):
-            block = item
-        else:
-            logits, classes = item if isinstance(item, (tuple, list)) and len(item) == 2 else (item, None)
-            block = Outputs(logits, labels=classes, name=name, first=first)
+        logits, classes = item if isinstance(item, (tuple, list)) and len(item) == 2 else (item, None)
+        block = item if isinstance(item, Outputs) else Outputs(logits, labels=classes, name=name, first=first)
         block = block[torch.arange(len(block))]  # a copy: its owner may use the memory again
         block.first = first
         first += len(block)
         yield block
-    if first < 0:
+    if block is None:
         raise InputError(f"{name}: empty: no block of logits; give a new source if it was a generator, read already")
 
 
-def _is_blocks(source: Any) -> bool:
-    """Whether this is an iterable of blocks, not one array or one pair of them."""
-    if isinstance(source, (Outputs, Mapping, str)) or hasattr(source, "__array__"):
-        return False
-    if not isinstance(source, (list, tuple)):
-        return isinstance(source, Iterable)
-    item = source[0] if source else None
-    if isinstance(item, (tuple, list)):
-        return bool(item) and getattr(item[0], "ndim", 0) == 2
-    return isinstance(item, Outputs) or (isinstance(source, list) and getattr(item, "ndim", 0) == 2)
+def _is_block(item: Any) -> bool:
+    """Whether an item of a list is a block of rows, or a pair `(logits, labels)`, not one row."""
+    logits = item[0] if isinstance(item, (tuple, list)) and item else item
+    return isinstance(logits, Outputs) or getattr(logits, "ndim", 0) == 2
 
 
-class ModelInputs:
+class ModelInputs(Inputs):
     """Whatever the model takes: batches, tensors, mappings.
 
     Parameters
@@ -156,88 +179,32 @@ class ModelInputs:
         std: Channels = 1.0,
         layouts: Mapping[str, str] | None = None,
     ) -> None:
-        self.model, self.epsilon = model, epsilon
+        super().__init__(layers)
+        check_epsilon(epsilon)
+        self.model: nn.Module = model
+        self.epsilon = epsilon
         self.mean = None if mean is None else check_channels(mean, "mean")
         self.std = check_channels(std, "std", positive=True)
-        self.wanted = layers
-        names: list[str] = [] if layers == "auto" else [layers] if isinstance(layers, str) else list(layers)
-        self._fingerprint: str | None = None  # of the weights that the guard was fitted with
-        self._versions: Versions | None = None
-        self._warned = False  # of weights that have changed
-        self._reader: Reader | None = None
-        self.read(names, layouts)
+        self.read(self.layers, layouts)
 
     def read(self, layers: Sequence[str], layouts: Mapping[str, str] | None = None, statistic: str = "mean") -> None:
         """Read these blocks from now on."""
-        names = list(
-            dict.fromkeys(layer.split("|")[0] if isinstance(layer, str) else layer for layer in layers if layer != HEAD)
-        )
-        self._reader = Reader(self.model, names, statistic=statistic, head=HEAD in layers, layouts=layouts)
-
-    @property
-    def reader(self) -> Reader:
-        """Runs the model."""
-        assert self._reader is not None  # noqa: S101 (`__init__` makes one)
-        return self._reader
-
-    @property
-    def layers(self) -> list[str]:
-        """The layers that are read."""
-        return self.reader.layers
-
-    @property
-    def layouts(self) -> Mapping[str, str]:
-        """Which axis of each layer's output has the channels."""
-        return self.reader.layouts
+        names = list(dict.fromkeys(str(layer).split("|")[0] for layer in layers if layer != HEAD))
+        self.reader = Reader(self.model, names, statistic=statistic, head=HEAD in layers, layouts=layouts)
+        self.layers, self.layouts = self.reader.layers, self.reader.layouts
 
     def prepare(self, batch: Batch, needs: Needs) -> None:
         """Decide which layers to read, and how, with the first training samples."""
-        names = self.layers
-        if self.wanted == "auto":
-            names = choose_layers(self.model, batch, needs.layers)
-        self.read([*needs.blocks(names)], None, needs.statistic)
+        names = choose_layers(self.model, batch, needs.layers) if self.wanted == "auto" else self.layers
+        self.read(needs.blocks(names), None, needs.statistic)
         self.reader.prepare(batch)
-
-    def weights(self) -> str:
-        """Fingerprint of the model's weights as they are."""
-        return fingerprint(self.model)
 
     def at(self, name: str, number: int) -> AbstractContextManager[None]:
         """Errors in it name the batch."""
         return at_batch(name, number)
 
-    @property
-    def fingerprint(self) -> str:
-        """Of the weights that the guard was fitted with."""
-        return self._fingerprint or fingerprint(self.model)
-
-    def settle(self, weights: str | None = None) -> None:
-        """The guard is fitted, with the weights of this moment; `weights` is their fingerprint before the pass."""
-        self._fingerprint = fingerprint(self.model)
-        changes_itself = weights is not None and weights != self._fingerprint
-        self._versions = None if changes_itself else Versions(self.model)
-        self._warned = False
-
-    def check_weights(self, *, strict: bool) -> bool:
-        """Whether the model still has the weights that the guard was fitted with; raises if that is `strict`.
-
-        Versions and places of the weights are compared; where they differ, or if strict, the weights themselves.
-        Without `strict`, only the first call after a change returns False.
-        """
-        if self._versions is None or not (strict or (self._versions.changed() and not self._warned)):
-            return True
-        if fingerprint(self.model) == self._fingerprint:
-            self._versions = Versions(self.model)
-            return True
-        if strict:
-            raise InputError("model: its weights have changed since the guard was fitted; fit it again first")
-        self._warned = True
-        return False
-
-    def batches(self, source: Any, name: str = "x", labels: Any = None) -> Iterator[Batch]:
+    def batches(self, source: Any, name: str = "x", labels: Any = None) -> Iterator[Any]:
         """Batches of a loader, or of one tensor, array, pair or mapping."""
-        if isinstance(source, Outputs):
-            raise InputError(f"{name}: this guard has a model and takes its inputs, not outputs; use guard.detector")
         return batches(source if labels is None else (source, labels), name)
 
     def outputs(self, batch: Batch, *, labels: bool = False, keys: bool = False) -> Outputs:
@@ -258,12 +225,11 @@ class ModelInputs:
         self, batch: Batch, detector: Detector, size: float, epsilons: Sequence[float]
     ) -> tuple[list[Outputs], Attack]:
         """Outputs of FGSM samples made from a batch, for each size of the input step; and what the attack did."""
-        check_floating(batch.x)
         batch = self.reader.place(batch)
         with torch.no_grad():
-            clean = self.reader(batch, labels=batch.labels is not None)
+            clean = self.reader(batch, labels=True)
             labels = clean.logits.argmax(dim=1) if clean.labels is None else clean.labels
-            x: Tensor = attack(self.reader, batch, size, self.mean, self.std)
+            x = attack(self.reader, batch, size, self.mean, self.std)
             fooled, outputs = stepped(self.reader, batch.with_x(x), detector, epsilons, self.std)
             right = float((fooled.logits.argmax(dim=1) == labels).double().mean())
             moved = float((x - batch.x).abs().flatten(1).amax(dim=1).mean())
@@ -271,9 +237,7 @@ class ModelInputs:
 
 
 def is_numpy(data: Any) -> bool:
-    """Whether results go back as NumPy arrays: for arrays, lists of numbers, and outputs made of them."""
-    if isinstance(data, Outputs):
-        return data.numpy
+    """Whether results go back as NumPy arrays: for arrays, lists of numbers or of arrays, and outputs made of them."""
     if isinstance(data, (list, tuple)):
-        return bool(data) and not any(isinstance(item, (Tensor, dict, tuple, Outputs)) for item in data)
-    return isinstance(data, np.ndarray) or (hasattr(data, "__array__") and not isinstance(data, Tensor))
+        return bool(data) and (isinstance(data[0], (int, float)) or is_numpy(data[0]))
+    return data.numpy if isinstance(data, Outputs) else hasattr(data, "__array__") and not isinstance(data, Tensor)

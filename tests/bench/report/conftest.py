@@ -67,7 +67,7 @@ class Maker:
         trials = [{"temperature": float(t), "tnr": 0.5 + 0.1 * i} for i, t in enumerate((1, 10, 100))]
         steps = [{"epsilon": 0.001 * i, "tnr": 0.6 - 0.1 * i} for i in range(3)]
         place = {"setting": setting, "method": method, "validation": "gaussian", "data": {**DIGESTS, **VALIDATION}}
-        chosen = {"temperature": 100.0, "epsilon": 0.0, "tuning": {"temperature": {"trials": trials}, "steps": steps}}
+        chosen = {"temperature": 100.0, "epsilon": 0.0, "tuning": {"trials": trials, "steps": steps}}
         self._append("tunings", {**self.identity, **place, **chosen} | ({"limit": 200} if setting[0] == "g" else {}))
 
     def everything(self):

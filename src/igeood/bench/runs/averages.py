@@ -131,11 +131,8 @@ class Averages:
 
 def _trials(record: Record, parameter: str) -> list[Record]:
     """Values of a parameter that a tuning tried."""
-    tuning = record["tuning"] or {"temperature": None, "steps": []}
-    trials: list[Record] = (
-        tuning["steps"] if parameter == "epsilon" else (tuning["temperature"] or {}).get("trials", [])
-    )
-    return trials
+    tuning: dict[str, list[Record]] = record["tuning"] or {}
+    return tuning.get("steps" if parameter == "epsilon" else "trials", [])
 
 
 def _options(record: Record) -> str:
