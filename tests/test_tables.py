@@ -303,5 +303,5 @@ def test_writing_what_does_not_fit(tmp_path, suffix):
         with pytest.raises(InputError, match=message):
             write_logits(tmp_path / f"a{suffix}", *arguments, **options)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(InputError, match="is a folder; name a file in it"):
+    with pytest.raises(InputError, match="is a folder, or no ordinary file"):
         write_logits(tmp_path, ROWS)

@@ -7,7 +7,7 @@ of the rest of that text and all tensors. Nothing in a file is ever executed.
 import hashlib
 import json
 import os
-import stat
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -38,9 +38,12 @@ def whole(path: PathLike) -> Iterator[IO[bytes]]:
     """Open a file that replaces `path` once everything is on disk; after an error nothing of it is left.
 
     The new file keeps the old one's permissions; a link stays, and its target is replaced. The temporary file has a
-    fixed name, so a killed writer's leftover is removed by the next one; a lock keeps two writers apart.
+    fixed name, so a killed writer's leftover is removed by the next one; a lock keeps two writers apart. A folder that
+    is missing is made.
     """
-    target = _target(path)
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        raise InputError(f"path: {target} is a folder, or no ordinary file; name a file")
     temporary = target.with_name(f".{target.name}.part")
     try:
         with only_one(f"{temporary}.lock", "path", patience=PATIENCE):
@@ -48,7 +51,7 @@ def whole(path: PathLike) -> Iterator[IO[bytes]]:
                 temporary.unlink(missing_ok=True)
                 with temporary.open("xb") as file:
                     if target.exists():
-                        temporary.chmod(stat.S_IMODE(target.stat().st_mode))
+                        shutil.copymode(target, temporary)
                     yield file
                     file.flush()
                     os.fsync(file.fileno())
@@ -61,21 +64,6 @@ def whole(path: PathLike) -> Iterator[IO[bytes]]:
         raise
 
 
-def _target(path: PathLike) -> Path:
-    """Where the content goes: the end of a link, in a folder that is there."""
-    target = Path(path)
-    if not target.name:
-        raise InputError(f"path: {str(target)!r} names no file; give its name")
-    target = Path(os.path.realpath(target)) if target.is_symlink() else target
-    if not target.parent.is_dir():
-        raise InputError(f"path: {target.parent} is no folder; make it first")
-    if target.is_dir():
-        raise InputError(f"path: {target} is a folder; name a file in it")
-    if target.exists() and not target.is_file():
-        raise InputError(f"path: {target} is no ordinary file; name another")
-    return target
-
-
 @contextmanager
 def only_one(path: PathLike, what: str, *, patience: float = 0.0) -> Iterator[None]:
     """Hold the lock file `path`; another process that wants it gets an error after `patience` seconds.
@@ -84,17 +72,17 @@ def only_one(path: PathLike, what: str, *, patience: float = 0.0) -> Iterator[No
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(target, timeout=patience)
     try:
-        lock.acquire()
+        lock = FileLock(target).acquire(timeout=patience)
     except Timeout:
         raise InputError(f"{what}: another process is writing there ({target}); wait for it, or stop it") from None
-    try:
-        yield
-    finally:
-        with suppress(OSError):  # before the release: who waits for a removed file opens a new one; Windows keeps it
-            target.unlink()
-        lock.release()
+    with lock:
+        try:
+            yield
+        finally:
+            # before the release: who waits for a removed file opens a new one; Windows keeps it
+            with suppress(OSError):
+                target.unlink()
 
 
 def write_record(path: PathLike, record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -121,26 +109,20 @@ def read_record(path: PathLike, kind: str = "guard") -> tuple[dict[str, Any], di
         record = json.loads(text)
         intact = json.dumps(record, sort_keys=True) == text  # a changed digit may stand for the same number
     except (SafetensorError, ValueError, TypeError, OverflowError, RuntimeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise GuardFileError(f"path: {source} is damaged, or no {kind} file ({reason}); fetch a whole copy") from None
-    _check_header(source, record, kind)
-    if record.pop("sha256", None) != _digest(record, tensors) or not intact:
-        raise GuardFileError(f"path: {source} is damaged: its SHA-256 does not match; fetch a whole copy")
-    return record, tensors
-
-
-def _check_header(source: Path, record: Any, kind: str) -> None:
-    """Raise unless the record is of this kind, and of the schema that this version reads."""
-    if not isinstance(record, dict) or not isinstance(record.get("schema"), int):
-        problem = f"is a safetensors file, but no {kind}; give one that igeood wrote"
-    elif record["schema"] < SCHEMA:
+        raise GuardFileError(f"path: {source} is damaged, or no {kind} file ({error!r}); fetch a whole copy") from None
+    schema = record.get("schema") if isinstance(record, dict) else None
+    if schema == 1:
         problem = "was written by igeood 0.1 (schema 1); this version does not read it: fit the guard again and save it"
-    elif record["schema"] > SCHEMA:
-        problem = f"has schema {record['schema']}, written by igeood {record.get('igeood')}; upgrade igeood"
+    elif not isinstance(schema, int):
+        problem = f"is a safetensors file, but no {kind}; give one that igeood wrote"
+    elif schema != SCHEMA:
+        problem = f"has schema {schema}, written by igeood {record.get('igeood')}; upgrade igeood"
     elif record.get("kind", kind) != kind:
         problem = f"holds a {record['kind']}, not a {kind}; give a {kind} file"
+    elif record.pop("sha256", None) != _digest(record, tensors) or not intact:
+        problem = "is damaged: its SHA-256 does not match; fetch a whole copy"
     else:
-        return
+        return record, tensors
     raise GuardFileError(f"path: {source} {problem}")
 
 
