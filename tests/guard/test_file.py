@@ -76,14 +76,12 @@ def test_another_model_is_refused_by_its_fingerprint(guard, model, data, path, t
     with pytest.raises((InputError, GuardFileError), match="the model has no '2'"):
         igeood.load(path, nn.Sequential(nn.Flatten(), nn.Linear(192, 4)), strict=False)
     igeood.black_box().fit(5 * np.eye(3), [0, 1, 2]).save(tmp_path / "arrays.safetensors")
-    with pytest.raises(InputError, match="made without a model; leave it out"):
+    with pytest.raises(InputError, match="has no model; leave it out"):
         igeood.load(tmp_path / "arrays.safetensors", model)
 
 
 def test_files_that_are_refused(model, path, tmp_path):
     for given, message in (
-        ((3,), "path: expected the guard's file, got int"),
-        ((path, "model"), "model: expected a torch.nn.Module, got str"),
         ((tmp_path / "none",), "path: there is no guard file"),
     ):
         with pytest.raises((InputError, GuardFileError), match=message):

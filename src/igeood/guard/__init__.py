@@ -7,14 +7,6 @@ from igeood.guard.file import load
 from igeood.guard.guard import Guard, Verdict, summarise
 
 __all__ = [
-    "Explanation",
-    "Guard",
-    "LayerDiagnostics",
-    "Verdict",
-    "black_box",
-    "diagnose",
-    "grey_box",
-    "load",
-    "summarise",
+    "Explanation", "Guard", "LayerDiagnostics", "Verdict", "black_box", "diagnose", "grey_box", "load", "summarise",
     "white_box",
-]
+]  # fmt: skip

@@ -14,12 +14,9 @@ from igeood.model.step import Channels
 
 
 def black_box(
-    model: nn.Module | None = None,
-    *,
-    method: str | Detector = "igeood-logits",
-    temperature: float | None = None,
+    model: nn.Module | None = None, *, method: str | Detector = "igeood-logits", temperature: float | None = None,
     probabilities: bool = False,
-) -> Guard:
+) -> Guard:  # fmt: skip
     """Make a guard that uses logits only: a model's, or arrays from any framework.
 
     Parameters
@@ -44,14 +41,9 @@ def black_box(
 
 
 def grey_box(
-    model: nn.Module,
-    *,
-    epsilon: float = 0.0012,
-    std: Channels = 1.0,
-    method: str | Detector = "igeood-logits",
-    temperature: float | None = None,
-    probabilities: bool = False,
-) -> Guard:
+    model: nn.Module, *, epsilon: float = 0.0012, std: Channels = 1.0, method: str | Detector = "igeood-logits",
+    temperature: float | None = None, probabilities: bool = False,
+) -> Guard:  # fmt: skip
     """Make a guard that moves each input one signed-gradient step before scoring its logits (Eq. 6).
 
     Parameters
@@ -70,15 +62,9 @@ def grey_box(
 
 
 def white_box(
-    model: nn.Module | None = None,
-    *,
-    layers: Layers = "auto",
-    epsilon: float = 0.0,
-    mean: Channels | None = None,
-    std: Channels = 1.0,
-    method: str | Detector = "igeood",
-    temperature: float | None = None,
-) -> Guard:
+    model: nn.Module | None = None, *, layers: Layers = "auto", epsilon: float = 0.0, mean: Channels | None = None,
+    std: Channels = 1.0, method: str | Detector = "igeood", temperature: float | None = None,
+) -> Guard:  # fmt: skip
     """Make a guard that uses hidden layers too: IGEOOD, which works before `tune`, with no OOD sample.
 
     Parameters
@@ -102,12 +88,10 @@ def white_box(
     inputs = ArrayInputs(layers) if model is None else ModelInputs(model, layers, epsilon=epsilon, mean=mean, std=std)
     if not (layers == "auto" or inputs.layers):
         raise InputError("layers: empty; name at least one layer, or leave it to 'auto'")
-    return Guard(_detector(method, "white box", temperature), inputs, "white box")
+    return Guard(_detector(method, "white box", temperature, False), inputs, "white box")
 
 
-def _detector(
-    method: str | Detector, access: Access, temperature: float | None, probabilities: bool = False
-) -> Detector:
+def _detector(method: str | Detector, access: Access, temperature: float | None, probabilities: bool) -> Detector:
     options: dict[str, Any] = {} if temperature is None else {"temperature": temperature}
     if probabilities:
         options["probabilities"] = True

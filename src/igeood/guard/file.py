@@ -17,8 +17,7 @@ from igeood.guard.guard import Guard
 from igeood.guard.inputs import ArrayInputs, ModelInputs
 from igeood.guard.tuning import Tuning
 from igeood.model.fingerprint import fingerprint
-from igeood.model.step import check_channels, check_epsilon
-from igeood.outputs import Keys, Outputs
+from igeood.outputs import Outputs
 
 CALIBRATION_FIELDS = ("tpr", "guarantee", "confidence", "left_out", "trained_on")
 
@@ -65,17 +64,21 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None, *, strict
     strict : bool
         Refuse another model than that, by its fingerprint.
     """
-    if not isinstance(path, (str, os.PathLike)):
-        raise InputError(f"path: expected the guard's file, got {type(path).__name__}; call load(path, model)")
-    if not (model is None or isinstance(model, nn.Module)):
-        raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}; give the model itself")
     record, tensors = read_record(path, "guard")
     if str(record.get("method")) not in METHODS:
         raise GuardFileError(
             f"path: {path} holds a guard of method {record.get('method')!r}, which is not registered here; import the "
             f"module whose class has @igeood.register({record.get('method')!r}) first"
         )
-    _check_model(path, record.get("model"), model, strict)
+    wanted, given = record.get("model"), None if model is None else fingerprint(model)
+    if (wanted is None) != (given is None):
+        problem = "needs its model: load(path, model), or --model" if wanted else "has no model; leave it out"
+        raise InputError(f"model: the guard in {path} {problem}")
+    if strict and given != wanted:
+        raise InputError(
+            f"model: its fingerprint is {given}, the guard in {path} was made with {wanted}: other weights, "
+            f"precision or architecture; load that model, or pass strict=False"
+        )
     try:
         with torch.inference_mode(False):  # what is made in it cannot serve for gradients
             return _restored(record, tensors, model)
@@ -84,69 +87,34 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None, *, strict
         raise GuardFileError(f"path: {path} does not describe a guard ({reason}); save it again") from error
 
 
-def _check_model(path: Any, wanted: str | None, model: nn.Module | None, strict: bool) -> None:
-    if wanted is None and model is not None:
-        raise InputError(f"model: the guard in {path} was made without a model; leave it out")
-    if model is None:
-        if wanted is not None:
-            raise InputError(f"model: the guard in {path} needs its model: load(path, model), or --model")
-        return
-    given = fingerprint(model)
-    if strict and given != wanted:
-        raise InputError(
-            f"model: its fingerprint is {given}, the guard in {path} was made with {wanted}: other weights, "
-            f"precision or architecture; load that model, or pass strict=False"
-        )
-
-
 def _restored(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Module | None) -> Guard:
-    method, classes = record["method"], record["n_classes"]
-    if isinstance(classes, bool) or not isinstance(classes, int) or not 2 <= classes <= 1 << 22:
+    method, classes, preparation = record["method"], record["n_classes"], record["preparation"]
+    if type(classes) is not int or not 2 <= classes <= 1 << 22:
         raise InputError(f"n_classes: {classes!r}")
-    if record["access"] not in ("black box", "grey box", "white box"):
-        raise InputError(f"access: {record['access']!r}")
-    check_epsilon(record["epsilon"])
+    if preparation is not None and not 1 <= preparation["size"] <= 4096:
+        raise InputError(f"preparation: size {preparation['size']!r}")
     options = {name: value for name, value in record["params"].items() if name not in METHODS[method].fixed}
     prefix = "detector."
     state = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
     detector = make_detector(method, **options)
     detector._widths = {str(block): width for block, width in record["widths"]}
     detector.load_state(state, classes)
-    inputs: ArrayInputs | ModelInputs = ArrayInputs([str(layer) for layer in record["layers"]])
+    layers = [str(layer) for layer in record["layers"]]
+    inputs: ArrayInputs | ModelInputs = ArrayInputs(layers)
     if model is not None:
-        given = {name: record[name] for name in ("epsilon", "mean", "std", "layouts")}
-        inputs = ModelInputs(model, [str(layer) for layer in record["layers"]], **given)
+        given = {name: record[name] for name in ("epsilon", "mean", "std")}
+        inputs = ModelInputs(model, layers, **given)
         inputs.read(list(detector._widths), record["layouts"], METHODS[method].needs.statistic)
         inputs.settle()
     guard = Guard(detector, inputs, record["access"])
-    guard._tuned_on = guard._first_tuned_on = _keys(tensors["tuned_on"])
-    guard.fitted_on = _keys(tensors["fitted_on"])
-    guard.preparation = _preparation(record["preparation"])
+    guard._tuned_on = guard._first_tuned_on = tensors["tuned_on"].numpy().view(np.uint64)
+    guard.fitted_on, guard.preparation = tensors["fitted_on"].numpy().view(np.uint64), preparation
     guard.tuning = None if record["tuning"] is None else Tuning(**record["tuning"])
     if record["calibration"] is not None:
         fields = {name: record["calibration"][name] for name in CALIBRATION_FIELDS}
         guard.calibration = Calibration(tensors["calibration.scores"], **fields)
     _try_out(detector)
     return guard
-
-
-def _keys(tensor: Tensor) -> Keys:
-    if tensor.dtype != torch.int64 or tensor.ndim != 1:
-        raise InputError(f"keys of samples: expected int64 of shape (N,), got {tensor.dtype} {tuple(tensor.shape)}")
-    return tensor.numpy().view(np.uint64)
-
-
-def _preparation(record: Any) -> dict[str, Any] | None:
-    """How images become inputs, if it can be followed."""
-    if record is None:
-        return None
-    if not isinstance(record["size"], int) or not 1 <= record["size"] <= 4096:
-        raise InputError(f"preparation: size {record['size']!r}")
-    for name in ("mean", "std"):
-        check_channels(record[name], name, positive=name == "std")
-        if len(record[name]) not in (1, 3):
-            raise InputError(f"preparation: {len(record[name])} values of {name}, for three channels")
-    return dict(record)
 
 
 def _try_out(detector: Detector) -> None:

@@ -131,9 +131,8 @@ class Guard:
         """
         params, epsilon = self._first
         fresh = type(self.detector)(**params)
-        inputs, summary = (
-            (self._follow(data), data) if isinstance(data, Summary) else self._summarise(data, labels, budget)
-        )
+        is_summary = isinstance(data, Summary)
+        inputs, summary = (self._follow(data), data) if is_summary else self._summarise(data, labels, budget)
         fresh.learn(summary)
         for note in (*fresh.notes_, *_sample_notes(summary)):
             log.warning(note)
@@ -175,18 +174,10 @@ class Guard:
         return inputs
 
     def tune(
-        self,
-        id_data: Any,
-        ood: Any,
-        *,
-        share: float = 0.5,
-        tpr: float = 0.95,
-        search: Search = "sweep",
-        epsilons: Sequence[float] | None = None,
-        attack: float = 0.05,
-        seed: int = 0,
+        self, id_data: Any, ood: Any, *, share: float = 0.5, tpr: float = 0.95, search: Search = "sweep",
+        epsilons: Sequence[float] | None = None, attack: float = 0.05, seed: int = 0,
         progress: Progress | None = None,
-    ) -> "Guard":
+    ) -> "Guard":  # fmt: skip
         """Choose temperature, input step and weights that refuse most OOD samples at `tpr`; calibrate afterwards.
 
         Where nothing that was tried is better than before, the guard stays as it was; `guard.tuning` has both rates.
@@ -221,8 +212,9 @@ class Guard:
             epsilons = EPSILONS if self.access == "grey box" else (self.epsilon,)
         if len(epsilons) == 0:
             raise InputError("epsilons: empty; give sizes of the input step, such as (0, 0.001)")
-        for name, size in (("attack", attack), *(("epsilons", epsilon) for epsilon in epsilons)):
-            check_epsilon(size, name)
+        for epsilon in epsilons:
+            check_epsilon(epsilon, "epsilons")
+        check_epsilon(attack, "attack")
         self.inputs.check_weights(strict=True)
         validation = Validation(self.inputs, id_data, ood, lambda keys: shares.chosen(keys, share, seed), attack)
         samples = {} if self.summary is None else self.summary.samples
@@ -234,7 +226,6 @@ class Guard:
         self.detector, self.tuning, self.calibration = tuned, tuning, None
         self.inputs.epsilon = tuning.epsilon
         self._tuned_on = shares.merge(self._tuned_on, validation.used)
-        log.info("tune: used %d in-distribution samples of the seeded share %g", len(validation.used), share)
         if tuning.after <= tuning.before:
             log.warning("tune: no more OOD validation samples are refused than before, %.1f%%", 100 * tuning.before)
         return self
@@ -259,19 +250,14 @@ class Guard:
         kept, left_out = int(unused.sum()), int((~unused).sum())
         if kept < needed:
             used = f" ({left_out} more were used by tune)" if left_out else ""
-            raise InputError(
-                f"id_data: {kept} samples{used} cannot promise tpr={tpr:g}; at least {needed} are needed that neither "
-                f"training nor tune has used"
-            )
+            cure = f"at least {needed} are needed that neither training nor tune has used"
+            raise InputError(f"id_data: {kept} samples{used} cannot promise tpr={tpr:g}; {cure}")
         trained_on = int(np.isin(keys[unused.numpy()], self.fitted_on).sum())
         calibration = Calibration(scores.cpu()[unused], tpr, guarantee, confidence, left_out, trained_on)
         if trained_on:
-            warnings.warn(
-                f"id_data: {trained_on} of {kept} samples are training samples; classifiers are surer of them than of "
-                f"new ones, so the threshold's promise does not hold; calibrate on samples kept apart",
-                IgeoodWarning,
-                stacklevel=2,
-            )
+            problem = f"{trained_on} of {kept} samples are training samples, which classifiers are surer of"
+            cure = "the threshold's promise does not hold; calibrate on samples kept apart"
+            warnings.warn(f"id_data: {problem}; {cure}", IgeoodWarning, stacklevel=2)
         self.calibration = calibration
         if left_out:
             log.warning("calibrate: left out %d of %d samples, which tune had used", left_out, len(keys))

@@ -13,8 +13,8 @@ from igeood.detectors.base import warn_of_probabilities
 from igeood.errors import IgeoodWarning, InputError
 from igeood.model.batches import Batch, at_batch, batches
 from igeood.model.fingerprint import Versions, fingerprint
-from igeood.model.layers import Layers, choose_layers
-from igeood.model.reader import Reader
+from igeood.model.layers import Layers
+from igeood.model.reader import Reader, choose_layers
 from igeood.model.step import Attack, Channels, attack, check_channels, check_epsilon, stepped
 from igeood.outputs import HEAD, Keys, Outputs, recut
 from igeood.summary import Needs
@@ -165,27 +165,19 @@ class ModelInputs(Inputs):
         Size of the input step, in pixel units.
     mean, std : float or one for each channel
         Of the input's normalisation; without a mean, adversarial samples are clamped only if inputs lie in [0, 1].
-    layouts : mapping, optional
-        As in `Reader`.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        layers: Layers = "auto",
-        *,
-        epsilon: float = 0.0,
-        mean: Channels | None = None,
+        self, model: nn.Module, layers: Layers = "auto", *, epsilon: float = 0.0, mean: Channels | None = None,
         std: Channels = 1.0,
-        layouts: Mapping[str, str] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(layers)
         check_epsilon(epsilon)
         self.model: nn.Module = model
         self.epsilon = epsilon
         self.mean = None if mean is None else check_channels(mean, "mean")
         self.std = check_channels(std, "std", positive=True)
-        self.read(self.layers, layouts)
+        self.read(self.layers)
 
     def read(self, layers: Sequence[str], layouts: Mapping[str, str] | None = None, statistic: str = "mean") -> None:
         """Read these blocks from now on."""

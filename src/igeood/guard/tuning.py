@@ -148,17 +148,10 @@ def _total(reports: list[Attack]) -> Attack:
 
 
 def tune_detector(
-    detector: Detector,
-    samples: Samples,
-    see: Callable[[Detector, Sequence[float]], Seen],
-    epsilons: Sequence[float] = (0.0,),
-    *,
-    epsilon: float = 0.0,
-    tpr: float = 0.95,
-    search: Search = "sweep",
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> tuple[Detector, Tuning]:
+    detector: Detector, samples: Samples, see: Callable[[Detector, Sequence[float]], Seen],
+    epsilons: Sequence[float] = (0.0,), *, epsilon: float = 0.0, tpr: float = 0.95, search: Search = "sweep",
+    seed: int = 0, progress: Progress | None = None,
+) -> tuple[Detector, Tuning]:  # fmt: skip
     """Choose temperature, then input step and weights together, on validation samples.
 
     Weights are learnt at the temperature that was found for the output, and at the one before: it may be the better
@@ -231,16 +224,9 @@ def preference(trial: Trial) -> tuple[float, float, float]:
 
 
 def tune_temperature(
-    detector: Detector,
-    samples: Samples,
-    id_validation: Outputs,
-    ood_validation: Outputs,
-    *,
-    tpr: float = 0.95,
-    search: Search = "sweep",
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> list[Trial]:
+    detector: Detector, samples: Samples, id_validation: Outputs, ood_validation: Outputs, *, tpr: float = 0.95,
+    search: Search = "sweep", seed: int = 0, progress: Progress | None = None,
+) -> list[Trial]:  # fmt: skip
     """Seek the temperature with the highest TNR at `tpr` on validation samples.
 
     Parameters
