@@ -112,21 +112,17 @@ def test_law_broadcast_is_a_loop_and_channels_permute(items, random):
 
 
 @pytest.mark.parametrize("place", range(4))
-def test_errors_name_the_argument_and_the_place(place):
+def test_errors_name_the_argument(place):
     names = ("mean_p", "std_p", "mean_q", "std_q")
 
     def of(value):
-        arguments = [torch.ones(2, 3) for _ in names]
-        arguments[place] = value
-        return arguments
+        return [value if i == place else torch.ones(2, 3) for i in range(4)]
 
     spoilt = torch.ones(2, 3)
     spoilt[1, 2] = math.inf
-    expected = r"must be positive and finite, got inf at \(1, 2\); " if place % 2 else "has NaN or infinity; "
-    with pytest.raises(InputError, match=f"^{names[place]}: {expected}"):
+    expected = "positive and finite" if place % 2 else "finite"
+    with pytest.raises(InputError, match=f"^{names[place]}: must be {expected} everywhere; "):
         gaussian.univariate_distance(*of(spoilt))
-    with pytest.raises(InputError, match=r"^mean_p, std_p, mean_q, std_q: must broadcast; got .*\(2,\)"):
-        gaussian.univariate_distance(*of(torch.ones(2)))
     assert gaussian.univariate_distance(*of(torch.ones(3))).shape == (2, 3)
     assert gaussian.distance(*of(torch.ones(2, 3, dtype=torch.float64))).dtype == torch.float64
     assert gaussian.distance(*of(torch.ones(3))).dtype == torch.float32
@@ -134,9 +130,9 @@ def test_errors_name_the_argument_and_the_place(place):
 
 def test_nearest_distance_names_what_is_wrong():
     good = [torch.ones(4, 3), torch.ones(2, 3), torch.ones(3)]
-    for place, shape in [(0, (3,)), (0, (4, 2)), (1, (3,)), (1, (0, 3)), (1, (2, 2)), (2, (2,)), (2, (1, 3))]:
+    for place, shape in [(0, (3,)), (0, (4, 2)), (1, (0, 3)), (1, (2, 2)), (2, (2,))]:
         arguments = [*good[:place], torch.ones(shape), *good[place + 1 :]]
-        with pytest.raises(InputError, match=re.escape(f"{tuple(shape)}")):
+        with pytest.raises(InputError, match="^x, means, std: .*" + re.escape(f"{tuple(shape)}")):
             gaussian.nearest_distance(*arguments)
     for place, name in enumerate(("x", "means", "std")):
         arguments = [t.clone() for t in good]

@@ -1,7 +1,7 @@
 r"""Fisher–Rao geometry of softmax outputs (the paper's Eq. 1–3), with the Kullback–Leibler divergence beside it.
 
-Functions of centroids come in two forms: one that takes log-probabilities and checks its arguments, and one that takes
-prepared centroids (`prepare`, `prepare_kl`) and checks nothing, for scoring row after row.
+`distances` and `kl_divergences` take prepared centroids (`prepare`, `prepare_kl`) and check nothing, for scoring row
+after row.
 """
 
 from collections.abc import Callable
@@ -10,35 +10,14 @@ import torch
 from torch import Tensor
 
 from igeood.errors import InputError
-from igeood.geometry.centroids import centroids, kl_centroids, retemper, sgd_centroids
-from igeood.geometry.precision import broadcastable, by_rows, result_dtype
-from igeood.geometry.sphere import (
-    check_rows,
-    check_temperature,
-    chord_distance,
-    log_probabilities,
-    log_softmax,
-    sphere,
-    sphere_distances,
-)
+from igeood.geometry.centroids import centroids, retemper
+from igeood.geometry.precision import by_rows, result_dtype
+from igeood.geometry.sphere import check_rows, check_temperature, chord_distance, log_softmax, sphere, sphere_distances
 
 __all__ = [
-    "centroids",
-    "check_temperature",
-    "distance",
-    "distance_sum",
-    "distances",
-    "kl_centroids",
-    "kl_divergence",
-    "kl_divergences",
-    "log_softmax",
-    "pairwise_distance",
-    "pairwise_kl_divergence",
-    "prepare",
-    "prepare_kl",
-    "retemper",
-    "sgd_centroids",
-]
+    "centroids", "check_temperature", "distance", "distances", "kl_divergences", "log_softmax", "pairwise_distance",
+    "prepare", "prepare_kl", "retemper",
+]  # fmt: skip
 
 _LOG_ZERO = -1e4
 Reduce = Callable[[Tensor], Tensor]
@@ -63,13 +42,15 @@ def distance(logits_p: Tensor, logits_q: Tensor) -> Tensor:
     >>> [round(distance(p, q).item(), 6) for q in (p, p.flip(0), torch.zeros(2))]
     [0.0, 3.141593, 1.570796]
     """
-    _check_classes(logits_p, logits_q, "distance")
+    if logits_p.shape[-1:] != logits_q.shape[-1:]:
+        shapes = f"{tuple(logits_p.shape)} and {tuple(logits_q.shape)}"
+        raise InputError(f"distance: logits_p and logits_q need the same last axis of C classes; got {shapes}")
+    check_rows(logits_p, "logits_p")
+    check_rows(logits_q, "logits_q")
     return chord_distance(sphere(logits_p), sphere(logits_q)).to(result_dtype(logits_p, logits_q))
 
 
-def pairwise_distance(
-    logits: Tensor, centroids: Tensor, temperature: float = 1.0, reduce: Reduce | None = None
-) -> Tensor:
+def pairwise_distance(logits: Tensor, centroids: Tensor, temperature: float = 1.0) -> Tensor:
     """Fisher–Rao distance of every sample to every centroid (Eq. 2).
 
     Parameters
@@ -80,14 +61,11 @@ def pairwise_distance(
         (K, C) log-probabilities, at the temperature they were fitted for.
     temperature : float
         Applies to `logits` only.
-    reduce : callable, optional
-        What to keep of the values of some samples, (n, K) in float64, such as their sum over the centroids: those of
-        all samples are then never held together.
 
     Returns
     -------
     Tensor
-        (N, K) distances, or what `reduce` makes of them.
+        (N, K) distances.
 
     Examples
     --------
@@ -95,26 +73,14 @@ def pairwise_distance(
     >>> pairwise_distance(torch.zeros(1, 2), vertices)
     tensor([[1.5708, 1.5708]])
     """
-    _check_pairs(logits, centroids, temperature, "pairwise_distance")
+    if logits.ndim != 2 or centroids.ndim != 2 or logits.shape[1] != centroids.shape[1]:
+        shapes = f"{tuple(logits.shape)} and {tuple(centroids.shape)}"
+        raise InputError(f"logits, centroids: expected shapes (N, C) and (K, C); got {shapes}")
+    check_temperature(temperature)
+    check_rows(logits, "logits")
+    check_rows(centroids, "centroids")
     dtype = result_dtype(logits, centroids)
-    return distances(logits, prepare(centroids), temperature, reduce or (lambda d: d.to(dtype)))
-
-
-def distance_sum(logits: Tensor, centroids: Tensor, temperature: float = 1.0) -> Tensor:
-    r"""Sum of each sample's distances to all centroids, :math:`\sum_y d(q(x), \mu_y)`, (N,) in float64.
-
-    Parameters
-    ----------
-    logits, centroids, temperature
-        As in `pairwise_distance`.
-
-    Examples
-    --------
-    >>> distance_sum(torch.zeros(1, 2), torch.tensor([[0.0, -torch.inf], [-torch.inf, 0.0]])).item()
-    3.14159...
-    """
-    _check_pairs(logits, centroids, temperature, "distance_sum")
-    return distances(logits, prepare(centroids), temperature, lambda d: d.sum(dim=1))
+    return distances(logits, prepare(centroids), temperature, lambda values: values.to(dtype))
 
 
 def prepare(centroids: Tensor) -> Tensor:
@@ -123,7 +89,10 @@ def prepare(centroids: Tensor) -> Tensor:
 
 
 def distances(logits: Tensor, roots: Tensor, temperature: float = 1.0, reduce: Reduce | None = None) -> Tensor:
-    """`pairwise_distance` in float64 to prepared centroids, without checks."""
+    """Distances (N, K) in float64 to prepared centroids, or what `reduce` makes of them; nothing is checked.
+
+    `reduce` gets the values of some samples, (n, K): those of all samples are then never held together.
+    """
 
     def of_rows(f: Tensor) -> Tensor:
         apart = sphere_distances(sphere(f, temperature), roots)
@@ -132,65 +101,19 @@ def distances(logits: Tensor, roots: Tensor, temperature: float = 1.0, reduce: R
     return by_rows(of_rows, logits, max(roots.shape))
 
 
-def kl_divergence(logits_p: Tensor, logits_q: Tensor) -> Tensor:
-    r"""Kullback–Leibler divergence :math:`\sum_y p_y\log(p_y/q_y)` between softmax distributions.
-
-    Parameters
-    ----------
-    logits_p, logits_q : Tensor
-        (..., C) logits or log-probabilities; batch dimensions broadcast.
-
-    Returns
-    -------
-    Tensor
-        (...,) ≥ 0, finite: the logarithm of a probability of 0 in `q` counts as −10,000.
-
-    Examples
-    --------
-    >>> kl_divergence(torch.tensor([0.0, -torch.inf]), torch.zeros(2)).item() == torch.tensor(2.0).log().item()
-    True
-    """
-    _check_classes(logits_p, logits_q, "kl_divergence")
-    log_p = log_probabilities(logits_p)
-    terms = log_p.exp() * (_floored(log_p) - prepare_kl(logits_q))
-    return terms.sum(dim=-1).clamp(min=0.0).to(result_dtype(logits_p, logits_q))
-
-
-def pairwise_kl_divergence(
-    logits: Tensor, centroids: Tensor, temperature: float = 1.0, reduce: Reduce | None = None
-) -> Tensor:
-    r"""Divergence :math:`\mathrm{KL}(q(x)\,\|\,\mu_y)` of every sample from every centroid.
-
-    Parameters
-    ----------
-    logits, centroids, temperature, reduce
-        As in `pairwise_distance`.
-
-    Returns
-    -------
-    Tensor
-        (N, K) divergences, or what `reduce` makes of them.
-
-    Examples
-    --------
-    >>> pairwise_kl_divergence(torch.zeros(1, 2), torch.zeros(3, 2))
-    tensor([[0., 0., 0.]])
-    """
-    _check_pairs(logits, centroids, temperature, "pairwise_kl_divergence")
-    dtype = result_dtype(logits, centroids)
-    return kl_divergences(logits, prepare_kl(centroids), temperature, reduce or (lambda d: d.to(dtype)))
-
-
 def prepare_kl(centroids: Tensor) -> Tensor:
     """Finite log-probabilities (K, C) of centroids (K, C): what `kl_divergences` takes."""
-    return _floored(log_probabilities(centroids))
+    return _floored(log_softmax(centroids))
 
 
 def kl_divergences(logits: Tensor, log_q: Tensor, temperature: float = 1.0, reduce: Reduce | None = None) -> Tensor:
-    """`pairwise_kl_divergence` in float64 from prepared centroids, without checks."""
+    r"""Divergences :math:`\mathrm{KL}(q(x)\,\|\,\mu_y)` (N, K) of samples from prepared centroids, as `distances`.
+
+    They are finite: the logarithm of a probability of 0 in μ counts as −10,000.
+    """
 
     def of_rows(f: Tensor) -> Tensor:
-        log_p = log_probabilities(f, temperature)
+        log_p = log_softmax(f, temperature)
         p = log_p.exp()
         negative_entropy = (p * _floored(log_p)).sum(dim=-1, keepdim=True)  # (n, 1)
         divergences = (negative_entropy - p @ log_q.T).clamp(min=0.0)
@@ -202,32 +125,3 @@ def kl_divergences(logits: Tensor, log_q: Tensor, temperature: float = 1.0, redu
 def _floored(log_p: Tensor) -> Tensor:
     """Log-probabilities with −inf replaced: 0·log 0 = 0, and divergences stay finite."""
     return log_p.masked_fill(log_p == -torch.inf, _LOG_ZERO)
-
-
-def _check_classes(p: Tensor, q: Tensor, what: str) -> None:
-    _check_tensors(p, q, what)
-    if not (p.ndim and q.ndim and p.shape[-1] == q.shape[-1] > 0 and broadcastable(p, q)):
-        raise InputError(
-            f"{what}: logits_p and logits_q must broadcast, with the same last axis of C classes; "
-            f"got {tuple(p.shape)} and {tuple(q.shape)}"
-        )
-    check_rows(p, "logits_p")
-    check_rows(q, "logits_q")
-
-
-def _check_pairs(logits: Tensor, centroids: Tensor, temperature: float, what: str) -> None:
-    _check_tensors(logits, centroids, what)
-    if logits.ndim != 2 or centroids.ndim != 2 or logits.shape[1] != centroids.shape[1] or logits.shape[1] == 0:
-        raise InputError(
-            f"{what}: expected logits (N, C) and centroids (K, C); "
-            f"got {tuple(logits.shape)} and {tuple(centroids.shape)}"
-        )
-    check_temperature(temperature)
-    check_rows(logits)
-    check_rows(centroids, "centroids")
-
-
-def _check_tensors(first: Tensor, second: Tensor, what: str) -> None:
-    for value in (first, second):
-        if not isinstance(value, Tensor):
-            raise InputError(f"{what}: expected tensors, got {type(value).__name__}; torch.as_tensor makes one")

@@ -3,7 +3,6 @@ r"""Class centroids of softmax outputs (the paper's Eq. 3), for Fisher–Rao and
 The Fisher–Rao centroid minimises the *mean distance* to its class's outputs: a geometric median on the sphere.
 """
 
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -12,8 +11,10 @@ from torch import Tensor
 from igeood.errors import InputError
 from igeood.geometry.precision import row_chunks, wide
 from igeood.geometry.sphere import check_temperature, chord_distance, log_softmax, sphere
-from igeood.geometry.weiszfeld import Chunks, Piece, check_every_class, solve
-from igeood.outputs import check_logits
+from igeood.geometry.weiszfeld import Chunks, solve
+from igeood.outputs import Outputs
+
+_RATE, _EPOCHS = 0.1, 100  # of the paper's recipe
 
 
 def centroids(
@@ -23,8 +24,6 @@ def centroids(
     temperature: float = 1.0,
     solver: Literal["weiszfeld", "sgd"] = "weiszfeld",
     *,
-    weights: Tensor | None = None,
-    start: Tensor | None = None,
     tolerance: float = 1e-11,
     max_passes: int = 500,
 ) -> Tensor:
@@ -41,11 +40,8 @@ def centroids(
     temperature : float
         Temperature of the softmax; the centroids are for use at this temperature.
     solver : {"weiszfeld", "sgd"}
-        `"sgd"` is the paper's recipe (see `sgd_centroids`), kept for fidelity; it does not converge.
-    weights : Tensor, optional
-        (N,) positive weight of each sample, such as how often it occurs; 1 by default.
-    start : Tensor, optional
-        (C, C) log-probabilities to start Weiszfeld from, such as the centroids of a neighbouring temperature.
+        `"sgd"` is the paper's recipe, kept for fidelity: gradient descent on the centroids' logits, from the identity
+        matrix, 100 full batches at a rate of 0.1. It stops far from the optimum.
     tolerance : float
         Stop when each class's objective is within this relative distance of its optimum, or rounding prevents it.
     max_passes : int
@@ -62,44 +58,31 @@ def centroids(
     >>> centroids(logits, torch.tensor([0, 0, 1]), 2).exp()[1]
     tensor([0.0474, 0.9526], dtype=torch.float64)
     """
-    chunks = _checked(logits, labels, weights, n_classes, temperature)
+    check_temperature(temperature)
+    batch = Outputs(logits.detach(), labels=labels)
+    if batch.n_classes != n_classes or batch.labels is None:
+        raise InputError(f"logits: expected shape (N, {n_classes}), got {tuple(logits.shape)}")
+    check_every_class(torch.bincount(batch.labels, minlength=n_classes))
     if solver == "sgd":
-        return sgd_centroids(logits, labels, n_classes, temperature, weights=weights)
+        return _sgd(batch.logits, batch.labels, n_classes, temperature)
     if solver != "weiszfeld":
         raise InputError(f"solver: expected 'weiszfeld' or 'sgd', got {solver!r}")
-    if start is not None:
-        if tuple(start.shape) != (n_classes, n_classes):
-            raise InputError(f"start: expected log-probabilities ({n_classes}, {n_classes}), got {tuple(start.shape)}")
-        check_logits(start, "start")
-    return solve(chunks, n_classes, temperature, start=start, tolerance=tolerance, max_passes=max_passes)
+    piece = (batch.logits, batch.labels, torch.ones_like(batch.labels))
+    return solve(lambda: [piece], n_classes, temperature, tolerance=tolerance, max_passes=max_passes)
 
 
-def kl_centroids(
-    logits: Tensor, labels: Tensor, n_classes: int, temperature: float = 1.0, *, weights: Tensor | None = None
-) -> Tensor:
-    """Kullback–Leibler centroid of each class: the arithmetic mean of its softmax outputs.
-
-    Parameters
-    ----------
-    logits, labels, n_classes, temperature, weights
-        As in `centroids`.
-
-    Returns
-    -------
-    Tensor
-        (C, C) log-probabilities.
-
-    Examples
-    --------
-    >>> kl_centroids(torch.tensor([[0.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1]), 2).exp()
-    tensor([[0.5000, 0.5000],
-            [0.2689, 0.7311]], dtype=torch.float64)
-    """
-    return solve_kl(_checked(logits, labels, weights, n_classes, temperature), n_classes, temperature)
+def check_every_class(counts: Tensor) -> None:
+    """Raise if a class has no sample; counts is (C,)."""
+    missing = (counts == 0).nonzero()[:, 0].tolist()
+    if missing:
+        raise InputError(
+            f"labels: no sample of class {missing[0]} ({len(missing)} of {len(counts)} classes have none); "
+            f"give every class at least one"
+        )
 
 
 def solve_kl(chunks: Chunks, n_classes: int, temperature: float = 1.0) -> Tensor:
-    """Kullback–Leibler centroids (C, C) in one pass over the chunks, which are those of `solve`."""
+    """Kullback–Leibler centroids (C, C): the logarithm of each class's mean softmax; arguments as in `solve`."""
     peak = torch.full((n_classes, n_classes), -torch.inf, dtype=torch.float64)
     total, counts = torch.zeros_like(peak), torch.zeros_like(peak[0])
     for chunk in chunks():
@@ -113,7 +96,6 @@ def solve_kl(chunks: Chunks, n_classes: int, temperature: float = 1.0) -> Tensor
             total.index_add_(0, labels, torch.exp(log_q - finite[labels]) * weights[:, None])
             counts.index_add_(0, labels, weights)
             peak = highest
-    check_every_class(counts)
     return total.log() + peak.clamp(min=torch.finfo(peak.dtype).min) - counts.log()[:, None]
 
 
@@ -124,62 +106,16 @@ def retemper(centroids: Tensor, fitted_at: float, temperature: float) -> Tensor:
     return log_softmax(centroids * fitted_at, temperature)
 
 
-def sgd_centroids(
-    logits: Tensor,
-    labels: Tensor,
-    n_classes: int,
-    temperature: float = 1.0,
-    *,
-    weights: Tensor | None = None,
-    learning_rate: float = 0.1,
-    epochs: int = 100,
-) -> Tensor:
-    """Eq. 3 by the paper's recipe: gradient descent on the centroids' logits, from the identity matrix.
-
-    Each epoch is one full-batch step of the mean distance in each class. It stops far from the optimum: use it to
-    reproduce, `centroids` to detect.
-
-    Parameters
-    ----------
-    logits, labels, n_classes, temperature, weights
-        As in `centroids`.
-    learning_rate, epochs
-        The paper's values by default.
-
-    Returns
-    -------
-    Tensor
-        (C, C) log-probabilities.
-    """
-    ((logits, classes, weights),) = _checked(logits, labels, weights, n_classes, temperature)()
-    counts = torch.bincount(classes, weights, n_classes)
-    check_every_class(counts)
-    shares = weights / counts[classes]
-    with torch.enable_grad():
-        centre = torch.eye(n_classes, dtype=counts.dtype, device=logits.device).requires_grad_()
-        for _ in range(epochs):
-            gradient = torch.zeros_like(centre)
+def _sgd(logits: Tensor, labels: Tensor, n_classes: int, temperature: float) -> Tensor:
+    """Eq. 3 by the paper's recipe: each epoch is one full-batch step of the mean distance in each class."""
+    shares = 1.0 / torch.bincount(labels, minlength=n_classes)[labels]
+    centre = wide(torch.eye(n_classes, device=logits.device))
+    for _ in range(_EPOCHS):
+        gradient = torch.zeros_like(centre)
+        with torch.enable_grad():
+            centre.requires_grad_()
             for rows in row_chunks(len(logits), n_classes):
-                apart = chord_distance(sphere(logits[rows], temperature), sphere(centre)[classes[rows]])
+                apart = chord_distance(sphere(logits[rows], temperature), sphere(centre)[labels[rows]])
                 gradient += torch.autograd.grad((apart * shares[rows]).sum(), centre)[0]
-            centre = (centre - learning_rate * gradient).detach().requires_grad_()
-    return log_softmax(centre.detach())
-
-
-def _checked(
-    logits: Tensor, labels: Tensor, weights: Tensor | None, n_classes: int, temperature: float
-) -> Callable[[], list[Piece]]:
-    """One chunk of all samples, for `solve`."""
-    check_temperature(temperature)
-    if logits.ndim != 2 or logits.shape[1] != n_classes:
-        raise InputError(f"logits: expected shape (N, {n_classes}), got {tuple(logits.shape)}")
-    if labels.shape != logits.shape[:1] or labels.is_floating_point() or labels.dtype == torch.bool:
-        raise InputError(f"labels: expected {len(logits)} integers, got {labels.dtype} of shape {tuple(labels.shape)}")
-    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < n_classes:
-        raise InputError(f"labels: must lie in 0…{n_classes - 1}, got {int(labels.min())}…{int(labels.max())}")
-    check_logits(logits)
-    weights = torch.ones(len(logits), device=logits.device) if weights is None else weights
-    if weights.shape != labels.shape or not bool(((weights > 0) & weights.isfinite()).all()):
-        raise InputError(f"weights: expected {len(logits)} positive numbers, got shape {tuple(weights.shape)}")
-    piece = (logits.detach(), labels.long(), wide(weights))
-    return lambda: [piece]
+        centre = centre.detach() - _RATE * gradient
+    return log_softmax(centre)

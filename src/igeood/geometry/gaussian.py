@@ -14,7 +14,7 @@ from torch import Tensor
 
 from igeood.errors import InputError
 from igeood.geometry.nearest import SMALL, Prepared, asinh_squared, nearest, prepare
-from igeood.geometry.precision import broadcastable, result_dtype, wide
+from igeood.geometry.precision import result_dtype, wide
 
 _TWO_SQRT2 = 2.0 * math.sqrt(2.0)
 
@@ -38,13 +38,7 @@ def univariate_distance(mean_p: Tensor, std_p: Tensor, mean_q: Tensor, std_q: Te
     >>> round(univariate_distance(one, one, one, e).item(), 6)  # same mean: √2·|log(σ₁/σ₂)|
     1.414214
     """
-    if not broadcastable(mean_p, std_p, mean_q, std_q):
-        shapes = ", ".join(str(tuple(t.shape)) for t in (mean_p, std_p, mean_q, std_q))
-        raise InputError(f"mean_p, std_p, mean_q, std_q: must broadcast; got {shapes}")
-    for name, value in (("mean_p", mean_p), ("mean_q", mean_q)):
-        _check_finite(value, name)
-    for name, value in (("std_p", std_p), ("std_q", std_q)):
-        _check_positive(value, name)
+    _check_values(mean_p=mean_p, std_p=std_p, mean_q=mean_q, std_q=std_q)
     dtype = result_dtype(mean_p, std_p, mean_q, std_q)
     mean_p, std_p, mean_q, std_q = (wide(t) for t in (mean_p, std_p, mean_q, std_q))
     scale = 2.0 * std_p.sqrt() * std_q.sqrt()  # two roots: the product could leave the floating-point range
@@ -106,20 +100,10 @@ def nearest_distance(x: Tensor, means: Tensor, std: Tensor) -> tuple[Tensor, Ten
     >>> y.item()
     1
     """
-    if (
-        x.ndim != 2
-        or means.ndim != 2
-        or len(means) == 0
-        or std.shape != (x.shape[-1],)
-        or means.shape[-1] != x.shape[-1]
-    ):
-        raise InputError(
-            f"nearest_distance: expected x (N, k), means (C, k) and std (k,); "
-            f"got {tuple(x.shape)}, {tuple(means.shape)} and {tuple(std.shape)}"
-        )
-    _check_positive(std, "std")
-    _check_finite(x, "x")
-    _check_finite(means, "means")
+    if x.ndim != 2 or not len(means) or means.shape[1:] != x.shape[1:] or std.shape != x.shape[1:]:
+        shapes = f"{tuple(x.shape)}, {tuple(means.shape)} and {tuple(std.shape)}"
+        raise InputError(f"x, means, std: expected shapes (N, k), (C, k) and (k,); got {shapes}")
+    _check_values(x=x, means=means, std=std)
     distance, label = nearest_prepared(x, prepare_nearest(means, std))
     return distance.to(result_dtype(x, means, std)), label
 
@@ -160,13 +144,9 @@ class Layers:
         return (asinh_squared(apart) @ self.members).amin(dim=1).sqrt_().mul_(_TWO_SQRT2)
 
 
-def _check_positive(std: Tensor, name: str) -> None:
-    bad = (~((std > 0) & std.isfinite())).nonzero()
-    if len(bad):
-        place = tuple(bad[0].tolist())
-        raise InputError(f"{name}: must be positive and finite, got {float(std[place])} at {place}; fix it first")
-
-
-def _check_finite(mean: Tensor, name: str) -> None:
-    if mean.numel() and not all(math.isfinite(end) for end in mean.detach().aminmax()):  # takes no memory
-        raise InputError(f"{name}: has NaN or infinity; remove those samples")
+def _check_values(**tensors: Tensor) -> None:
+    """Raise unless all values are finite, and those of deviations positive; takes no memory."""
+    for name, value in tensors.items():
+        least, expected = (0.0, "positive and finite") if name.startswith("std") else (-math.inf, "finite")
+        if value.numel() and not all(least < float(end) < math.inf for end in value.detach().aminmax()):
+            raise InputError(f"{name}: must be {expected} everywhere; remove the samples or channels that are not")

@@ -28,20 +28,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from igeood.geometry.precision import chunk_rows, row_chunks, wide
+from igeood.geometry.precision import by_rows, chunk_rows, row_chunks, wide
 
 _EPS = 1.01 * 2.0**-24  # the hundredth is for the rounding of the bound itself
 _TOLERANCE = 0.02  # of the bound in one channel, times √k: sums of different classes are about √k apart
 _NODES = (3, 4, 5, 6, 8, 10, 12, 16, 20)
 SMALL = 1 << 17  # so many asinh in float64 cost less than the interpolation's calls
-
-
-class _Block(NamedTuple):
-    """Channels first:last, in the order of the plan, with n nodes; n = 0: no interpolation."""
-
-    first: int
-    last: int
-    n: int
 
 
 class Prepared(NamedTuple):
@@ -52,7 +44,7 @@ class Prepared(NamedTuple):
     centre: Tensor  # (k,) the middle of the means
     order: Tensor  # (k,) the plan's order of the channels
     offsets: Tensor  # (k, C) scaled means about the centre, in that order
-    blocks: tuple[_Block, ...]
+    blocks: list[tuple[int, int, int]]  # channels first:last, in that order, with n nodes; n = 0: no interpolation
 
 
 def prepare(means: Tensor, scale: Tensor) -> Prepared:
@@ -61,23 +53,24 @@ def prepare(means: Tensor, scale: Tensor) -> Prepared:
         centre = (means.amin(dim=0) + means.amax(dim=0)) / 2
         offsets = ((means - centre) * scale).T.contiguous()  # (k, C)
         order, blocks = _plan(offsets)
-    return Prepared(means, scale, centre, order, offsets[order], tuple(blocks))
+    return Prepared(means, scale, centre, order, offsets[order], blocks)
 
 
 def nearest(x: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor]:
     """Least sum over channels of asinh²((x-μ)·scale), (N,), and its class, the first of equals, for x (N, k)."""
-    if x.numel() * len(prepared.means) > SMALL:
-        label = _search(x, prepared)
-        return squared_sums(x, prepared, torch.arange(len(x), device=x.device), label), label
-    squares = asinh_squared((x[:, None] - prepared.means).mul_(prepared.scale)).sum(dim=-1)  # (N, C)
-    label = squares.argmin(dim=1)
-    return squares.gather(1, label[:, None])[:, 0], label
+    if x.numel() * len(prepared.means) <= SMALL:
+        squares = asinh_squared((x[:, None] - prepared.means).mul_(prepared.scale)).sum(dim=-1)  # (N, C)
+        label = squares.argmin(dim=1)
+        return squares.gather(1, label[:, None])[:, 0], label
+    step = 16 * chunk_rows(max(prepared.means.shape))
+    label = torch.cat([_search(part, prepared) for part in torch.split(x, step)])
+    return squared_sums(x, prepared, torch.arange(len(x), device=x.device), label), label
 
 
 def squared_sums(x: Tensor, prepared: Prepared, rows: Tensor, labels: Tensor) -> Tensor:
     """Sums over channels of asinh²((x-μ)·scale), (M,), of pairs of a row of x (N, k) and a class."""
     sums = prepared.means.new_empty(len(rows))
-    for few in row_chunks(len(rows), _width(8, x)):
+    for few in row_chunks(len(rows), _width(8, x.shape[1])):
         t = wide(x.index_select(0, rows[few])) - prepared.means.index_select(0, labels[few])
         sums[few] = asinh_squared(t.mul_(prepared.scale)).sum(dim=1)
     return sums
@@ -95,30 +88,25 @@ def asinh_squared(t: Tensor) -> Tensor:
     return torch.asinh(t).square_()  # a square overflowed
 
 
-def _width(part: int, x: Tensor) -> int:
+def _width(part: int, width: int) -> int:
     """The width for `row_chunks`: a part of a chunk stays in one thread's cache; more threads must seldom meet."""
-    return part * x.shape[1] if torch.get_num_threads() == 1 else max(1, x.shape[1] // 2)
+    return part * width if torch.get_num_threads() == 1 else max(1, width // 2)
 
 
 def _search(x: Tensor, prepared: Prepared) -> Tensor:
     """Index (N,) of the nearest class."""
     means = prepared.means
     if len(x) <= 2 or len(means) == 1:
-        unknown = means.new_full((len(means),), math.inf)
-        return _settle(unknown.new_zeros(len(x), len(means)), unknown, x, prepared)
-    labels = []
-    width, step = _width(8, x), 16 * chunk_rows(max(means.shape))
-    for start in range(0, len(x), step):
-        part = x[start : start + step]
-        moved = torch.empty_like(part, dtype=torch.float32, memory_format=torch.contiguous_format)
-        for rows in row_chunks(len(part), width):
-            scaled = (wide(part[rows]) - prepared.centre).mul_(prepared.scale)
-            torch.index_select(scaled.float(), 1, prepared.order, out=moved[rows])
-        labels.append(_settle(*_approximate(moved, prepared.offsets, prepared.blocks), part, prepared))
-    return torch.cat(labels)
+        return _settle(means.new_zeros(len(x), len(means)), means.new_full((len(means),), math.inf), x, prepared)
+
+    def scaled(rows: Tensor) -> Tensor:
+        return (wide(rows) - prepared.centre).mul_(prepared.scale).float().index_select(1, prepared.order)
+
+    moved = by_rows(scaled, x, _width(8, x.shape[1]))
+    return _settle(*_approximate(moved, prepared.offsets, prepared.blocks), x, prepared)
 
 
-def _plan(offsets: Tensor) -> tuple[Tensor, list[_Block]]:
+def _plan(offsets: Tensor) -> tuple[Tensor, list[tuple[int, int, int]]]:
     """The order of the channels (k,) and their blocks: each takes the fewest nodes within the tolerance that pay."""
     n_channels, n_classes = offsets.shape
     reach = offsets.abs().amax(dim=1)  # (k,)
@@ -131,7 +119,7 @@ def _plan(offsets: Tensor) -> tuple[Tensor, list[_Block]]:
     blocks, first = [], 0
     for n, count in zip(kinds, choice.bincount(minlength=len(kinds)).tolist(), strict=True):
         width = max(1, min(512, (1 << 20) // ((n + 1) * n_classes)) if n else min(32, (1 << 14) // n_classes))
-        blocks += [_Block(i, min(i + width, first + count), n) for i in range(first, first + count, width)]
+        blocks += [(i, min(i + width, first + count), n) for i in range(first, first + count, width)]
         first += count
     return choice.argsort(stable=True), blocks
 
@@ -159,50 +147,37 @@ def basis(offsets: Tensor, reach: Tensor, n: int) -> tuple[Tensor, Tensor]:
     return table.float(), error
 
 
-def _approximate(x: Tensor, offsets: Tensor, blocks: tuple[_Block, ...]) -> tuple[Tensor, Tensor]:
+def _approximate(x: Tensor, offsets: Tensor, blocks: list[tuple[int, int, int]]) -> tuple[Tensor, Tensor]:
     """Sums over channels (N, C), up to a term for each row, and how far off each class's may be (C,)."""
     total = x.new_zeros(len(x), offsets.shape[1])
     reach = offsets.abs().amax(dim=1)  # (k,)
     far = torch.maximum(x.amax(dim=0), -x.amin(dim=0))  # (k,)
     growth = (1.0 + torch.asinh(far + reach)).square() - 1.0 + reach  # (k,), what a value's rounding is a multiple of
     bound = 2.0**-50 * growth.sum().repeat(offsets.shape[1])  # float64's own rounding: it decides where it can
-    additions = sum(max(1, block.n - 1) for block in blocks) + 4
+    additions = sum(max(1, n - 1) for _, _, n in blocks) + 4
     for first, last, n in blocks:
         here, roundings = slice(first, last), last - first + additions
         if n == 0:
             bound += _EPS * (5 + roundings) * growth[here].sum()
-            _add_direct(total, x[:, here], offsets[here].T.float().contiguous())
+            points = offsets[here].T.float().contiguous()  # (C, b)
+            for rows in row_chunks(len(x), 4 * points.numel()):
+                total[rows] += _rough_squares(x[rows, None, here] - points).sum(dim=-1)
             continue
         table, error = basis(offsets[here], reach[here], n)
         weights = _EPS * (10.0 * growth[here] + 8 / 3 * roundings * reach[here])  # (b,)
         bound += error + weights @ table.abs().sum(dim=0).to(weights)
-        _add_products(total, x[:, here], reach[here].float(), table, n)
+        points = x.new_tensor(nodes(n))[:, None] * reach[here].float()  # (n, b)
+        for rows in row_chunks(len(x), _width(4, last - first)):
+            base = _rough_squares(x[rows, here] - points[0])
+            for point, column in zip(points[1:], table, strict=True):
+                total[rows].addmm_(_rough_squares(x[rows, here] - point).sub_(base), column)
     return total, bound
 
 
-def _add_direct(total: Tensor, x: Tensor, offsets: Tensor) -> None:
-    """Add asinh²(x-μ) of all pairs, in float32: for channels where no interpolation pays."""
-    for rows in row_chunks(len(x), 4 * offsets.numel()):
-        t = x[rows, None, :] - offsets  # (n, C, b)
-        root = (t * t).add_(1.0).sqrt_()
-        total[rows] += t.abs_().add_(root).log_().square_().sum(dim=-1)
-
-
-def _add_products(total: Tensor, x: Tensor, reach: Tensor, table: Tensor, n: int) -> None:
-    """Add the products of the values at the nodes, (N, b) each, with the table's (b, C)."""
-    width = _width(4, x)
-    work = x.new_empty(3, min(len(x), chunk_rows(width)), x.shape[1])  # new memory costs more than arithmetic
-    one = x.new_ones(())
-    for rows in row_chunks(len(x), width):
-        here, part = x[rows], total[rows]
-        t, root, base = work[:, : len(here)]
-        for i, node in enumerate(nodes(n)):
-            value = t if i else base
-            torch.sub(here, node * reach, out=value)
-            torch.addcmul(one, value, value, out=root).sqrt_()
-            value.abs_().add_(root).log_().square_()  # asinh²
-            if i:
-                part.addmm_(value.sub_(base), table[i - 1])
+def _rough_squares(t: Tensor) -> Tensor:
+    """asinh²t in float32; t is overwritten."""
+    root = torch.mul(t, t).add_(1.0).sqrt_()
+    return t.abs_().add_(root).log_().square_()
 
 
 def _settle(total: Tensor, bound: Tensor, x: Tensor, prepared: Prepared) -> Tensor:

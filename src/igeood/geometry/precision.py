@@ -19,15 +19,6 @@ def result_dtype(*tensors: Tensor) -> torch.dtype:
     return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
 
 
-def broadcastable(*tensors: Tensor) -> bool:
-    """Whether the tensors' shapes broadcast together."""
-    try:
-        torch.broadcast_shapes(*(t.shape for t in tensors))  # type: ignore[no-untyped-call]
-    except RuntimeError:
-        return False
-    return True
-
-
 def chunk_rows(width: int) -> int:
     """Rows of `width` elements in a chunk."""
     return max(1, CHUNK_ELEMENTS // max(1, width))
@@ -42,12 +33,10 @@ def row_chunks(n: int, width: int) -> Iterator[slice]:
 
 def by_rows(function: Callable[[Tensor], Tensor], x: Tensor, width: int) -> Tensor:
     """`function` of the rows of `x`, a chunk at a time: its temporaries have about `width` elements a row."""
-    step = chunk_rows(width)
-    if len(x) <= step:
-        return function(x)
-    first = function(x[:step])
+    first = function(x[: chunk_rows(width)])
+    if len(x) <= chunk_rows(width):
+        return first
     out = first.new_empty((len(x), *first.shape[1:]))
-    out[:step] = first
-    for rows in row_chunks(len(x) - step, width):
-        out[step:][rows] = function(x[step:][rows])
+    for rows in row_chunks(len(x), width):
+        out[rows] = function(x[rows]) if rows.start else first
     return out

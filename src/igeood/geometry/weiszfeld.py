@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag, normalize
 
-from igeood.errors import IgeoodWarning, InputError
+from igeood.errors import IgeoodWarning
 from igeood.geometry.precision import chunk_rows, wide
-from igeood.geometry.sphere import check_temperature, sphere
+from igeood.geometry.sphere import sphere
 
 _COINCIDENT = 1e-12  # an angle below this is a sample on the centre itself
 _LONGEST = 0.5  # radians, at most, in one step
@@ -45,8 +45,8 @@ def solve(
     Parameters
     ----------
     chunks : callable
-        Returns an iterable of (logits (n, C), labels (n,), weights (n,)); called once a pass. Nothing is checked but
-        that every class has a sample.
+        Returns an iterable of (logits (n, C), labels (n,), weights (n,)); called once a pass. Nothing is checked:
+        every class needs a sample.
     n_classes, temperature, start, tolerance, max_passes
         As in `centroids`.
     keep_bytes : int
@@ -57,38 +57,35 @@ def solve(
     Tensor
         (C, C) log-probabilities.
     """
-    check_temperature(temperature)
     kept, mean, counts = _first_pass(_read(chunks, n_classes, temperature), n_classes, keep_bytes)
-    check_every_class(counts)
-    best = centre = normalize(mean, dim=1) if start is None else sphere(start)
+    centre = normalize(mean, dim=1) if start is None else sphere(start)
     here = _sums(_read(chunks, n_classes, temperature) if kept is None else kept, centre, counts)
-    gap, moves, turns = here.gap, list[Tensor](), list[Tensor]()
-    plain, stretch = torch.ones_like(gap, dtype=torch.bool), torch.ones_like(gap)
+    moves = turns = centre.new_empty(n_classes, 0, n_classes)  # (C, m, C)
+    plain, stretch = torch.ones_like(counts, dtype=torch.bool), torch.ones_like(counts)
     shortest = _ROUNDING * torch.finfo(centre.dtype).eps
     for _ in range(max_passes):
-        unfinished = (gap > tolerance) & (torch.linalg.vector_norm(here.step, dim=1) > shortest)
+        unfinished = (here.gap > tolerance) & (torch.linalg.vector_norm(here.step, dim=1) > shortest)
         if not bool(unfinished.any()):
-            return 2.0 * best.log()
+            return 2.0 * centre.log()
         kept = kept and _only(kept, unfinished)
         step = _where(plain, stretch[:, None] * here.step, _accelerated(here.step, moves, turns))
         trial = _where(unfinished, _moved(centre, step), centre)
         there = _sums(_read(chunks, n_classes, temperature, unfinished) if kept is None else kept, trial, counts)
-        taken = unfinished & ((there.angle <= here.angle * (1.0 + 1e-12)) | (there.gap < 0.5 * gap))
-        moves, turns = [*moves, trial - centre][-_MEMORY:], [*turns, there.step - here.step][-_MEMORY:]
-        closer = unfinished & (there.gap < gap)
-        best, gap = _where(closer, trial, best), _where(closer, there.gap, gap)
+        taken = unfinished & ((there.angle <= here.angle * (1.0 + 1e-12)) | (there.gap < 0.5 * here.gap))
+        moves = torch.cat([moves, (trial - centre)[:, None]], dim=1)[:, -_MEMORY:]
+        turns = torch.cat([turns, (there.step - here.step)[:, None]], dim=1)[:, -_MEMORY:]
         stretch = torch.where(plain, torch.where(taken, 2.0 * stretch, 1.0), stretch)
         centre, plain = _where(taken, trial, centre), ~taken
         here = _Sums(*(_where(taken, new, old) for new, old in zip(there, here, strict=True)))
-    if float(gap.max()) > tolerance > 0.0:  # with 0, the passes are all that was asked for
-        worst = int(gap.argmax())
+    worst = int(here.gap.argmax())
+    if float(here.gap[worst]) > tolerance > 0.0:  # with 0, the passes are all that was asked for
         warnings.warn(
-            f"centroids: class {worst} is within {float(gap[worst]):.1e} (relative) of its optimum after {max_passes} "
-            f"passes, not {tolerance:.0e}; raise max_passes or tolerance",
+            f"centroids: class {worst} is within {float(here.gap[worst]):.1e} (relative) of its optimum after "
+            f"{max_passes} passes, not {tolerance:.0e}; raise max_passes or tolerance",
             IgeoodWarning,
             stacklevel=3,
         )
-    return 2.0 * best.log()
+    return 2.0 * centre.log()
 
 
 class _Sums(NamedTuple):
@@ -166,28 +163,12 @@ def class_sums(rows: Tensor, labels: Tensor, n_classes: int, weights: Tensor) ->
     return embedding_bag(numbers, rows, first, mode="sum", per_sample_weights=weights)
 
 
-def check_every_class(counts: Tensor) -> None:
-    """Raise if a class has no sample; counts is (C,)."""
-    missing = (counts == 0).nonzero()[:, 0].tolist()
-    if missing:
-        raise InputError(
-            f"labels: no sample of class {missing[0]} ({len(missing)} of {len(counts)} classes have none); "
-            f"give every class at least one, to have a centroid"
-        )
-
-
-def _accelerated(step: Tensor, moves: list[Tensor], turns: list[Tensor]) -> Tensor:
-    """Anderson's step (C, C): the last moves are combined such that the steps they led to would cancel this one."""
-    if not moves:
-        return step
-    gram = torch.stack([torch.stack([(a * b).sum(dim=1) for b in turns], dim=1) for a in turns], dim=1)  # (C, m, m)
-    right = torch.stack([(turn * step).sum(dim=1) for turn in turns], dim=1)  # (C, m)
-    size = gram.diagonal(dim1=1, dim2=2).sqrt().clamp(min=1e-150)
-    gram = gram / (size[:, :, None] * size[:, None]) + 1e-14 * torch.eye(len(turns)).to(gram)
-    shares = torch.linalg.solve(gram, right / size) / size
-    combined = step.clone()
-    for share, move, turn in zip(shares.T, moves, turns, strict=True):
-        combined -= share[:, None] * (move + turn)
+def _accelerated(step: Tensor, moves: Tensor, turns: Tensor) -> Tensor:
+    """Anderson's step (C, C): the last moves (C, m, C) combined such that the turns they led to cancel this step."""
+    size = torch.linalg.vector_norm(turns, dim=2).clamp(min=1e-150)  # (C, m)
+    gram = turns @ turns.mT / (size[:, :, None] * size[:, None]) + 1e-14 * torch.eye(turns.shape[1]).to(turns)
+    shares = torch.linalg.solve(gram, (turns @ step[:, :, None])[:, :, 0] / size) / size
+    combined = step - (shares[:, None] @ moves + shares[:, None] @ turns)[:, 0]
     # steps that grow put the point where they would vanish behind: the valley goes on ahead
     return torch.where((combined * step).sum(dim=1, keepdim=True) < 0.0, -combined, combined)
 
