@@ -29,8 +29,7 @@ def test_what_is_written_comes_back(known, tmp_path, suffix, ids):
     path = tmp_path / f"all{suffix}"
     write_logits(path, known.train, ids=ids)
     file = read_logits(path)
-    file.need_labels()
-    assert (file.rows, file.n_classes, file.layers) == (400, 10, ["early", "block.late"])
+    assert (file.rows, file.layers) == (400, ["early", "block.late"])
     for _ in range(2):  # it can be read again
         outputs = Outputs.concat(file)
         assert torch.equal(outputs.logits, known.train.logits)
@@ -96,8 +95,8 @@ def test_a_folder_is_its_files_in_order(tmp_path):
     with pytest.raises(InputError, match=r"b\.npz: logits: row 7 has NaN"):
         list(read_logits(tmp_path))
     write_logits(tmp_path / "b.npz", ROWS[:, :2], ids=np.arange(50))
-    with pytest.raises(InputError, match=r"b\.npz: widths are .*2.*, in .*a\.parquet .*3"):
-        read_logits(tmp_path)
+    with pytest.raises(InputError, match=r"b\.npz: logits: row 0 has 2 values, expected 3"):
+        list(read_logits(tmp_path))
     (tmp_path / "none").mkdir()
     with pytest.raises(InputError, match=r"no \.parquet or \.npz file in this folder"):
         read_logits(tmp_path / "none")
@@ -137,7 +136,6 @@ def test_the_key_of_an_id_is_that_of_its_text():
         (["a", "b", "a"], "id: rows share an id"),
         (pa.array(["a", None, None]), "id: rows share an id"),
         (pa.array([[1], [2], [3]]), "id: list.* does not name rows"),
-        (pa.array([b"a", b"b", b"c"]), "id: binary does not name rows"),
     ],
 )
 def test_ids_that_do_not_identify(tmp_path, ids, message):
@@ -170,13 +168,13 @@ RAGGED = pa.array([list(row)[: 2 if i == 17 else 3] for i, row in enumerate(ROWS
 HOLED = pa.array([[None if (i, j) == (31, 1) else float(v) for j, v in enumerate(row)] for i, row in enumerate(ROWS)])
 NAN = np.where(np.arange(50)[:, None] == 44, np.nan, ROWS)
 BAD_TABLES = {
-    "no column 'logits' among scores; write one, or name another": {"scores": [1.0]},
-    "logits: row 5 is null": {"logits": NULL},
-    "logits: row 17 has 2 values, the first row 3": {"logits": RAGGED},
+    "expected one column 'logits' among .'scores'.; name another": {"scores": [1.0]},
+    "logits: row 5 has 0 values, expected 3": {"logits": NULL},
+    "logits: row 17 has 2 values, expected 3": {"logits": RAGGED},
     "logits: row 31 has NaN": {"logits": HOLED},
     "logits: row 44 has NaN": {"logits": lists(NAN)},
     "logits: expected a list of numbers in each row, got double": {"logits": [1.0, 2.0]},
-    "logits: expected a list of numbers in each row, got list<.*string>": {"logits": [["a", "b"]]},
+    "logits: expected real numbers": {"logits": [["a", "b"]]},
     r"logits: expected shape \(N, C\)": {"logits": lists(ROWS[:, :1])},
     "label: row 1 is null": {"logits": lists(ROWS[:3]), "label": pa.array([0, None, 2])},
     "labels: expected .* integers": {"logits": lists(ROWS[:2]), "label": ["cat", "dog"]},
@@ -196,14 +194,12 @@ def test_bad_tables_say_where(tmp_path, monkeypatch, message):
 
 
 BAD_ARRAYS = {
-    "no column 'logits'": {"x": ROWS},
     "logits: row 44 has NaN": {"logits": NAN},
-    "cannot be read as npz .Object arrays": {"logits": np.array([{"a": 1}, None])},
-    "cannot be read as npz .*labels": {"logits": ROWS[:2], "labels": [0, 1, 2]},
-    r"cannot be read as npz \(logits: expected shape .* got \(2, 3, 4\)\)": {"logits": np.zeros((2, 3, 4))},
-    r"cannot be read as npz \(logits: expected shape .* got \(2, 0\)\)": {"logits": np.zeros((2, 0))},
+    "is no sound Parquet or npz file .*Object arrays": {"logits": np.array([{"a": 1}, None])},
+    "is no sound Parquet or npz file .*labels": {"logits": ROWS[:2], "labels": [0, 1, 2]},
+    r"is no sound Parquet or npz file .*logits: expected shape .* got \(2, 3, 4\)": {"logits": np.zeros((2, 3, 4))},
+    r"is no sound Parquet or npz file .*logits: expected shape .* got \(2, 0\)": {"logits": np.zeros((2, 0))},
     "logits: expected a list of numbers in each row, got float": {"logits": ROWS[0]},
-    "logits: expected a list of numbers in each row, got .*string": {"logits": np.array([["a", "b"]])},
     "labels: expected .* integers": {"logits": ROWS[:2], "labels": [0.5, 1.0]},
 }
 
@@ -219,33 +215,23 @@ def test_columns_that_are_missing_or_double(tmp_path):
     path = tmp_path / "a.parquet"
     write_logits(path, ROWS)
     for options in ({"logits": "x"}, {"label": "x"}, {"identity": "x"}, {"layers": ["x"]}):
-        with pytest.raises(InputError, match=r"a\.parquet: no column '(feature\.)?x' among logits"):
+        with pytest.raises(InputError, match=r"a\.parquet: expected one column '(feature\.)?x' among"):
             read_logits(path, **options)
-    with pytest.raises(InputError, match="no column 'label' among logits"):
-        read_logits(path).need_labels()
     pq.write_table(pa.Table.from_arrays([lists(ROWS)] * 2, names=["logits"] * 2), path)
-    with pytest.raises(InputError, match="2 column 'logits' among logits, logits"):
+    with pytest.raises(InputError, match="one column 'logits' among"):
         read_logits(path)
 
 
 # Damaged files.
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "is empty"),
-        (pickle.dumps({"logits": [1]}), "is neither Parquet nor npz"),
-        (b"PAR1" + bytes(50), "cannot be read as Parquet"),
-        (b"PK\x03\x04" + bytes(50), "cannot be read as npz"),
-    ],
-)
-def test_files_that_are_no_tables(tmp_path, content, message):
+@pytest.mark.parametrize("content", [b"", pickle.dumps({"logits": [1]}), b"PAR1" + bytes(50), b"PK" + bytes(50)])
+def test_files_that_are_no_tables(tmp_path, content):
     path = tmp_path / "file"
-    with pytest.raises(InputError, match="file: there is no such file"):
+    with pytest.raises(FileNotFoundError):
         read_logits(path)
     path.write_bytes(content)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match="file: is no sound Parquet or npz file"):
         read_logits(path)
 
 
@@ -278,10 +264,11 @@ def test_changed_bytes_give_numbers_or_an_error_of_ours(tmp_path, suffix, data):
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_labels_beside_outputs_are_written(tmp_path, suffix):
-    write_logits(tmp_path / f"a{suffix}", Outputs(ROWS), np.arange(50) % 3)
+def test_labels_and_features_beside_outputs_are_written(tmp_path, suffix):
+    write_logits(tmp_path / f"a{suffix}", Outputs(ROWS), np.arange(50) % 3, features={"a": ROWS})
     (block,) = read_logits(tmp_path / f"a{suffix}")
     assert np.array_equal(block.labels, np.arange(50) % 3)
+    assert np.array_equal(block.features["a"], ROWS)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -291,14 +278,8 @@ def test_writing_what_does_not_fit(tmp_path, suffix):
         ((ROWS, [0]), {}, "labels: expected 50"),
         ((Outputs(ROWS), [0]), {}, "labels: expected 50"),
         ((ROWS,), {"features": {"a": ROWS[1:]}}, r"features\['a'\]"),
-        ((Outputs(ROWS),), {"features": {"a": ROWS}}, "features: Outputs have their own"),
-        ((ROWS,), {"ids": [1, 2]}, "ids: expected 50 names or numbers, got int64 of shape"),
-        ((ROWS[:2],), {"ids": [None, 1]}, "ids: expected 2 names or numbers, got object"),
-        (
-            (ROWS[:2],),
-            {"ids": [b"a", b"b"]},
-            "ids: expected 2 names or numbers, got .S1 of shape .*; give one .*with str",
-        ),
+        ((ROWS,), {"ids": [1, 2]}, "ids: expected 50 names or numbers, got array"),
+        ((ROWS[:2],), {"ids": [b"a", b"b"]}, "ids: expected 2 names or numbers, got .*with str"),
     ):
         with pytest.raises(InputError, match=message):
             write_logits(tmp_path / f"a{suffix}", *arguments, **options)

@@ -103,7 +103,7 @@ def test_only_fit_reads_labels(run, good, files, known):
     good("tune", "fitted.safetensors", "--train", "train.npz", "--id", "test.npz", "--ood", "odd.npz")
     good("calibrate", "fitted.safetensors", "odd.npz")
     good("score", "fitted.safetensors", "odd.npz", "--out", "o.csv")
-    assert "odd.npz: labels: -1 " in run("fit", "odd.npz", "--out", "g.safetensors").stderr
+    assert "odd.npz: labels: row 0 has a class outside" in run("fit", "odd.npz", "--out", "g.safetensors").stderr
 
 
 def test_a_classifier_that_disagrees_with_the_labels(run, files):

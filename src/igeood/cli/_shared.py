@@ -24,7 +24,7 @@ out_option: Decorator = click.option("--out", type=FILE, help="Write the guard h
 tpr_option: Decorator = click.option("--tpr", default=0.95, show_default=True, help="Share of ID samples to keep.")
 _OPTIONS = (
     force_option,
-    click.option("--logits-column", help="Column of the logits, if it is not `logits`."),
+    click.option("--logits-column", default="logits", show_default=True, help="Column of the logits."),
     click.option("--label-column", help="Column of the true classes, if not `label` or `labels`."),
     click.option("--id-column", help="Column that identifies samples across files; by default `id` only names rows."),
     click.option("--model", metavar="MODULE:NAME", help="A torch model, or what makes it; the module's code runs."),
@@ -46,7 +46,7 @@ def guard_options(command: Callable[..., None]) -> Callable[..., None]:
 class Sources:
     """Options that say how samples are read: columns of files, or a model and how it is fed."""
 
-    logits_column: str | None
+    logits_column: str
     label_column: str | None
     id_column: str | None
     model: str | None
