@@ -198,7 +198,7 @@ BAD = {
     "a number": (lambda m, _: igeood.black_box(m).fit(3), "data: expected a batch or a loader of them, got int"),
     "layer": (lambda m, _: igeood.white_box(m, layers=["fifth"]), "layers: the model has no 'fifth'"),
     "mean": (lambda m, _: igeood.white_box(m, mean="x"), "mean: expected a finite number, or one for each channel"),
-    "std": (lambda m, _: igeood.grey_box(m, std=(0.2, -0.1, 0.3)), "std: must be positive"),
+    "std": (lambda m, _: igeood.grey_box(m, std=(0.2, -0.1, 0.3)), "std: expected a finite, positive number"),
     "epsilon": (lambda m, _: igeood.grey_box(m, epsilon=-1), "epsilon: must be a finite number ≥ 0"),
 }  # fmt: skip
 

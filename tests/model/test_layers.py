@@ -7,8 +7,7 @@ from torch import nn
 from igeood.bench.networks import densenet_bc_100, resnet_34
 from igeood.errors import InputError
 from igeood.model.batches import as_batch
-from igeood.model.layers import check_layers, choose_layers
-from igeood.model.reader import Reader, extract
+from igeood.model.reader import Reader, choose_layers, extract
 
 IMAGES = torch.zeros(2, 3, 32, 32)
 
@@ -174,12 +173,10 @@ def test_layers_whose_first_axis_is_time_are_not_chosen_and_not_read():
 
 def test_names_that_are_none():
     model = resnet_34()
-    with pytest.raises(InputError, match="layers: the model has no 'layer5'; near names: 'layer"):
-        check_layers(model, ["layer1", "layer5"])
-    with pytest.raises(InputError, match=r"layers: 'module.layer1' is named twice"):
-        check_layers(model, ["layer1", "module.layer1"])
-    with pytest.raises(InputError, match=r"layers: expected names, .* got 3"):
-        check_layers(model, [3])
+    for name in ("layer5", 5):
+        with pytest.raises(InputError, match=f"layers: the model has no {name!r}; near names: '"):
+            Reader(model, ["layer1", name])
+    assert Reader(model, ["layer1", "module.layer1"]).layers == ["layer1"]
     with pytest.raises(InputError, match="layers: no layer to read in this model"):
         choose_layers(nn.Sequential(nn.Flatten(), nn.Linear(3072, 3)), as_batch(IMAGES), "last")
     with pytest.raises(InputError, match="empty; a sample is needed"):
@@ -192,3 +189,46 @@ def test_scripted_layers_cannot_be_read():
     assert extract(model, IMAGES, ()).n_classes == 5
     with pytest.raises(InputError, match="layers: '0' is scripted or traced"):
         extract(model, IMAGES, ["0"])
+
+
+def odd(model, x):
+    x = model.twice(model.twice(model.conv(x))).mean((2, 3))
+    model.text(x), model.scalar(x), model.nan(x)
+    return model.fc(x)
+
+
+def make_odd():
+    nan = Does(lambda _, x: torch.where(torch.arange(len(x))[:, None] == 3, torch.nan, x))
+    parts = {"text": Does(lambda *_: "text"), "scalar": Does(lambda _, x: x.sum()), "nan": nan, "twice": nn.ReLU()}
+    return Does(odd, conv=nn.Conv2d(2, 4, 1), fc=nn.Linear(4, 4), never=nn.Linear(4, 4), **parts)
+
+
+UNREADABLE = {
+    "twice": "layers: 'twice' is called twice",
+    "never": "layers: 'never' is not called",
+    "text": "layers: 'text' returns no tensor",
+    "scalar": r"layers: 'scalar' returns a tensor of shape \(\)",
+    "nan": r"features\['nan'\]: row 3 has NaN",
+}
+
+
+@pytest.mark.parametrize("layer", UNREADABLE)
+def test_layers_that_cannot_be_read(images, left_as_found, layer):
+    model = make_odd()
+    with left_as_found(model), pytest.raises(InputError, match=UNREADABLE[layer]):
+        extract(model, images, [layer])
+
+
+def test_half_precision_is_averaged_in_float32():
+    large = Does(lambda _, x: torch.full((len(x), 3, 64, 64), 6e4, dtype=torch.float16))  # whose sum is infinite
+    model = nn.Sequential(large, nn.AdaptiveMaxPool2d(1), nn.Flatten())
+    assert extract(model, torch.zeros(1, 2), ["0"]).features["0"].tolist() == [[6e4] * 3]
+
+
+def test_a_part_that_is_called_module_is_no_wrapper(images):
+    parts = {"module": nn.Sequential(nn.Conv2d(2, 4, 1)), "act": nn.Tanh(), "fc": nn.Linear(4, 3)}
+    parts["module"].add_module("act", nn.Hardtanh(2.0, 3.0))
+    model = Does(lambda net, x: net.fc(net.act(net.module(x)).mean((2, 3))), **parts)
+    features = extract(model, images, ["act", "module.act"]).features
+    assert (features["act"] < 1).all()
+    assert (features["module.act"] >= 2).all()

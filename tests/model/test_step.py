@@ -173,7 +173,7 @@ def test_channels():
     for bad in (None, "a", [], [[1.0]], float("nan"), float("inf")):
         with pytest.raises(InputError, match=r"^mean: expected a finite number, or one for each channel"):
             check_channels(bad, "mean")
-    with pytest.raises(InputError, match=r"^std: must be positive, got 0"):
+    with pytest.raises(InputError, match=r"^std: expected a finite, positive number, or one for each channel; got 0"):
         check_channels(0, "std", positive=True)
     with pytest.raises(InputError, match="std: expected one number, or one for each of 3 channels"):
         signed_step(torch.zeros(1, 3, 2, 2), torch.ones(1, 3, 2, 2), 0.1, (0.1, 0.2))

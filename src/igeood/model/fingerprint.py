@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from igeood.model.runner import strip
+from igeood.model.layers import strip
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -52,15 +52,12 @@ class Versions:
 
     def __init__(self, model: nn.Module) -> None:
         self._tables: list[tuple[Any, list[Any]]] = []  # where modules and tensors are, and which were there
-        tensors: list[Tensor] = []
         for module in model.modules():
-            passing = module._non_persistent_buffers_set
-            buffers = [None if name in passing else value for name, value in module._buffers.items()]
-            tables: list[Any] = [module._modules, module._parameters, {} if passing else module._buffers]
+            lasting = {} if module._non_persistent_buffers_set else module._buffers
+            tables: list[Any] = [module._modules, module._parameters, lasting]
             self._tables += [(table, list(table.values())) for table in tables if table]
-            tensors += [tensor for tensor in (*module._parameters.values(), *buffers) if tensor is not None]
-        self._lazy = [tensor for tensor in tensors if is_lazy(tensor)]
-        tensors = [tensor for tensor in tensors if not is_lazy(tensor)]
+        state = model.state_dict(keep_vars=True).values()
+        tensors = [tensor for tensor in state if isinstance(tensor, Tensor) and not is_lazy(tensor)]
         self._placed = [tensor for tensor in tensors if tensor.layout is torch.strided]
         self._counted = [tensor for tensor in tensors if not tensor.is_inference()]  # others have no counter
         self._before = self._stamps()
@@ -70,7 +67,7 @@ class Versions:
         for table, values in self._tables:
             if len(table) != len(values) or any(map(operator.is_not, table.values(), values)):
                 return True
-        return self._stamps() != self._before or not all(map(is_lazy, self._lazy))
+        return self._stamps() != self._before
 
     def _stamps(self) -> tuple[list[int], list[int]]:
         return [tensor.data_ptr() for tensor in self._placed], [tensor._version for tensor in self._counted]

@@ -1,74 +1,120 @@
-"""Which layers of a network to read: the ends of its blocks, found by watching one forward pass."""
+"""A network's layers: their names, the axis of their channels, and those at which its blocks end."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from igeood.errors import InputError
-from igeood.model.batches import Batch
-from igeood.model.runner import Call, Runner, named_modules, strip
-
-__all__ = ["KINDS", "Layers", "check_layers", "choose_layers", "strip"]
 
 Layers = Literal["auto", "convolutions", "norms"] | Iterable[str]
 MOST_LAYERS = 6
 FEWEST_LAYERS = 4  # fewer than this, and the largest block is opened
 
-_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
-KINDS = ("none", "last", "last two", "all", "convolutions", "norms")
+_WRAPPERS = ("module", "_orig_mod")  # where DataParallel, DistributedDataParallel and torch.compile hold a model
+NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+_CHANNELS_SECOND = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
+_CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.MultiheadAttention, nn.RNNBase)
+Width = tuple[int, bool]  # of a module's output: channels, and whether they are the last axis
 
 
-def check_layers(model: nn.Module, names: Iterable[str]) -> None:
-    """Raise unless every name is a key of `model.named_modules()`, with or without the prefixes of wrappers."""
-    modules, seen = named_modules(model), set()
+def strip(name: str) -> str:
+    """A dotted name without the parts that wrappers add.
+
+    Examples
+    --------
+    >>> strip("module._orig_mod.layer1.0"), strip("layer1.0")
+    ('layer1.0', 'layer1.0')
+    """
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """The model inside of `DataParallel`, `DistributedDataParallel` and `torch.compile`."""
+    while isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)) or "_orig_mod" in model._modules:
+        model = next(model.children())
+    return model
+
+
+def named_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """A model's modules by the names that they have in the bare model, which itself is left out."""
+    modules = {"": bare(model)}
+    for name, module in sorted(modules[""].named_modules(), key=lambda entry: strip(entry[0]) != entry[0]):
+        modules.setdefault(name if strip(name) in modules else strip(name), module)
+    return {name: module for name, module in modules.items() if name}
+
+
+def known_layers(modules: Mapping[str, nn.Module], names: Iterable[str]) -> list[str]:
+    """The unique names as `named_modules` has them; raises unless each is there, with or without wrappers' prefixes."""
+    known: dict[str, None] = {}
     for name in names:
-        if not isinstance(name, str):
-            raise InputError(f"layers: expected names, keys of model.named_modules(); got {name!r}")
-        known = name if name in modules else strip(name)
-        if known not in modules:
-            close = difflib.get_close_matches(name, modules, n=3, cutoff=0.3) or list(modules)[:3]
+        layer = name if name in modules else strip(str(name))
+        if layer not in modules:
+            close = difflib.get_close_matches(layer, modules, n=3, cutoff=0.3) or list(modules)[:3]
             raise InputError(f"layers: the model has no {name!r}; near names: {', '.join(map(repr, close))}")
-        if isinstance(modules[known], torch.jit.ScriptModule):
+        if isinstance(modules[layer], torch.jit.ScriptModule):
             raise InputError(f"layers: {name!r} is scripted or traced, which hides it; name others, or use black_box")
-        if known in seen:
-            raise InputError(f"layers: {name!r} is named twice; name each layer once")
-        seen.add(known)
+        known[layer] = None
+    return list(known)
 
 
-def choose_layers(model: nn.Module, batch: Batch, kind: str) -> list[str]:
-    """Names of a model's layers, in the order in which they are called.
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of a module in a forward pass of N samples.
 
     Parameters
     ----------
-    model : Module
-        The network.
-    batch : Batch
-        Up to three of its samples are run through the network.
-    kind : str
-        "all": the ends of the network's blocks, the classifier left out; "last" or "last two" of these;
-        "convolutions", "norms": every one that is called once; "none".
+    module : Module
+        The module.
+    output : Tensor
+        A copy of what it returned, (N, k, ...).
+    layout : str
+        Which axis of the output has the channels: "flat" (the second of two), "second" or "last".
     """
-    if kind == "none":
-        return []
-    if len(batch) == 0:
-        raise InputError("empty; a sample is needed to find the layers; name the layers, or give one")
-    runner = Runner(model)
-    calls, logits = runner.watch(batch)
-    if kind in ("convolutions", "norms"):
-        wanted = nn.modules.conv._ConvNd if kind == "convolutions" else _NORMS
-        chosen = [call for call in calls.values() if isinstance(call.module, wanted)]
-    else:
-        chosen = _block_ends(runner.bare, calls, logits)[{"all": 0, "last": -1, "last two": -2}[kind] :]
-    if not chosen:
-        raise InputError(f"layers: no layer to read in this model ({kind!r}); name some, from model.named_modules()")
-    names = {module: name for name, module in named_modules(model).items()}
-    return [names[call.module] for call in chosen]
+
+    module: nn.Module
+    output: Tensor
+    layout: str
+
+    @property
+    def channels(self) -> int:
+        """Width of the feature vector."""
+        return self.output.shape[-1 if self.layout == "last" else 1]
+
+    @property
+    def size(self) -> int:
+        """Values of each channel: pixels or tokens."""
+        return self.output.shape[1:].numel() // max(1, self.channels)
+
+    def returns(self, whole: Tensor) -> bool:
+        """Whether the output is that of the whole, such as the model's logits."""
+        return self.output.shape == whole.shape and torch.equal(self.output.float(), whole.float())
 
 
-def _block_ends(model: nn.Module, calls: dict[nn.Module, Call], logits: Tensor) -> list[Call]:
+def width_of(module: nn.Module, output: Tensor) -> Width | None:
+    """Width of the output of a module that says which axis it works on; None for containers, activations, pooling."""
+    if isinstance(module, _CHANNELS_SECOND):
+        return output.shape[1], False
+    return (output.shape[-1], True) if isinstance(module, _CHANNELS_LAST) else None
+
+
+def layout_of(output: Tensor, width: Width | None) -> str:
+    """Which axis has the channels: where the module before has put them, if its width is there; else the other one.
+
+    With nothing known they are the last of three axes (a sequence), and the second of more (an image).
+    """
+    if output.ndim == 2:
+        return "flat"
+    channels, last = width or (output.shape[1], output.ndim == 3)
+    if width and output.shape[-1 if last else 1] != channels == output.shape[1 if last else -1]:
+        last = not last  # transposed since, as patches are into tokens
+    return "last" if last else "second"
+
+
+def block_ends(model: nn.Module, calls: dict[nn.Module, Call], logits: Tensor) -> list[Call]:
     """The layers at which the network's blocks end.
 
     The network's parts are read in order: a convolution, a linear layer or a block begins a stage, and what follows
@@ -91,8 +137,7 @@ def _parts(module: nn.Module, calls: dict[nn.Module, Call], logits: Tensor) -> l
             parts += _parts(child, calls, logits)
         else:
             parts.append(call)
-    order = {called: i for i, called in enumerate(calls)}
-    return sorted(parts, key=lambda call: order[call.module])
+    return [call for call in calls.values() if call in parts]
 
 
 def _stages(parts: list[Call]) -> list[Call]:
@@ -108,7 +153,7 @@ def _stages(parts: list[Call]) -> list[Call]:
 
 def _begins(part: Call) -> bool:
     """Whether a part has weights of its own kind: not a lone normalisation, activation or pooling."""
-    return not isinstance(part.module, _NORMS) and any(True for _ in part.module.parameters())
+    return not isinstance(part.module, NORMS) and any(True for _ in part.module.parameters())
 
 
 def _is_transition(before: Call, part: Call) -> bool:

@@ -1,9 +1,11 @@
-"""A model's outputs: logits and hidden features, batch by batch."""
+"""A model's outputs: logits and hidden features, batch by batch; the model is left as found."""
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from statistics import mode
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,13 @@ from torch import Tensor, nn
 
 from igeood.errors import InputError
 from igeood.model.batches import Batch, at_batch, batches
-from igeood.model.layers import Layers, check_layers, choose_layers
-from igeood.model.runner import Runner, first_tensor, named_modules, strip
+from igeood.model.layers import NORMS, Call, Layers, bare, block_ends, known_layers, layout_of, named_modules, width_of
 from igeood.outputs import HEAD, Outputs
+
+Hook = Callable[[nn.Module, Any, Any], None]
+
+_lock = threading.Lock()  # of what readers do to models: modes and hooks
+_held: dict[nn.Module, tuple[int, list[nn.Module]]] = {}  # who runs a model now: how many; its modules in training mode
 
 
 def _mean(features: Tensor, layout: str) -> Tensor:
@@ -34,8 +40,8 @@ def _mean(features: Tensor, layout: str) -> Tensor:
 STATISTICS: dict[str, Callable[[Tensor, str], Tensor]] = {"mean": _mean}  # of features (N, ...) and their layout
 
 
-class Reader(Runner):
-    """Runs a model and reads blocks of features, from any thread; the model is left as found.
+class Reader:
+    """Runs a model in evaluation mode and reads blocks of features, from any thread; the model is left as found.
 
     Parameters
     ----------
@@ -56,111 +62,195 @@ class Reader(Runner):
         Without the prefixes of wrappers.
     layouts : dict
         As above; full once the reader is prepared.
-    head : (Tensor, Tensor or None) or None
-        Weight (C, k) and bias (C,) of the last linear layer, if it was wanted, once the reader is prepared.
     """
 
     def __init__(
         self, model: nn.Module, layers: Sequence[str] = (), *, statistic: str = "mean", head: bool = False,
         layouts: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
+        if not isinstance(model, nn.Module):
+            hint = f"did you mean method={model!r}?" if isinstance(model, str) else "give the classifier"
+            raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}; {hint}")
         if statistic not in STATISTICS:
             raise InputError.unknown("statistic", statistic, STATISTICS)
-        self.layers, self.layouts, self.statistic = list(layers), dict(layouts or {}), statistic
+        self.model, self.bare, self.statistic, self._wants_head = model, bare(model), statistic, head
+        self.layers, self.layouts = list(layers), dict(layouts or {})
+        self._look()
+        ending = "" if statistic == "mean" else f"|{statistic}"
+        self._blocks = {f"{layer}{ending}": layer for layer in self.layers}  # the layer of each block
         self._prepared = not head and self.layouts.keys() >= set(self.layers)
-        self._wants_head, self._head = head, ""  # the layer's name
-        self._hooks: dict[str, Any] = {}  # for each block its handle, while anybody runs the model
-        self._holders = 0
-        self._passes: dict[int, tuple[int, dict[str, Tensor]]] = {}  # for each thread: samples, and blocks so far
-        super().__init__(model)
 
     def _look(self) -> None:
-        check_layers(self.model, [*self.layers, self._head] if self._head else self.layers)
-        super()._look()
-        self._modules = named_modules(self.model)
-        self.layers = [name if name in self._modules else strip(name) for name in self.layers]
+        """Note the model's modules: walking through them takes longer than to see that they are the same."""
+        self.modules = named_modules(self.model)
+        self.layers = known_layers(self.modules, self.layers)
+        self._parameters = list(self.model.parameters())
+        self._tree = [(module, tuple(module._modules.values())) for module in self.model.modules()]
 
-    @property
-    def head(self) -> tuple[Tensor, Tensor | None] | None:
-        """Weight and bias of the last linear layer."""
-        if not self._head:
-            return None
-        linear: Any = self._modules[self._head]
-        return linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Hold the model in evaluation mode, and put everything back afterwards. Nests; threads may overlap."""
+        with _lock:
+            if any(tuple(module._modules.values()) != children for module, children in self._tree):
+                self._look()
+            users, training = _held.get(self.bare, (0, []))
+            training += [module for module, _ in self._tree if module.training]
+            _held[self.bare] = users + 1, training
+            for module in training:
+                module.training = False
+        try:
+            yield
+        finally:
+            with _lock:
+                users, training = _held.pop(self.bare)
+                if users > 1:
+                    _held[self.bare] = users - 1, training
+                for module in training if users == 1 else ():
+                    module.training = True
 
-    @property
-    def _blocks(self) -> dict[str, str]:
-        """The layer of each block."""
-        suffix = "" if self.statistic == "mean" else f"|{self.statistic}"
-        return {f"{layer}{suffix}": layer for layer in self.layers} | ({HEAD: self._head} if self._head else {})
+    def place(self, batch: Batch) -> Batch:
+        """A copy of the batch on the model's device, in its precision: the model may work in place."""
+        device = self._parameters[0].device if self._parameters else None
+        dtypes = [p.dtype for p in self._parameters if p.is_floating_point()]
+
+        def move(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            fits = not value.is_floating_point() or not dtypes or value.dtype in dtypes
+            return value.to(device, value.dtype if fits else mode(dtypes), copy=True)
+
+        return batch.mapped(move)
+
+    def _run(self, model: nn.Module, batch: Batch, hooks: Iterable[tuple[nn.Module, Hook]]) -> Tensor:
+        """Logits of a batch, in a `running` block; the hooks see this pass alone, not those of other threads."""
+        inputs, thread = self.place(batch).inputs, threading.get_ident()
+
+        def call(hook: Hook, *of_module: Any) -> None:
+            if threading.get_ident() == thread:
+                hook(*of_module)
+
+        with ExitStack() as stack:
+            with _lock:  # torch counts hooks without one
+                for module, hook in hooks:
+                    stack.callback(module.register_forward_hook(partial(call, hook)).remove)
+            logits = logits_of(model(**inputs) if batch.name else model(inputs[""]))
+        if logits.ndim == 2 and len(logits) != len(batch):
+            cure = "make it return one for each"
+            raise InputError(f"model: returned {len(logits)} rows for {len(batch)} samples; {cure}")
+        return logits
+
+    def watch(self, batch: Batch) -> tuple[dict[nn.Module, Call], Tensor]:
+        """Calls of the modules that return (N, k, ...), in the order of their ends; and the logits.
+
+        Up to three samples of the batch are run. Modules that are called twice are left out.
+        """
+        sample, width = batch[:3], None
+        calls: dict[nn.Module, list[Call]] = {}
+
+        def note(module: nn.Module, _: Any, output: Any) -> None:
+            nonlocal width
+            tensor = first_tensor(output)
+            if tensor is not None and tensor.ndim >= 2:
+                width = width_of(module, tensor) or width
+                calls.setdefault(module, []).append(Call(module, tensor.clone(), layout_of(tensor, width)))
+
+        inner = [m for m in self.bare.modules() if m is not self.bare and not isinstance(m, torch.jit.ScriptModule)]
+        with self.running(), torch.no_grad():
+            logits = self._run(self.bare, sample, [(module, note) for module in inner])
+        once = {module: call for module, (call, *more) in calls.items() if not more}
+        return {module: call for module, call in once.items() if len(call.output) == len(sample)}, logits
 
     def prepare(self, batch: Batch) -> None:
         """Decide the layouts and find the head, in one forward pass of up to three samples."""
         calls, logits = self.watch(batch)
         for layer in self.layers:
-            call = calls.get(self._modules[layer])  # one that is missing cannot be read either
+            call = calls.get(self.modules[layer])  # one that is missing cannot be read either
             self.layouts[layer] = "flat" if call is None else call.layout
         if self._wants_head:
             linear = {c.module for c in calls.values() if isinstance(c.module, nn.Linear) and c.returns(logits)}
-            self._head = next((name for name, module in self._modules.items() if module in linear), "")
-            if not self._head:
+            heads = [name for name, module in self.modules.items() if module in linear]
+            if not heads:
                 cure = "make the model return its last linear layer's output, or use another method"
                 raise InputError(f"model: no nn.Linear returns its logits, whose input is wanted; {cure}")
+            self._blocks[HEAD] = heads[0]
         self._prepared = True
 
     def __call__(self, batch: Batch, *, labels: bool = False, keys: bool = False) -> Outputs:
         """Outputs of one batch, with its labels and keys if wanted; differentiable where gradients are on."""
         if not self._prepared:
             self.prepare(batch)
-        thread, blocks = threading.get_ident(), self._blocks
         features: dict[str, Tensor] = {}
+
+        def keep(block: str, layer: str, _: nn.Module, inputs: Any, output: Any) -> None:
+            if block in features:
+                raise InputError(f"layers: {layer!r} is called twice in one forward pass; name a layer that runs once")
+            value = first_tensor(inputs if block == HEAD else output)
+            features[block] = self._pooled(value, block, layer, len(batch))
+
         with self.running():
-            self._passes[thread] = len(batch), features
-            try:
-                logits = self.run(self.bare if blocks else self.model, batch)
-            finally:
-                del self._passes[thread]
-        for block, layer in blocks.items():
+            hooks = [(self.modules[layer], partial(keep, block, layer)) for block, layer in self._blocks.items()]
+            logits = self._run(self.bare if hooks else self.model, batch, hooks)
+        for block, layer in self._blocks.items():
             if block not in features:
                 raise InputError(f"layers: {layer!r} is not called in the model's forward pass; name another")
         classes = batch.labels if labels else None
         classes = classes.clone() if isinstance(classes, Tensor) else classes  # loaders may reuse it
-        return Outputs(logits, {b: features[b] for b in blocks}, classes, keys=batch.keys if keys else None)
+        return Outputs(logits, {b: features[b] for b in self._blocks}, classes, keys=batch.keys if keys else None)
 
-    def _enter(self) -> None:
-        super()._enter()
-        self._holders += 1
-        for block, layer in self._blocks.items():
-            if block not in self._hooks:
-                self._hooks[block] = self._modules[layer].register_forward_hook(self._hook(block, layer))
+    def _pooled(self, value: Tensor | None, block: str, layer: str, samples: int) -> Tensor:
+        """Features (N, k) from what a layer returned, (N, k, ...)."""
+        if value is None or value.ndim < 2 or len(value) != samples:
+            what = "no tensor" if value is None else f"a tensor of shape {tuple(value.shape)}"
+            cure = "name another (or is it one sample? Give a batch: x[None])"
+            raise InputError(f"layers: {layer!r} returns {what}, not (N, k, ...) of N = {samples} samples; {cure}")
+        wide = value if value.dtype == torch.float64 else value.float()  # sums of many float16 values overflow
+        return wide.clone() if block == HEAD else STATISTICS[self.statistic](wide, self.layouts[layer])
 
-    def _leave(self) -> None:
-        self._holders -= 1
-        while self._hooks and not self._holders:
-            self._hooks.popitem()[1].remove()
-        super()._leave()
 
-    def _hook(self, block: str, layer: str) -> Callable[[nn.Module, Any, Any], None]:
-        """Forward hook that keeps a layer's features; passes that are not this reader's are left alone."""
+def logits_of(output: Any) -> Tensor:
+    """Logits in what a model returned: a tensor, a tuple's first, a mapping's or an object's `logits`."""
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
+    tensor = first_tensor(logits)
+    if tensor is None:
+        cure = "make it return logits (N, C), as a tensor, or by the name 'logits'"
+        raise InputError(f"model: returned {type(output).__name__} without logits; {cure}")
+    return tensor
 
-        def keep(_: nn.Module, inputs: Any, output: Any) -> None:
-            samples, features = self._passes.get(threading.get_ident(), (0, None))
-            if features is None:
-                return
-            if block in features:
-                raise InputError(f"layers: {layer!r} is called twice in one forward pass; name a layer that runs once")
-            tensor = first_tensor(inputs if block == HEAD else output)
-            if tensor is None or tensor.ndim < 2 or len(tensor) != samples:
-                what = type(output).__name__ if tensor is None else f"a tensor of shape {tuple(tensor.shape)}"
-                raise InputError(
-                    f"layers: {layer!r} returns {what}, not features (N, k, ...) of N = {samples} samples; "
-                    f"name another (or is it one sample? Give a batch: x[None])"
-                )
-            # sums of many float16 values overflow
-            wide = tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
-            features[block] = wide.clone() if block == HEAD else STATISTICS[self.statistic](wide, self.layouts[layer])
 
-        return keep
+def first_tensor(output: object) -> Tensor | None:
+    """The tensor that a module returned, or the first of several."""
+    values = output if isinstance(output, (tuple, list)) else (output,)
+    return next((value for value in values if isinstance(value, Tensor)), None)
+
+
+def choose_layers(model: nn.Module, batch: Batch, kind: str) -> list[str]:
+    """Names of a model's layers, in the order in which they are called.
+
+    Parameters
+    ----------
+    model : Module
+        The network.
+    batch : Batch
+        Up to three of its samples are run through the network.
+    kind : str
+        "all": the ends of the network's blocks, the classifier left out; "last" or "last two" of these;
+        "convolutions", "norms": every one that is called once; "none".
+    """
+    if kind == "none":
+        return []
+    if len(batch) == 0:
+        raise InputError("empty; a sample is needed to find the layers; name the layers, or give one")
+    reader = Reader(model)
+    calls, logits = reader.watch(batch)
+    if kind in ("convolutions", "norms"):
+        wanted = nn.modules.conv._ConvNd if kind == "convolutions" else NORMS
+        chosen = [call for call in calls.values() if isinstance(call.module, wanted)]
+    else:
+        chosen = block_ends(reader.bare, calls, logits)[{"all": 0, "last": -1, "last two": -2}[kind] :]
+    if not chosen:
+        raise InputError(f"layers: no layer to read in this model ({kind!r}); name some, from model.named_modules()")
+    names = {module: name for name, module in reader.modules.items()}
+    return [names[call.module] for call in chosen]
 
 
 def extract(
@@ -184,30 +274,19 @@ def extract(
     Returns
     -------
     Outputs
-        On the model's device. For more data than memory holds, use `stream`.
-    """
-    with random_state_kept():
-        parts = list(stream(model, loader, layers, keys=True, statistic=statistic, head=head))
-    with at_batch("loader", len(parts) - 1):
-        return Outputs.concat(parts)
-
-
-def stream(
-    model: nn.Module, loader: Any, layers: Layers = (), *, keys: bool = False, **options: Any
-) -> Iterator[Outputs]:
-    """Outputs of each batch of a loader, without gradients; between batches the model is as it was.
-
-    Parameters as in `extract`; `keys` are left out unless wanted.
+        On the model's device.
     """
     kind = {"auto": "all", "convolutions": "convolutions", "norms": "norms"}.get(str(layers))
     names = [] if kind else [layers] if isinstance(layers, str) else list(layers)
-    reader = Reader(model, names, **options)  # before the first batch: what cannot be read needs none to say so
-    for number, batch in enumerate(batches(loader, "loader")):
-        with at_batch("loader", number), torch.inference_mode(False), torch.no_grad():
-            if kind and number == 0:
-                reader = Reader(model, choose_layers(model, batch, kind), **options)
-            outputs = reader(batch, labels=True, keys=keys)
-        yield outputs
+    reader = Reader(model, names, statistic=statistic, head=head)
+    parts = []
+    with random_state_kept():
+        for number, batch in enumerate(batches(loader, "loader")):
+            with at_batch("loader", number), torch.inference_mode(False), torch.no_grad():
+                if kind and number == 0:
+                    reader = Reader(model, choose_layers(model, batch, kind), statistic=statistic, head=head)
+                parts.append(reader(batch, labels=True, keys=True))
+    return Outputs.concat(parts)
 
 
 @contextmanager

@@ -32,7 +32,9 @@ def input_gradients(objectives: Callable[[Tensor], Sequence[Tensor]], x: Tensor)
     x : Tensor
         (N, ...) floating-point inputs.
     """
-    check_floating(x)
+    if not x.is_floating_point():
+        cure = "token ids cannot be perturbed: use epsilon=0, and tune on OOD samples, not 'fgsm'"
+        raise InputError(f"x: a gradient step needs a floating-point input, got {x.dtype}; {cure}")
     with torch.inference_mode(False), torch.enable_grad():
         leaf = x.detach().clone().requires_grad_()
         values = objectives(leaf)
@@ -102,9 +104,11 @@ def stepped(
 
 def fgsm(
     logits: Callable[[Tensor], Tensor], x: Tensor, labels: Tensor, epsilon: float = 0.05, *,
-    std: Channels = 1.0, low: Tensor | float = 0.0, high: Tensor | float = 1.0,
+    mean: Channels | None = None, std: Channels = 1.0,
 ) -> Tensor:  # fmt: skip
-    r"""Adversarial inputs by one step that raises the cross entropy, clamped to the range of images.
+    r"""Adversarial inputs by one step that raises the cross entropy.
+
+    They are clamped to pixels of [0, 1] if the normalisation's mean is known, or if the inputs lie there themselves.
 
     Parameters
     ----------
@@ -116,34 +120,25 @@ def fgsm(
         (N,) their classes.
     epsilon : float
         In pixel units.
-    std : float or one for each channel
+    mean, std : float or one for each channel
         Of the input's normalisation.
-    low, high : Tensor or float
-        Range of the inputs, broadcast to `x`: for pixels in [0, 1], (0 − mean)/std and (1 − mean)/std.
     """
     check_epsilon(epsilon)
     (gradient,) = input_gradients(lambda z: [functional.cross_entropy(logits(z), labels, reduction="none")], x)
     moved = signed_step(x, gradient, epsilon, std)
-    return torch.maximum(torch.minimum(moved, torch.as_tensor(high).to(x)), torch.as_tensor(low).to(x))
+    if mean is None and not (std == 1.0 and len(x) and float(x.min()) >= 0.0 and float(x.max()) <= 1.0):
+        return moved
+    shift, scale = per_channel(mean or 0.0, x, "mean"), per_channel(std, x, "std")
+    return torch.maximum(torch.minimum(moved, (1.0 - shift) / scale), -shift / scale)
 
 
 def attack(reader: Reader, batch: Batch, size: float, mean: Channels | None = None, std: Channels = 1.0) -> Tensor:
-    """FGSM inputs made from a batch, on the model's device; without labels the predicted classes stand in.
-
-    They are clamped to pixels of [0, 1] if the normalisation's mean is known, or if the inputs lie there themselves.
-    """
-    check_floating(batch.x)
+    """FGSM inputs made from a batch, on the model's device; without labels the predicted classes stand in."""
     batch = reader.place(batch)
-    x, low, high = batch.x, torch.tensor(-torch.inf), torch.tensor(torch.inf)
-    if mean is None and std == 1.0 and len(x) and float(x.min()) >= 0.0 and float(x.max()) <= 1.0:
-        mean = 0.0
-    if mean is not None:
-        shift, scale = per_channel(mean, x, "mean"), per_channel(std, x, "std")
-        low, high = -shift / scale, (1.0 - shift) / scale
     with torch.inference_mode(False), torch.no_grad():
         clean = reader(batch, labels=True)
         labels = clean.logits.argmax(dim=1) if clean.labels is None else clean.labels
-        return fgsm(lambda z: reader(batch.with_x(z)).logits, x, labels, size, std=std, low=low, high=high)
+        return fgsm(lambda z: reader(batch.with_x(z)).logits, batch.x, labels, size, mean=mean, std=std)
 
 
 @dataclass(frozen=True)
@@ -167,18 +162,11 @@ def check_channels(values: Any, name: str, *, positive: bool = False) -> Channel
         array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
         array = np.asarray(np.nan)
-    if array.ndim > 1 or array.size == 0 or values is None or not (np.abs(array) < 1e38).all():
-        raise InputError(f"{name}: expected a finite number, or one for each channel; got {values!r}")
-    if positive and (array <= 0).any():
-        raise InputError(f"{name}: must be positive, got {values!r}")
-    return float(array) if array.ndim == 0 else array.tolist()
-
-
-def check_floating(x: Tensor) -> None:
-    """Raise unless the input can be moved by a gradient step."""
-    if not x.is_floating_point():
-        cure = "token ids cannot be perturbed: use epsilon=0, and tune on OOD samples, not 'fgsm'"
-        raise InputError(f"x: a gradient step needs a floating-point input, got {x.dtype}; {cure}")
+    if array.ndim > 1 or not array.size or not np.isfinite(array).all() or (positive and (array <= 0).any()):
+        kind = "finite, positive" if positive else "finite"
+        raise InputError(f"{name}: expected a {kind} number, or one for each channel; got {values!r}")
+    channels: Channels = array.tolist()
+    return channels
 
 
 def per_channel(values: Channels, x: Tensor, name: str) -> Tensor:
