@@ -53,10 +53,9 @@ format: install  ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-BENCHMARKS := black_box centroids white_box class_sums mahalanobis metrics grey_box predict tuning fit_memory memory importing
+BENCHMARKS := predict score tuning memory centroids white_box importing
 
 bench: install  ## speed and memory, side by side, and docs/performance.md: a quarter of an hour on an idle machine
-	-$(PIP) --no-deps pytorch-ood
 	for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py --json build/bench/$$name.json || exit 1; done
 	$(BIN)/python benchmarks/page.py
 

@@ -1,74 +1,79 @@
-"""What each kernel holds at its peak beyond its input and its output, at large sizes; the fitted statistics apart.
+"""What `fit` and `score` hold at their peak, whatever the number of rows.
 
-"128 MB" is what is allowed. Freed blocks go back to the system at once here; elsewhere the allocator keeps some, and a
-process may show half as much again. Centroids are sought to 1e-3. The metrics hold a sorted copy of the scores, 8 bytes
-each, whatever their number: above 16 million they are over the limit.
+`fit`: rows of 100 logits and two layers of 256, in blocks that are made as they are read, with a budget of 64 MiB; the
+ratio is the growth of the peak from 50,000 to 500,000 rows, of 32 MB. `score`: the peak beyond the input and the
+scores, of 128 MB. Each measurement is a process of its own.
 
 python benchmarks/memory.py
 """
 
-import ctypes
-import time
+import subprocess
+import sys
 from collections.abc import Iterator
-from itertools import chain
 
-import torch
+from side_by_side import Row, main
 
-from igeood.detectors import features, logits
-from igeood.geometry import categorical, gaussian
-from igeood.metrics import evaluate
-from samples import confident_logits
-from side_by_side import Job, Row, main, peak_memory, threads
+COMMON = """
+import ctypes, sys, time, torch, igeood
+from igeood import Outputs
+from side_by_side import peak_memory
+ctypes.CDLL(None).mallopt(-3, 1 << 20)  # freed blocks of 1 MB and more go back at once
+torch.set_num_threads(1)
 
-ALLOWED = 128.0
+def block(start, n, classes, widths):
+    draw = torch.Generator().manual_seed(start)
+    labels = (start + torch.arange(n)) % classes
+    logits = torch.randn(n, classes, generator=draw)
+    logits[torch.arange(n), labels] += 6.0
+    features = {f"layer{i}": torch.randn(n, width, generator=draw) for i, width in enumerate(widths)}
+    return Outputs(logits, features, labels)
+
+def report(job):
+    start = time.process_time()
+    held = peak_memory(job)
+    print(held, time.process_time() - start)
+"""
+FIT = """
+rows = int(sys.argv[1])
+def job():
+    blocks = (block(i, 1000, 100, (256, 256)) for i in range(0, rows, 1000))
+    igeood.white_box(method="igeood").fit(blocks, budget=64 << 20)
+report(job)
+"""
+SCORE = """
+method, rows, classes, *widths = sys.argv[1], *map(int, sys.argv[2:])
+train, data = block(0, 4 * classes, classes, widths), block(9, rows, classes, widths)
+guard = (igeood.white_box if widths else igeood.black_box)(method=method).fit(train)
+report(lambda: guard.score(data))
+"""
+SCORED = {
+    "igeood-logits": (("2000000", "10"), ("20000", "1000")),
+    "energy": (("2000000", "10"),),
+    "igeood": (("20000", "1000", "512"),),
+    "mahalanobis": (("20000", "100", "2048"),),
+}
 
 
-Named = Iterator[tuple[str, Job]]
-
-
-def of_logits(n: int, n_classes: int) -> Named:
-    f, y = confident_logits(n, n_classes)
-    centroids = categorical.kl_centroids(f, y, n_classes)
-    size = f"C = {n_classes}, N = {n:,}"
-    yield f"FR₀, {size}", lambda: logits.fr0(f, centroids)
-    yield f"nearest centroid, {size}", lambda: logits.fr_min(f, centroids)
-    yield f"KL, {size}", lambda: logits.kl_sum(f, centroids)
-    yield f"energy, {size}", lambda: logits.energy(f)
-    yield f"KL centroids, {size}", lambda: categorical.kl_centroids(f, y, n_classes)
-    yield f"centroids, {size}", lambda: categorical.centroids(f, y, n_classes, tolerance=1e-3)
-
-
-def of_features(n: int, n_classes: int, k: int) -> Named:
-    x, labels = torch.randn(n, k), torch.arange(n) % n_classes
-    means, whitening = torch.randn(n_classes, k).double(), torch.eye(k).double()
-    size = f"C = {n_classes}, k = {k}, N = {n:,}"
-    yield f"white box, {size}", lambda: gaussian.nearest_distance(x, means, whitening[0] + 1.0)
-    yield f"Mahalanobis, {size}", lambda: features.mahalanobis_distance(x, means, whitening)
-    yield f"means and σ, {size}", lambda: state(features.ClassSums.of(x, labels, n_classes))
-    yield f"means and Σ, {size}", lambda: state(features.ClassSums.of(x, labels, n_classes, full=True))
-
-
-def of_scores(n: int) -> Named:
-    scores = torch.randn(n).double().numpy()
-    yield f"metrics, N = {n:,}", lambda: evaluate(scores[::2], scores[1::2])
-
-
-def state(sums: features.ClassSums) -> list[torch.Tensor]:
-    """What is fitted."""
-    return [sums.count, sums.origin, sums.shift, sums.scatter]
+def measured(script: str, *arguments: str) -> tuple[float, float]:
+    """MB held and CPU seconds, as a process reports them."""
+    command = [sys.executable, "-c", COMMON + script, *arguments]
+    folder = __file__.rpartition("/")[0] or "."
+    text = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder).stdout  # noqa: S603
+    held, seconds = map(float, text.split()[-2:])
+    return held, seconds
 
 
 def cases() -> Iterator[Row]:
-    ctypes.CDLL(None).mallopt(-3, 1 << 20)  # freed blocks of 1 MB and more go back at once
-    for number in threads():
-        families = (of_logits(20_000, 1000), of_logits(80_000, 100), of_logits(2_000_000, 10))
-        for name, job in chain(*families, of_features(6_000, 1000, 2048), of_scores(4_000_000)):
-            start = time.perf_counter()
-            held = peak_memory(job)
-            if held is None:
-                raise SystemExit("memory can be measured on Linux only")
-            seconds = time.perf_counter() - start
-            yield Row(name, number, "128 MB", seconds, seconds, held / ALLOWED, most=1.0, memory=held)
+    few, _ = measured(FIT, "50000")
+    many, seconds = measured(FIT, "500000")
+    note = f"{few:.0f} MB at 50,000 rows, {many:.0f} MB at 500,000"
+    grown = max(0.0, many - few)
+    yield Row("fit, budget 64 MiB", 1, "32 MB more", seconds, seconds, grown / 32.0, most=1.0, memory=many, note=note)
+    for method, sizes in SCORED.items():
+        for size in sizes:
+            held, seconds = measured(SCORE, method, *size)
+            case = f"score, {method}, {' × '.join(f'{int(n):,}' for n in size)}"
+            yield Row(case, 1, "128 MB", seconds, seconds, held / 128.0, most=1.0, memory=held)
 
 
 if __name__ == "__main__":

@@ -14,18 +14,7 @@ from side_by_side import ROUNDS, Row
 
 HERE = Path(__file__).parent
 KEPT, PAGE = HERE.parent / "build" / "bench", HERE.parent / "docs" / "performance.md"
-SCRIPTS = (
-    "black_box",
-    "centroids",
-    "white_box",
-    "class_sums",
-    "mahalanobis",
-    "metrics",
-    "grey_box",
-    "tuning",
-    "memory",
-    "importing",
-)
+SCRIPTS = ("predict", "score", "tuning", "memory", "centroids", "white_box", "importing")
 
 
 def table(rows: list[Row]) -> Iterator[str]:

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from igeood.detectors.features import ClassSums, floored_std
+from igeood.detectors.gaussians import floored_std
 from igeood.geometry.gaussian import nearest_distance
+from igeood.summary import ClassSums
 from samples import densenet
 from side_by_side import Row, compare, main, threads
 
@@ -45,7 +46,7 @@ def real(layer: str, n: int) -> tuple[Tensor, Tensor, Tensor] | None:
     if train is None or test is None or train.labels is None:
         return None
     sums = ClassSums.of(train.features[layer], train.labels, train.n_classes)
-    return test.features[layer][:n], sums.mean, floored_std(sums.covariance, sums.mean)[0]
+    return test.features[layer][:n], sums.mean, floored_std(sums)[0]
 
 
 def rows(n_classes: int, k: int, n: int) -> list[Row]:
