@@ -22,7 +22,7 @@ from igeood.errors import GuardFileError
 from igeood.files import read_record, write_record
 from igeood.guard.inputs import ModelInputs
 from igeood.model.batches import Batch, as_batch
-from igeood.model.layers import choose_layers
+from igeood.model.reader import choose_layers
 from igeood.model.step import Attack
 from igeood.outputs import HEAD, Outputs
 from igeood.summary import Needs
