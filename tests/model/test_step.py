@@ -7,9 +7,10 @@ from torch import nn
 from torch.nn import functional
 
 from igeood.errors import InputError
+from igeood.guard.inputs import ModelInputs
 from igeood.model.batches import as_batch
 from igeood.model.reader import Reader
-from igeood.model.step import attack, check_channels, check_epsilon, fgsm, input_gradients, signed_step, stepped
+from igeood.model.step import check_channels, check_epsilon, fgsm, input_gradients, signed_step, stepped
 
 
 class Lowers:
@@ -143,22 +144,29 @@ class Normalised(nn.Module):
         return self.net(z * self.std + self.mean)
 
 
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
 @pytest.mark.parametrize("labelled", [True, False])
-def test_an_attack_on_normalised_inputs_is_the_same_in_pixels(trained, left_as_found, labelled):
+def test_an_attack_on_normalised_inputs_is_the_same_in_pixels(trained, left_as_found, labelled, mode):
     net, x, labels = trained
-    classes = labels if labelled else net(x).argmax(1)
     mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
     centre, scale = (torch.tensor(values)[:, None, None] for values in (mean, std))
     model = Normalised(net, centre, scale).train()
-    batch = as_batch(((x - centre) / scale, labels) if labelled else (x - centre) / scale)
-    with left_as_found(model):
-        moved = attack(Reader(model), batch, 0.05, mean, std)
-    torch.testing.assert_close(moved * scale + centre, fgsm(net, x, classes, 0.05), rtol=1e-4, atol=1e-5)
-    free = attack(Reader(model), batch, 0.05, None, std) * scale + centre  # no mean: no range
-    assert free.min() < -0.01
-    plain = attack(Reader(net), as_batch((x, classes)), 0.05)
-    torch.testing.assert_close(plain, fgsm(net, x, classes, 0.05))  # inputs in [0, 1] stay there
-    assert attack(Reader(net), as_batch((x - 0.5, classes)), 0.05).min() < -0.5
+    with mode(), left_as_found(model):
+        z = (x - centre) / scale
+        inputs = ModelInputs(model, (), mean=mean, std=std)
+        (after,), report = inputs.attacked(as_batch((z, labels) if labelled else z), ENERGY, 0.05, (0.0,))
+    classes = labels if labelled else net(x).argmax(1)
+    expected = net(fgsm(net, x, classes, 0.05))
+    torch.testing.assert_close(after.logits, expected, rtol=1e-4, atol=1e-4)
+    assert report.accuracy == (expected.argmax(1) == classes).double().mean()
+
+
+def test_the_range_of_images_holds_where_it_is_known(trained):
+    net, x, labels = trained
+    assert 0 <= fgsm(net, x, labels).min() < fgsm(net, x, labels).max() <= 1  # inputs in [0, 1] stay there
+    assert fgsm(net, x - 0.5, labels).min() < -0.5
+    assert fgsm(net, x, labels, std=0.9).min() < -0.01
+    assert fgsm(net, x - 0.5, labels, mean=0.5).min() >= -0.5
 
 
 def test_sizes_that_are_none():
@@ -182,9 +190,8 @@ def test_channels():
 def test_inputs_and_models_without_gradient(trained):
     ids = torch.randint(10, (30, 4))
     model = nn.Sequential(nn.Embedding(10, 6), nn.Flatten(), nn.Linear(24, 3))
-    for use in (lambda r, b: stepped(r, b, ENERGY, (0.1,)), lambda r, b: attack(r, b, 0.1)):
-        with pytest.raises(InputError, match=r"^x: .* got torch.int64; token ids cannot be perturbed"):
-            use(Reader(model), as_batch(ids))
+    with pytest.raises(InputError, match=r"^x: .* got torch.int64; token ids cannot be perturbed"):
+        stepped(Reader(model), as_batch(ids), ENERGY, (0.1,))
 
     class Hard(nn.Module):
         def forward(self, x):

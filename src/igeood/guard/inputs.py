@@ -15,7 +15,7 @@ from igeood.model.batches import Batch, at_batch, batches
 from igeood.model.fingerprint import Versions, fingerprint
 from igeood.model.layers import Layers
 from igeood.model.reader import Reader, choose_layers
-from igeood.model.step import Attack, Channels, attack, check_channels, check_epsilon, stepped
+from igeood.model.step import Attack, Channels, check_channels, check_epsilon, fgsm, stepped
 from igeood.outputs import HEAD, Keys, Outputs, recut
 from igeood.summary import Needs
 
@@ -221,7 +221,7 @@ class ModelInputs(Inputs):
         with torch.no_grad():
             clean = self.reader(batch, labels=True)
             labels = clean.logits.argmax(dim=1) if clean.labels is None else clean.labels
-            x = attack(self.reader, batch, size, self.mean, self.std)
+            x = fgsm(lambda z: self.reader(batch.with_x(z)).logits, batch.x, labels, size, mean=self.mean, std=self.std)
             fooled, outputs = stepped(self.reader, batch.with_x(x), detector, epsilons, self.std)
             right = float((fooled.logits.argmax(dim=1) == labels).double().mean())
             moved = float((x - batch.x).abs().flatten(1).amax(dim=1).mean())

@@ -124,21 +124,12 @@ def fgsm(
         Of the input's normalisation.
     """
     check_epsilon(epsilon)
-    (gradient,) = input_gradients(lambda z: [functional.cross_entropy(logits(z), labels, reduction="none")], x)
+    (gradient,) = input_gradients(lambda z: [functional.cross_entropy(logits(z), labels.clone(), reduction="none")], x)
     moved = signed_step(x, gradient, epsilon, std)
     if mean is None and not (std == 1.0 and len(x) and float(x.min()) >= 0.0 and float(x.max()) <= 1.0):
         return moved
     shift, scale = per_channel(mean or 0.0, x, "mean"), per_channel(std, x, "std")
     return torch.maximum(torch.minimum(moved, (1.0 - shift) / scale), -shift / scale)
-
-
-def attack(reader: Reader, batch: Batch, size: float, mean: Channels | None = None, std: Channels = 1.0) -> Tensor:
-    """FGSM inputs made from a batch, on the model's device; without labels the predicted classes stand in."""
-    batch = reader.place(batch)
-    with torch.inference_mode(False), torch.no_grad():
-        clean = reader(batch, labels=True)
-        labels = clean.logits.argmax(dim=1) if clean.labels is None else clean.labels
-        return fgsm(lambda z: reader(batch.with_x(z)).logits, batch.x, labels, size, mean=mean, std=std)
 
 
 @dataclass(frozen=True)
