@@ -32,16 +32,12 @@ def test_the_whole_way(guard, classifier):
     assert repr(verdict) == f"Verdict(400 judged, {int(verdict.is_ood.sum())} out-of-distribution)"
 
 
-@pytest.mark.parametrize("method", ["igeood", "igeood+", "mahalanobis"])
-def test_the_whole_way_with_features(known, method, tmp_path):
-    guard = igeood.white_box(method=method).fit(known.train)
+def test_features_are_read_by_layer(known):
+    guard = igeood.white_box().fit(known.train)
     assert guard.layers == ["early", "block.late"]
-    guard.tune(known.held_out, known.ood[:200]).calibrate(known.held_out)
-    assert guard.predict(known.ood[200:]).is_ood.double().mean() > 0.8
+    assert guard.calibrate(known.held_out).predict(known.ood).is_ood.double().mean() > 0.8
     assert guard.predict(known.test).is_ood.double().mean() < 0.12
-    guard.save(tmp_path / "guard.safetensors")
-    assert torch.equal(igeood.load(tmp_path / "guard.safetensors").score(known.test), guard.score(known.test))
-    only = igeood.white_box(method=method, layers=["early"]).fit(known.train)
+    only = igeood.white_box(layers=["early"]).fit(known.train)
     assert only.layers == ["early"]
     with pytest.raises(InputError, match="no features of layer 'early', which the guard reads; these have none"):
         only.score(known.test.logits)
@@ -139,7 +135,6 @@ BAD = {  # what a step is called with, and what its error begins with
     "fit: missing labels": (lambda g, c: g.fit(c.train), "labels: this method needs the class of each row"),
     "fit: missing class": (lambda g, c: g.fit(c.train[:9], c.labels[:9]), "labels: no sample of class 9"),
     "fit: budget": (lambda g, c: g.fit(c.train, c.labels, budget=1.5), "budget: expected a number of bytes"),
-    "fit: small budget": (lambda g, c: g.fit(c.train, c.labels, budget=99), "budget: 99 bytes "),
     "tune: columns": (
         lambda g, c: g.tune(c.test, c.ood[:, :9]),
         "logits: 9 columns, but IgeoodLogits was fitted on 10",
@@ -157,9 +152,6 @@ BAD = {  # what a step is called with, and what its error begins with
     "tune: attack": (lambda g, c: g.tune(c.test, c.ood, attack=-1.0), "attack: must be a finite number ≥ 0"),
     "calibrate: few": (lambda g, c: g.calibrate(c.test[:18]), "id_data: 18 samples cannot promise tpr=0.95"),
     "calibrate: tpr": (lambda g, c: g.calibrate(c.test, tpr="x"), "tpr: must lie strictly between 0 and 1"),
-    "calibrate: guarantee": (lambda g, c: g.calibrate(c.test, guarantee="x"), "guarantee: expected 'marginal' or"),
-    "calibrate: confidence": (lambda g, c: g.calibrate(c.test, confidence=2), "confidence: must lie strictly between"),
-    "predict: columns": (lambda g, c: g.predict(c.test[:, :9]), "logits: 9 columns"),
     "explain: top": (lambda g, c: g.explain(c.test, top=0), "top: must be a number of channels, at least 1"),
 }
 
@@ -185,29 +177,18 @@ def test_a_step_that_fails_leaves_the_guard_as_it_was(ready, classifier, what):
 
 def test_methods_and_options():
     assert igeood.black_box(method="energy", temperature=2.0).detector.temperature == 2.0
-    assert igeood.black_box(method="odin").detector.temperature == 1000.0
     own = igeood.IgeoodLogits(centroid_temperature=1.0)
     assert igeood.black_box(method=own).detector is own
-    for build, message in (
-        (lambda: igeood.black_box(method=own, temperature=2.0), "method: a detector has its own options"),
-        (lambda: igeood.black_box(method="igeood-logit"), "method: no 'igeood-logit'; did you mean 'igeood-logits'"),
-        (lambda: igeood.black_box(method="igeood"), "method: 'igeood' is not one for a black box; those are msp"),
-        (lambda: igeood.black_box(method=igeood.Igeood()), "method: Igeood is not one for a black box; those are"),
-        (lambda: igeood.black_box(temperature=0), "temperature: must be a positive finite number"),
-        (lambda: igeood.black_box(method="energy", probabilities=True), "probabilities: energy needs logits"),
-        (
-            lambda: igeood.black_box("energy"),
-            "model: expected a torch.nn.Module, got str; did you mean method='energy'",
-        ),
-        (
-            lambda: igeood.white_box(method="energy"),
-            "method: 'energy' is not one for a white box; those are mahalanobis",
-        ),
-        (lambda: igeood.white_box(layers=[]), "layers: empty"),
-        (lambda: igeood.white_box(epsilon=0.1), "epsilon: an input step needs the model"),
+    for build, options, message in (
+        (igeood.black_box, {"method": own, "temperature": 2.0}, "method: a detector has its own options"),
+        (igeood.black_box, {"method": igeood.Igeood()}, "method: Igeood is not one for a black box; those are msp"),
+        (igeood.black_box, {"model": "energy"}, "model: expected a torch.nn.Module, got str; did you mean method="),
+        (igeood.white_box, {"method": "energy"}, "method: 'energy' is not one for a white box; those are mahalanobis"),
+        (igeood.white_box, {"layers": []}, "layers: empty"),
+        (igeood.white_box, {"epsilon": 0.1}, "epsilon: an input step needs the model"),
     ):
         with pytest.raises(InputError, match=f"^{message}"):
-            build()
+            build(**options)
 
 
 def test_probabilities_are_declared(classifier):

@@ -52,15 +52,14 @@ class Compiled(nn.Module):
         return self._orig_mod(x)
 
 
-@pytest.mark.parametrize("wrap", [nn.DataParallel, Compiled, lambda m: nn.DataParallel(Compiled(m))])
-def test_wrapped_models_serve_the_bare_one_and_the_reverse(guard, model, data, path, tmp_path, wrap):
-    scores = guard.score(data.test)
-    assert torch.equal(igeood.load(path, wrap(model)).score(data.test), scores)
-    wrapped = igeood.white_box(wrap(model)).fit(data.train)
+def test_wrapped_models_serve_the_bare_one_and_the_reverse(guard, model, data, path, tmp_path):
+    wrapper, scores = nn.DataParallel(Compiled(model)), guard.score(data.test)
+    assert torch.equal(igeood.load(path, wrapper).score(data.test), scores)
+    wrapped = igeood.white_box(wrapper).fit(data.train)
     assert wrapped.layers == guard.layers
     wrapped.save(tmp_path / "wrapped.safetensors")
     assert torch.equal(igeood.load(tmp_path / "wrapped.safetensors", model).score(data.test), scores)
-    assert igeood.white_box(wrap(model), layers=["module._orig_mod.2"]).fit(data.train).layers == ["2"]
+    assert igeood.white_box(wrapper, layers=["module._orig_mod.2"]).fit(data.train).layers == ["2"]
 
 
 def test_another_model_is_refused_by_its_fingerprint(guard, model, data, path, tmp_path):
@@ -81,20 +80,13 @@ def test_another_model_is_refused_by_its_fingerprint(guard, model, data, path, t
 
 
 def test_files_that_are_refused(model, path, tmp_path):
-    for given, message in (
-        ((tmp_path / "none",), "path: there is no guard file"),
-    ):
-        with pytest.raises((InputError, GuardFileError), match=message):
-            igeood.load(*given)
+    with pytest.raises(GuardFileError, match="path: there is no guard file"):
+        igeood.load(tmp_path / "none")
     record, tensors = read_record(path)
+    forged = {"n_classes": 5, "layers": None, "epsilon": "x", "calibration": {"tpr": 0.95}, "preparation": {"size": 0}}
     for changes, message in (
-        ({"n_classes": True}, "does not describe a guard"),
-        ({"n_classes": 5}, "does not describe a guard"),
-        ({"layers": None}, "does not describe a guard"),
-        ({"epsilon": "x"}, "does not describe a guard"),
-        ({"calibration": {"tpr": 0.95}}, "does not describe a guard"),
-        ({"preparation": {"size": 0}}, "does not describe a guard"),
-        ({"method": "mystery"}, "method 'mystery', which is not registered"),
+        *(({name: value}, "does not describe a guard") for name, value in forged.items()),
+        ({"method": "mystery"}, "method 'mystery', which is not registered here; import the module"),
         ({"kind": "summary"}, "holds a summary, not a guard"),
         ({"schema": 3}, "has schema 3, written by igeood .*; upgrade igeood"),
         ({"schema": 1}, r"was written by igeood 0.1 \(schema 1\); .* fit the guard again"),
