@@ -11,9 +11,8 @@ Ties must stay ties: a sample scored again in another batch, thread or version m
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -78,15 +77,9 @@ class Calibration:
         """`is_ood = score > threshold`: the k-th smallest score (`rank`), raised by the margin."""
         return float(self._raised[self._place])
 
-    def p_values(self, scores: ArrayLike) -> Array:
-        """Conformal p-values (N,), as `p_values` with the margin: a score is above the threshold if p ≤ 1 − k/(n+1)."""
-        return p_values(self._raised, scores)
-
     def tensor_p_values(self, scores: Tensor) -> Tensor:
-        """`p_values` of checked scores, on their device."""
-        below = torch.searchsorted(self._raised.to(scores.device), scores.detach().double())
-        n = len(self.scores)
-        return (n + 1.0 - below.double()) / (n + 1.0)
+        """`p_values` (N,) with the margin, on the scores' device: a score is above the threshold if p ≤ 1 − k/(n+1)."""
+        return _p_values(self._raised.to(scores.device), scores.detach().double())
 
     @cached_property
     def _raised(self) -> Tensor:
@@ -132,8 +125,7 @@ def threshold(
     19.0
     """
     values, _ = as_vector(id_scores, "id_scores")
-    k = rank(len(values), tpr, guarantee, confidence)
-    return float(np.partition(values.numpy(), k - 1)[k - 1])
+    return float(values.kthvalue(rank(len(values), tpr, guarantee, confidence)).values)
 
 
 def rank(n: int, tpr: float = 0.95, guarantee: Guarantee = "marginal", confidence: float = 0.95) -> int:
@@ -208,41 +200,10 @@ def p_values(id_scores: ArrayLike, scores: ArrayLike) -> Array:
     values, is_numpy = as_vector(scores, "scores")
     if len(calibration) == 0:
         raise InputError("id_scores: empty; give calibration scores")
-    below = np.searchsorted(np.sort(calibration.numpy()), values.numpy(), "left")
-    n = len(calibration)
-    result = torch.from_numpy((1.0 + (n - below)) / (n + 1.0))
+    result = _p_values(calibration.sort().values, values)
     return as_kind(result.to(scores.device) if isinstance(scores, Tensor) else result, is_numpy)
 
 
-def benjamini_hochberg(p: ArrayLike, fdr: float = 0.05) -> Array:
-    """Which samples of a batch to call OOD so that at most a share `fdr` of those called is expected to be wrong.
-
-    Parameters
-    ----------
-    p : array
-        (N,) p-values of one batch.
-    fdr : float
-        False-discovery rate.
-
-    Returns
-    -------
-    array of bool
-        (N,).
-
-    Examples
-    --------
-    >>> benjamini_hochberg([0.01, 0.02, 0.9]).tolist()
-    [True, True, False]
-    """
-    exact_fraction(fdr, "fdr")
-    values, is_numpy = as_vector(p, "p")
-    if len(values) and not (float(values.min()) >= 0.0 and float(values.max()) <= 1.0):
-        place = int(((values < 0) | (values > 1)).nonzero()[0])
-        raise InputError(
-            f"p: p-values lie in [0, 1]; position {place} has {float(values[place])}; make them with p_values"
-        )
-    from scipy.stats import false_discovery_control  # noqa: PLC0415 (slow to import)
-
-    adjusted: np.ndarray[Any, Any] = false_discovery_control(values.numpy()) if len(values) else values.numpy()
-    called = torch.from_numpy(adjusted <= fdr)
-    return as_kind(called.to(p.device) if isinstance(p, Tensor) else called, is_numpy)
+def _p_values(ascending: Tensor, scores: Tensor) -> Tensor:
+    n = len(ascending)
+    return (n + 1.0 - torch.searchsorted(ascending, scores).double()) / (n + 1.0)

@@ -57,8 +57,7 @@ def auroc(id_scores: ArrayLike, ood_scores: ArrayLike) -> float:
     >>> auroc([1, 2], [2, 3])
     0.875
     """
-    inside, outside = _sorted(id_scores, "id_scores"), _sorted(ood_scores, "ood_scores")
-    return _areas(inside, outside)[0]
+    return evaluate(id_scores, ood_scores).auroc
 
 
 def aupr(id_scores: ArrayLike, ood_scores: ArrayLike) -> float:
@@ -67,8 +66,7 @@ def aupr(id_scores: ArrayLike, ood_scores: ArrayLike) -> float:
     >>> round(aupr([1, 3], [2, 4]), 6)
     0.833333
     """
-    inside, outside = _sorted(id_scores, "id_scores"), _sorted(ood_scores, "ood_scores")
-    return _areas(inside, outside)[1]
+    return evaluate(id_scores, ood_scores).aupr
 
 
 def exact_fraction(share: float, name: str) -> Fraction:
