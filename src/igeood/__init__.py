@@ -30,11 +30,7 @@ __all__ = [
 # Names are imported on first use: `igeood --help` should not wait for torch.
 _MODULES = {name: name for name in ("calibration", "errors", "geometry", "metrics")}
 _MODULES |= {"benchmark": "bench.runs", "datasets": "bench.datasets", "networks": "bench.networks"}  # names of 0.1
-_HOMES = {  # of the names that are not in `detectors`
-    "guard": ("Guard", "Verdict", "black_box", "diagnose", "grey_box", "load", "summarise", "white_box"),
-    "model.reader": ("extract",), "outputs": ("Outputs",), "summary": ("Needs", "Summary"),
-    "tables": ("read_logits", "write_logits"),
-}  # fmt: skip
+_HOMES = ("outputs", "summary", "detectors", "guard", "model.reader", "tables")  # where the other names are sought
 
 
 def __getattr__(name: str) -> Any:
@@ -42,8 +38,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"igeood.{_MODULES[name]}")
     if name not in __all__:
         raise AttributeError(f"module 'igeood' has no attribute {name!r}")
-    home = next((home for home, names in _HOMES.items() if name in names), "detectors")
-    return globals().setdefault(name, getattr(importlib.import_module(f"igeood.{home}"), name))
+    homes = (importlib.import_module(f"igeood.{home}") for home in _HOMES)
+    return globals().setdefault(name, next(getattr(home, name) for home in homes if hasattr(home, name)))
 
 
 def __dir__() -> list[str]:

@@ -2,6 +2,7 @@
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
@@ -61,7 +62,7 @@ def test_layers_keep_their_order_whatever_order_a_file_gives(known, kind):
     fitted = kind().fit(train)
     state = fitted.state()
     for keys in (sorted(state), sorted(state, reverse=True)):
-        loaded = kind().load_state({key: state[key] for key in keys}, 10)
+        loaded = kind().load_state({key: state[key] for key in keys}, 10, fitted.widths_)
         assert loaded.columns_[-12:] == list(loaded.widths_) == names
         assert torch.equal(loaded.score(train), fitted.score(train))
 
@@ -96,10 +97,22 @@ def test_another_temperature_is_a_fit_at_it(name, known):
     torch.testing.assert_close(rough.score(known.test), fresh, rtol=0, atol=1e-3 * float(fresh.std()))
 
 
-def test_a_detector_without_temperature_has_none_to_set(known):
-    for kind in (Mahalanobis, MahalanobisLayers):
-        with pytest.raises(InputError, match=rf"^temperature: {kind.__name__} has none to set"):
-            kind().fit(known.train).at_temperature(2.0, {})
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"k": 0}, "k: expected a whole number, at least 1 or 'auto', got 0"),
+        ({"k": "most"}, "k: expected a whole number, at least 1 or 'auto', got 'most'"),
+        ({"rows": 2.5}, r"rows: expected a whole number, at least 1, got 2\.5"),
+        ({"rows": True}, "rows: expected a whole number, at least 1, got True"),
+    ],
+)
+def test_options_are_checked_against_their_annotations(options, said):
+    with pytest.raises(InputError, match=f"^{said}$"):
+        igeood.detector("knn", **options)
+    with pytest.raises(InputError, match=r"^relative: expected True or False, got 'yes'$"):
+        Mahalanobis(relative="yes")
+    assert repr(igeood.detector("knn", k=np.int64(3), rows=9)) == "KNN(k=3, rows=9)"
+    assert repr(igeood.IgeoodLogits(temperature=np.float32(2), centroid_temperature=1)).count("temperature=") == 2
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Columns combined: before and after the weights are learnt."""
 
-from typing import ClassVar
-
 import numpy as np
 import pytest
 import torch
@@ -10,6 +8,7 @@ from sklearn.linear_model import LogisticRegression
 import igeood
 from igeood.detectors import Energy, Igeood, IgeoodPlus, MahalanobisLayers, MaxSoftmax, Weighted
 from igeood.detectors import weighted as module
+from igeood.detectors.gaussians import OodFeatures
 from igeood.errors import InputError
 from igeood.guard import Guard
 from igeood.metrics import auroc, tnr_at_tpr
@@ -19,7 +18,7 @@ from igeood.summary import Needs, Summary
 class Any3(Weighted):
     """Detectors that have nothing to do with one another."""
 
-    needs: ClassVar[Needs] = Needs(layers="all", labels=True, sums="full", samples=("logits", "features"))
+    needs = Needs(layers="all", labels=True, sums="full", samples=("logits", "features"))
 
     def _make_parts(self):
         return {"energy": Energy(temperature=2.0), "far": igeood.Mahalanobis(), "kl": igeood.KLDivergence()}
@@ -28,7 +27,7 @@ class Any3(Weighted):
 class Logits2(Weighted):
     """Logits alone, without labels."""
 
-    needs: ClassVar[Needs] = Needs(samples=("features",))
+    needs = Needs(samples=("features",))
 
     def _make_parts(self):
         return {"sure": MaxSoftmax(), "energy": Energy()}
@@ -135,8 +134,10 @@ def test_the_strength_is_the_best_of_the_folds(known, kind):
     pair = known.held_out[:60], igeood.Outputs(known.test.logits * 0.8, near)[:40]
     rates = np.zeros(9)
     for learn, judge in module._folds(60, 40, 3):
-        member = detector._learn_ood(pair[1][learn[1]])
-        tables = [columns_of(member, part).numpy() for part in pair]
+        parts = list(detector.parts_.values())
+        if kind is IgeoodPlus:
+            parts.append(OodFeatures().fit(pair[1][torch.from_numpy(learn[1])]))
+        tables = [np.concatenate([columns_of(each, part) for each in parts], axis=1) for part in pair]
         x = np.concatenate([table[rows] for table, rows in zip(tables, learn, strict=True)])
         centre, scale = x.mean(0), x.std(0)
         for i, strength in enumerate(10.0 ** np.arange(-4, 5)):
@@ -159,8 +160,8 @@ def test_folds_are_seeded_disjoint_complete_and_alike():
         judged += judge[0].tolist()
     assert sorted(judged) == list(range(60))
     for learn, judge in module._folds(60, 60, seed=2):  # a sample and its attack stay together
-        assert torch.equal(learn[0], learn[1])
-        assert torch.equal(judge[0], judge[1])
+        assert np.array_equal(learn[0], learn[1])
+        assert np.array_equal(judge[0], judge[1])
     first = [next(iter(module._folds(60, 40, seed)))[1][0].tolist() for seed in (0, 0, 1)]
     assert first[0] == first[1] != first[2]
 
@@ -181,8 +182,14 @@ def test_plus_learns_the_ood_gaussian_and_only_then(known):
     detector = IgeoodPlus().fit(known.train)
     detector.learn_weights(known.held_out, known.ood[:200])
     assert detector.columns_ == ["output", "early", "block.late", "early (OOD)", "block.late (OOD)"]
-    part = igeood.IgeoodFeatures().fit(known.train).fit_ood(known.ood[:200])
-    torch.testing.assert_close(columns_of(detector, known.test)[:, 3:], -part.fr_layer_ood(known.test))
+    part = OodFeatures().fit(known.ood[:200])
+    torch.testing.assert_close(columns_of(detector, known.test)[:, 3:], part.layer_scores(known.test))
+    loaded = IgeoodPlus().load_state(detector.state(), 10, detector.widths_)
+    assert loaded.columns_ == detector.columns_
+    assert torch.equal(loaded.score(known.test), detector.score(known.test))
+    detector.learn_weights(known.held_out, known.ood[200:])  # again: of other OOD samples alone
+    part = OodFeatures().fit(known.ood[200:])
+    torch.testing.assert_close(columns_of(detector, known.test)[:, 3:], part.layer_scores(known.test))
     assert detector.fit(known.train).columns_ == ["output", "early", "block.late"]
 
 

@@ -13,21 +13,7 @@ for _module in pkgutil.iter_modules(__path__):  # a detector in a new file regis
     importlib.import_module(f"{__name__}.{_module.name}")
 
 __all__ = [
-    "METHODS",
-    "Detector",
-    "Energy",
-    "Igeood",
-    "IgeoodFeatures",
-    "IgeoodLogits",
-    "IgeoodPlus",
-    "KLDivergence",
-    "Mahalanobis",
-    "MahalanobisLayers",
-    "MaxSoftmax",
-    "Method",
-    "Odin",
-    "Weighted",
-    "detector",
-    "method_name",
+    "METHODS", "Detector", "Energy", "Igeood", "IgeoodFeatures", "IgeoodLogits", "IgeoodPlus", "KLDivergence",
+    "Mahalanobis", "MahalanobisLayers", "MaxSoftmax", "Method", "Odin", "Weighted", "detector", "method_name",
     "register",
-]
+]  # fmt: skip

@@ -2,14 +2,19 @@
 
 import copy
 import inspect
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any, ClassVar, TypeVar
+from numbers import Integral, Real
+from types import UnionType
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 import torch
 from torch import Tensor
+from typing_extensions import dataclass_transform
 
 from igeood.errors import IgeoodWarning, InputError, NotReadyError
 from igeood.outputs import Array, ArrayLike, Outputs
@@ -20,29 +25,46 @@ D = TypeVar("D", bound="Detector")
 Samples = Mapping[str, Sample]
 StepScores = list[tuple[Tensor, tuple[str, ...] | None]]
 
+_EXPECTED = {int: "a whole number, at least 1", float: "a positive finite number", bool: "True or False"}
 
+
+@dataclass_transform(kw_only_default=True)
 class Detector(ABC):
     """Scores samples: **the higher, the more out-of-distribution**, for every detector.
 
-    A detector sees `Outputs` (or a bare array of logits), never a model; `needs` says what they must hold. Options are
-    constructor arguments, kept under their own names; what `fit` learns ends in an underscore. A subclass defines
-    `needs`, `_learn` and `_score`, and names its fitted tensors in `state_names`.
+    A detector sees `Outputs` (or a bare array of logits), never a model; `needs` says what they must hold. A subclass
+    defines `needs`, `_learn` and `_score`. Its options are annotated class attributes, as in a dataclass: they become
+    keyword arguments of the constructor, and are checked against their annotations. What `_learn` keeps in attributes
+    that end in an underscore, tensors and dicts of tensors by layer, is saved and loaded.
 
-    Parameters
+    Attributes
     ----------
     probabilities : bool
-        The arrays hold probabilities, not logits. Declared, never guessed; rows must sum to 1.
+        The arrays hold probabilities, not logits. Declared, never guessed; rows must sum to 1. An option of some.
+    n_classes_ : int
+        C, the width of the logits.
+    widths_ : dict of int
+        Blocks of features that are read, in order, and their widths; known when `_learn` is called.
+    notes_ : tuple of str
+        What the user should know of this fit.
     """
 
     needs: ClassVar[Needs] = Needs()
-    state_names: ClassVar[tuple[str, ...]] = ()
+    probabilities: bool = False  # this and the next are options where a subclass makes them so
+    temperature: float
 
     n_classes_: int
+    widths_: dict[str, int]
     notes_: tuple[str, ...]
-    _widths: Mapping[str, int] = {}
 
-    def __init__(self, *, probabilities: bool = False) -> None:
-        self.probabilities = probabilities
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if inspect.get_annotations(cls):
+            dataclass(kw_only=True, eq=False, repr=False)(cls)
+
+    def __post_init__(self) -> None:
+        for option in fields(self):  # type: ignore[arg-type]
+            setattr(self, option.name, checked_option(option.name, getattr(self, option.name), option.type))
 
     def fit(self: D, outputs: Outputs | ArrayLike, labels: ArrayLike | None = None) -> D:
         """Learn from in-distribution samples: `learn` of their summary.
@@ -67,16 +89,16 @@ class Detector(ABC):
     def learn(self: D, summary: Summary) -> D:
         """Learn from a summary of in-distribution samples. Learning again forgets what was learnt before."""
         check_covers(summary.described, self.needs.describe(), type(self).__name__)
-        n_classes = summary.n_classes
+        learnt = copy.copy(self)  # an error leaves this one as it was
+        learnt.n_classes_, learnt.notes_, widths = summary.n_classes, (), summary.widths
+        learnt.widths_ = {block: widths[block] for block in self.needs.blocks(widths)}
         if self.needs.labels:
             summary.check_classes()
-        learnt = copy.copy(self)  # an error leaves this one as it was
-        widths = summary.widths
-        learnt._widths = {block: widths[block] for block in self.needs.blocks(widths)}
         with torch.no_grad():
             learnt._learn(summary)
-        self.__dict__.update(learnt.__dict__)
-        return self._fitted(n_classes)
+            learnt._prepare()
+        self.__dict__ = learnt.__dict__
+        return self
 
     def score(self, outputs: Outputs | ArrayLike) -> Array:
         """Score samples: (N,) float64 where the device has it, higher is more out-of-distribution.
@@ -100,23 +122,20 @@ class Detector(ABC):
     def _scorable(self, given: Outputs) -> Outputs:
         """Outputs as logits, once the detector is fitted and they have what it was fitted on."""
         self.check_fitted()
-        batch = self.read(given)
+        batch, who = self.read(given), type(self).__name__
         if batch.n_classes != self.n_classes_:
             raise InputError(
-                f"logits: {batch.n_classes} columns, but {type(self).__name__} was fitted on {self.n_classes_} "
-                f"classes; give logits of the same model"
+                f"logits: {batch.n_classes} columns, but {who} was fitted on {self.n_classes_} classes; "
+                f"give logits of the same model"
             )
-        for block, width in self._widths.items():
+        for block, width in self.widths_.items():
             if block not in batch.features:
                 have = ", ".join(map(repr, batch.features)) or "none"
-                raise InputError(
-                    f"outputs: {type(self).__name__} needs the features of layer {block!r}; these have {have}; add them"
-                )
-            if batch.features[block].shape[1] != width:
-                raise InputError(
-                    f"features[{block!r}]: {batch.features[block].shape[1]} channels, but {type(self).__name__} was "
-                    f"fitted on {width}; give the same layer"
-                )
+                raise InputError(f"outputs: {who} needs the features of layer {block!r}; these have {have}; add them")
+            given_width = batch.features[block].shape[1]
+            if given_width != width:
+                problem = f"{given_width} channels, but {who} was fitted on {width}"
+                raise InputError(f"features[{block!r}]: {problem}; give the same layer")
         return batch
 
     def read(self, batch: Outputs) -> Outputs:
@@ -129,25 +148,23 @@ class Detector(ABC):
             how = "fit(logits, labels)" if self.needs.labels else "fit(logits), which needs no labels,"
             raise NotReadyError(f"{type(self).__name__}: not fitted yet; call {how} first")
 
-    @abstractmethod
     def _learn(self, summary: Summary) -> None:
         """Learn from a summary that has what `needs` asks for."""
+        self._learn_softmax(summary.samples, None, roughly=False)
+
+    def _learn_softmax(self, samples: Samples, near: Any, *, roughly: bool) -> None:  # noqa: B027
+        """Learn what depends on the temperature, starting at a detector of another one; `roughly` from a part."""
+
+    def _prepare(self) -> None:  # noqa: B027 (many have nothing to prepare)
+        """Bring what was learnt, or loaded, into the form in which scoring uses it."""
 
     @abstractmethod
     def _score(self, batch: Outputs) -> Tensor:
         """Score checked outputs, (N,)."""
 
-    def _prepare(self) -> None:  # noqa: B027 (many have nothing to prepare)
-        """Bring what was learnt, or loaded, into the form in which scoring uses it."""
-
-    def _notes(self, n_classes: int) -> tuple[str, ...]:  # noqa: ARG002
-        """What the user should know of this fit."""
-        return ()
-
-    @property
-    def widths_(self) -> Mapping[str, int]:
-        """Blocks of features that are read, and their widths."""
-        return self._widths
+    def _last_features(self, outputs: Outputs) -> Tensor:
+        """Features of the last block that is read, (N, k)."""
+        return outputs.features[next(reversed(self.widths_))]
 
     @property
     def columns_(self) -> list[str]:
@@ -190,15 +207,11 @@ class Detector(ABC):
         near : Detector, optional
             The same at a neighbouring temperature: start there, and learn roughly, from a part of the sample.
         """
-        if "temperature" not in parameter_names(type(self)):
-            raise InputError(f"temperature: {type(self).__name__} has none to set")
-        other = type(self)(**{**self.params(), "temperature": temperature})
-        other._widths = self._widths
+        other = copy.copy(self)
+        other.temperature = temperature
         other._learn_softmax(samples, near or self, roughly=near is not None)
-        return other._fitted(self.n_classes_)
-
-    def _learn_softmax(self, samples: Samples, near: "Detector | None", *, roughly: bool) -> None:  # noqa: B027
-        """Learn what depends on the temperature, starting at a detector of another one; `roughly` from a part."""
+        other._prepare()
+        return other
 
     def learn_weights(self, id_outputs: Outputs, ood_outputs: Outputs, *, tpr: float, seed: int) -> Any:  # noqa: ARG002
         """Learn how to weight columns from validation samples, in place; None for a detector without weights."""
@@ -209,40 +222,25 @@ class Detector(ABC):
         return {name: getattr(self, name) for name in parameter_names(type(self))}
 
     def state(self) -> dict[str, Tensor]:
-        """Fitted tensors by name; with `params` and `n_classes_` all there is to save.
-
-        Those of the layers are `name:place:layer`: their order matters, and files do not keep it.
-        """
+        """Fitted tensors by name, those of a layer as `name:layer`; to save with `params`, classes and widths."""
         self.check_fitted()
-        tensors: dict[str, Tensor] = {}
-        for name in self.state_names:
-            value = getattr(self, name)
-            if isinstance(value, Tensor):
-                tensors[name] = value
-            else:
-                tensors |= {f"{name}:{i}:{layer}": tensor for i, (layer, tensor) in enumerate(value.items())}
+        fitted = {name: value for name, value in vars(self).items() if name.endswith("_")}
+        tensors = {name: value for name, value in fitted.items() if isinstance(value, Tensor)}
+        for name, by_layer in fitted.items():
+            if isinstance(by_layer, dict):
+                tensors |= {f"{name}:{layer}": t for layer, t in by_layer.items() if isinstance(t, Tensor)}
         return tensors
 
-    def load_state(self: D, state: Mapping[str, Tensor], n_classes: int) -> D:
+    def load_state(self: D, state: Mapping[str, Tensor], n_classes: int, widths: Mapping[str, int]) -> D:
         """Take over what `state` returned, in place of `fit`."""
-        by_name: dict[str, Any] = {name: {} for name in self.state_names}
-        for key in sorted(state, key=lambda key: int(key.split(":", 2)[1]) if ":" in key else 0):
-            name, *place = key.split(":", 2)
-            if name not in by_name:
-                raise InputError(f"state: expected {list(self.state_names)}, got {name!r}")
-            if place:
-                by_name[name][place[1]] = state[key]
+        self.n_classes_, self.widths_, self.notes_ = n_classes, dict(widths), ()
+        for key, tensor in state.items():
+            name, _, layer = key.partition(":")
+            if layer:
+                vars(self).setdefault(name, {})[layer] = tensor
             else:
-                by_name[name] = state[key]
-        for name, value in by_name.items():
-            setattr(self, name, value)
-        return self._fitted(n_classes)
-
-    def _fitted(self: D, n_classes: int) -> D:
-        self.n_classes_ = n_classes
+                setattr(self, name, tensor)
         self._prepare()
-        self._widths = dict(self.widths_)
-        self.notes_ = self._notes(n_classes)
         return self
 
     def __repr__(self) -> str:
@@ -252,7 +250,24 @@ class Detector(ABC):
 @cache
 def parameter_names(kind: type[Detector]) -> tuple[str, ...]:
     """Names of a detector's constructor arguments."""
-    return tuple(name for name in inspect.signature(kind).parameters if name != "self")
+    return tuple(inspect.signature(kind).parameters)
+
+
+def checked_option(name: str, value: Any, hint: Any) -> Any:
+    """An option's value if its annotation allows it. Numbers are positive; other annotations allow anything."""
+    is_positive = isinstance(value, Real) and not isinstance(value, bool) and 0.0 < float(value) < math.inf
+    expected: list[str] = []
+    for kind in get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,):
+        if get_origin(kind) is Literal:
+            fits = value in get_args(kind)
+        elif kind in (int, float):
+            fits = is_positive and (kind is float or isinstance(value, Integral))
+        else:
+            fits = not isinstance(kind, type) or isinstance(value, kind)
+        if fits:
+            return kind(value) if kind in (int, float) else value
+        expected += map(repr, get_args(kind)) if get_args(kind) else [_EXPECTED.get(kind, "None")]
+    raise InputError(f"{name}: expected {' or '.join(expected)}, got {value!r}")
 
 
 def warn_of_probabilities(logits: Tensor) -> None:
@@ -261,11 +276,8 @@ def warn_of_probabilities(logits: Tensor) -> None:
     for rows in (first, logits.detach()):
         if len(rows) == 0 or bool((rows < 0).any()) or bool(((rows.sum(dim=1) - 1.0).abs() > 1e-3).any()):
             return
-    warnings.warn(
-        "logits: every row is ≥ 0 and sums to 1: are these probabilities? Then say so with probabilities=True",
-        IgeoodWarning,
-        stacklevel=3,
-    )
+    what = "logits: every row is ≥ 0 and sums to 1: are these probabilities? Then say so with probabilities=True"
+    warnings.warn(what, IgeoodWarning, stacklevel=3)
 
 
 def log_probabilities(probabilities: Tensor, first: int = 0) -> Tensor:

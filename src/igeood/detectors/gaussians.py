@@ -1,22 +1,20 @@
 r"""The per-layer family: one Gaussian a class on each layer's features (the paper's Eq. 8–12), and Mahalanobis."""
 
-import warnings
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from igeood.detectors.base import Detector, StepScores
-from igeood.errors import IgeoodWarning, InputError
 from igeood.geometry import gaussian
-from igeood.geometry.precision import by_rows, row_chunks, wide
+from igeood.geometry.precision import row_chunks, wide
 from igeood.outputs import Array, Outputs
 from igeood.summary import ClassSums, Needs, Summary
 
 DEAD = 1e-4  # a channel whose deviation is below this part of the layer's median has its deviation raised to it
 NOISE = (100.0 * 2.0**-23) ** 2  # a variance's share of the greatest that the rounding of a float32 network may make
+OOD_SUFFIX = " (OOD)"  # of a column that is a distance to OOD statistics
 
 
 def floored_std(sums: ClassSums) -> tuple[Tensor, Tensor]:
@@ -39,26 +37,20 @@ class LayerDetector(Detector):
     Attributes
     ----------
     mean_ : dict of Tensor
-        For each layer (C, k) class means, in the order of the columns.
+        For each layer (C, k) class means.
     """
 
-    mean_: dict[str, Tensor]
-
-    @property
-    def layers_(self) -> list[str]:
-        """The layers, in the order of the columns."""
-        self.check_fitted()
-        return list(self.mean_)
+    def _learn(self, summary: Summary) -> None:
+        self.mean_ = {layer: sums.mean for layer, sums in summary.sums.items()}
+        alone = (summary.counts == 1).nonzero()[:, 0].tolist()
+        if alone:
+            which = f"class {alone[0]} has a single sample ({len(alone)} of {len(summary.counts)} classes do)"
+            self.notes_ += (f"labels: {which}; its mean is that sample, deviations are pooled over all classes",)
 
     @property
     def columns_(self) -> list[str]:
         """What the score is made of: the layers."""
-        return self.layers_
-
-    @property
-    def widths_(self) -> Mapping[str, int]:
-        """Layers that are read, and their widths."""
-        return {layer: mean.shape[1] for layer, mean in self.mean_.items()}
+        return list(self.widths_)
 
     def layer_scores(self, outputs: Outputs) -> Array:
         """Score of each layer, (N, L): higher is more out-of-distribution."""
@@ -73,91 +65,59 @@ class LayerDetector(Detector):
         """What each channel of the rows x (n, k) adds to the squared distance to their nearest class, (n, k)."""
 
     def _columns(self, batch: Outputs) -> Tensor:
-        return torch.stack([self._layer_score(batch, layer)[0] for layer in self.mean_], dim=1)
+        return torch.stack([self._layer_score(batch, layer)[0] for layer in self.widths_], dim=1)
 
     def _score(self, batch: Outputs) -> Tensor:
         return self._columns(batch).sum(dim=1)
 
     def step_scores(self, batch: Outputs) -> StepScores:
         """See `Detector.step_scores`: each layer has an input step of its own."""
-        return [(self._layer_score(batch, layer)[0], (layer,)) for layer in self.mean_]
+        return [(self._layer_score(batch, layer)[0], (layer,)) for layer in self.widths_]
 
     def _explain(self, batch: Outputs, top: int) -> dict[str, Any]:
         """The nearest class of each layer, and the channels that add most to the distance from it."""
         reasons: dict[str, dict[str, Tensor]] = {"nearest": {}, "channels": {}, "channel_shares": {}}
-        for layer in self.mean_:
+        for layer in self.widths_:
             x, nearest = batch.features[layer], self._layer_score(batch, layer)[1]
-
-            def largest(rows: Tensor, x: Tensor = x, nearest: Tensor = nearest, layer: str = layer) -> Tensor:
-                parts = self._channel_parts(x[rows], nearest[rows], layer)
-                best = parts.topk(min(top, parts.shape[1]), dim=1)
-                whole = parts.sum(dim=1, keepdim=True).clamp(min=torch.finfo(parts.dtype).tiny)
-                return torch.stack([best.indices.to(parts.dtype), best.values / whole], dim=2)  # (n, top, 2)
-
-            pairs = by_rows(largest, torch.arange(len(x), device=x.device), x.shape[1])
+            chunks = row_chunks(max(1, len(x)), x.shape[1])
+            tops = [top_shares(self._channel_parts(x[rows], nearest[rows], layer), top) for rows in chunks]
             reasons["nearest"][layer] = nearest
-            reasons["channels"][layer], reasons["channel_shares"][layer] = pairs[:, :, 0].long(), pairs[:, :, 1]
+            reasons["channels"][layer] = torch.cat([channels for channels, _ in tops])
+            reasons["channel_shares"][layer] = torch.cat([shares for _, shares in tops])
         return reasons
 
 
+def top_shares(parts: Tensor, top: int) -> tuple[Tensor, Tensor]:
+    """The columns with the largest parts of each row's sum, (n, top), and their shares of it."""
+    best = parts.topk(min(top, parts.shape[1]), dim=1)
+    return best.indices, best.values / parts.sum(dim=1, keepdim=True).clamp(min=torch.finfo(parts.dtype).tiny)
+
+
 class IgeoodFeatures(LayerDetector):
-    r"""Fisher–Rao distance to the nearest class's Gaussian on each layer, FR_ℓ (Eq. 11); FR′_ℓ with `fit_ood` (Eq. 12).
+    r"""Fisher–Rao distance to the nearest class's Gaussian on each layer, FR_ℓ (Eq. 11).
 
     Attributes
     ----------
     mean_, std_ : dict of Tensor
-        For each layer (C, k) class means and (k,) pooled deviation.
-    dead_ : dict of Tensor
-        Number of channels of each layer whose deviation was raised to the floor.
-    ood_mean_, ood_std_ : dict of Tensor
-        (k,) of OOD validation samples; empty before `fit_ood`.
+        For each layer (C, k) class means and (k,) pooled deviation, with that of dead channels raised to a floor.
     """
 
-    needs: ClassVar[Needs] = Needs(layers="all", labels=True, sums="diagonal")
-    state_names: ClassVar[tuple[str, ...]] = ("mean_", "std_", "dead_", "ood_mean_", "ood_std_")
-    mean_: dict[str, Tensor]
-    std_: dict[str, Tensor]
-    dead_: dict[str, Tensor]
-    ood_mean_: dict[str, Tensor]
-    ood_std_: dict[str, Tensor]
+    needs = Needs(layers="all", labels=True, sums="diagonal")
 
     def _learn(self, summary: Summary) -> None:
-        warn_of_single_samples(summary)
-        std = {layer: floored_std(sums) for layer, sums in summary.sums.items()}
-        self.mean_ = {layer: sums.mean for layer, sums in summary.sums.items()}
-        self.std_ = {layer: value for layer, (value, _) in std.items()}
-        self.dead_ = {layer: dead.sum() for layer, (_, dead) in std.items()}
-        self.ood_mean_, self.ood_std_ = {}, {}
+        super()._learn(summary)
+        floored = {layer: floored_std(sums) for layer, sums in summary.sums.items()}
+        self.std_ = {layer: std for layer, (std, _) in floored.items()}
+        dead = {layer: int(is_dead.sum()) for layer, (_, is_dead) in floored.items()}
+        said = "dead channels, deviation raised to a floor"
+        self.notes_ += tuple(f"layer {layer!r}: {n} {said}" for layer, n in dead.items() if n)
 
     def _prepare(self) -> None:
-        self._classes = {layer: gaussian.prepare_nearest(mean, self.std_[layer]) for layer, mean in self.mean_.items()}
+        self._classes = {layer: gaussian.prepare_nearest(self.mean_[layer], self.std_[layer]) for layer in self.widths_}
         self._together = gaussian.Layers(list(self._classes.values()))
-        self._ood = {
-            layer: gaussian.prepare_nearest(mean[None], self.ood_std_[layer]) for layer, mean in self.ood_mean_.items()
-        }
-
-    def _notes(self, n_classes: int) -> tuple[str, ...]:  # noqa: ARG002
-        dead = {layer: int(count) for layer, count in self.dead_.items() if count}
-        return tuple(f"layer {layer!r}: {n} dead channels, deviation raised to a floor" for layer, n in dead.items())
-
-    def fit_ood(self, outputs: Outputs) -> "IgeoodFeatures":
-        """Take the OOD Gaussian of each layer from OOD samples, for FR′_ℓ."""
-        batch = self._scorable(outputs)
-        if len(batch) < 2:
-            raise InputError(f"ood: {len(batch)} sample(s); a mean and a deviation need at least 2")
-        one = torch.zeros(len(batch), dtype=torch.int64, device=batch.logits.device)
-        sums = {layer: ClassSums.of(batch.features[layer], one, 1) for layer in self.layers_}
-        self.ood_mean_ = {layer: s.mean[0] for layer, s in sums.items()}
-        self.ood_std_ = {layer: floored_std(s)[0] for layer, s in sums.items()}
-        return self._fitted(self.n_classes_)
-
-    def fr_layer_ood(self, batch: Outputs) -> Tensor:
-        """FR′_ℓ (Eq. 12), (N, L): the distance to the OOD Gaussian; **lower** is out-of-distribution."""
-        distances = [gaussian.nearest_prepared(batch.features[layer], ood)[0] for layer, ood in self._ood.items()]
-        return torch.stack(distances, dim=1)
 
     def _columns(self, batch: Outputs) -> Tensor:
-        rows = [batch.features[layer] for layer in self.mean_]
+        rows = [batch.features[layer] for layer in self.widths_]
         return self._together.distances(rows) if self._together.fits(rows) else super()._columns(batch)
 
     def _layer_score(self, batch: Outputs, layer: str) -> tuple[Tensor, Tensor]:
@@ -167,6 +127,23 @@ class IgeoodFeatures(LayerDetector):
         """ρ² of each channel (Eq. 9)."""
         mean, std = self.mean_[layer].to(x.device), self.std_[layer].to(x.device)
         return gaussian.univariate_distance(wide(x), std, mean[nearest], std).square()
+
+
+class OodFeatures(IgeoodFeatures):
+    r"""Minus the Fisher–Rao distance to the Gaussian of OOD samples on each layer, FR′_ℓ (Eq. 12): fitted on those."""
+
+    needs = Needs(layers="all", sums="diagonal")
+
+    @property
+    def columns_(self) -> list[str]:
+        """What the score is made of: the layers against OOD."""
+        return [f"{layer}{OOD_SUFFIX}" for layer in self.widths_]
+
+    def _columns(self, batch: Outputs) -> Tensor:
+        return -super()._columns(batch)
+
+    def _explain(self, batch: Outputs, top: int) -> dict[str, Any]:  # noqa: ARG002
+        return {}
 
 
 class Mahalanobis(LayerDetector):
@@ -187,35 +164,25 @@ class Mahalanobis(LayerDetector):
     whitening_ : dict of Tensor
         For each layer (k, r), a root of the pseudo-inverse: its rank is r.
     background_mean_, background_whitening_ : dict of Tensor
-        The same of all classes together, (k,) and (k, r); empty unless relative.
+        The same of all classes together, (1, k) and (k, r); empty unless relative.
     """
 
-    needs: ClassVar[Needs] = Needs(layers="all", labels=True, sums="full")
-    state_names: ClassVar[tuple[str, ...]] = ("mean_", "whitening_", "background_mean_", "background_whitening_")
-    whitening_: dict[str, Tensor]
-    background_mean_: dict[str, Tensor]
-    background_whitening_: dict[str, Tensor]
-
-    def __init__(self, *, relative: bool = False) -> None:
-        super().__init__()
-        self.relative = relative
+    needs = Needs(layers="all", labels=True, sums="full")
+    relative: bool = False
 
     def _learn(self, summary: Summary) -> None:
-        warn_of_single_samples(summary)
-        self.mean_ = {layer: sums.mean for layer, sums in summary.sums.items()}
+        super()._learn(summary)
         self.whitening_ = {layer: whiten(sums.covariance) for layer, sums in summary.sums.items()}
-        self.background_mean_, self.background_whitening_ = {}, {}
-        for layer, sums in summary.sums.items() if self.relative else ():
-            pooled, root = sums.pooled(), self.whitening_[layer]
-            self.background_mean_[layer] = pooled.mean[0]
-            self.background_whitening_[layer] = root @ whiten(root.T @ pooled.covariance @ root)
+        pooled = {layer: sums.pooled() for layer, sums in summary.sums.items() if self.relative}
+        self.background_mean_ = {layer: sums.mean for layer, sums in pooled.items()}
+        w = self.whitening_
+        self.background_whitening_ = {k: w[k] @ whiten(w[k].T @ s.covariance @ w[k]) for k, s in pooled.items()}
 
     def _prepare(self) -> None:
-        self._classes = {layer: Whitened(mean, self.whitening_[layer]) for layer, mean in self.mean_.items()}
-        self._background = {
-            layer: Whitened(mean[None], self.background_whitening_[layer])
-            for layer, mean in self.background_mean_.items()
-        }
+        self._classes = {layer: Whitened(self.mean_[layer], self.whitening_[layer]) for layer in self.widths_}
+        if self.relative:
+            roots = self.background_whitening_
+            self._background = {layer: Whitened(mean, roots[layer]) for layer, mean in self.background_mean_.items()}
 
     def _layer_score(self, batch: Outputs, layer: str) -> tuple[Tensor, Tensor]:
         x = batch.features[layer]
@@ -273,15 +240,3 @@ def whiten(covariance: Tensor) -> Tensor:
     kept = values > values.max().clamp(min=0.0) * len(values) * NOISE
     root: Tensor = vectors[:, kept] / values[kept].sqrt()
     return root
-
-
-def warn_of_single_samples(summary: Summary) -> None:
-    """Warn where a class's mean is its only sample."""
-    alone = (summary.counts == 1).nonzero()[:, 0].tolist()
-    if alone:
-        warnings.warn(
-            f"labels: class {alone[0]} has a single sample ({len(alone)} of {len(summary.counts)} classes do); "
-            f"its mean is that sample, the deviation is pooled over all classes",
-            IgeoodWarning,
-            stacklevel=4,
-        )

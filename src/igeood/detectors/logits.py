@@ -3,8 +3,9 @@ r"""The black-box family: detectors that need the logits only.
 A function for each score, as its paper writes it, and a thin class above it that has the common orientation.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from igeood.geometry.centroids import solve_kl
 from igeood.geometry.precision import by_rows, wide
 from igeood.geometry.weiszfeld import solve
 from igeood.outputs import Array, ArrayLike, Outputs
-from igeood.summary import Needs, Sample, Summary
+from igeood.summary import Needs, Sample
 
 Reduce = Literal["sum", "min"]
 
@@ -53,30 +54,7 @@ def fr0(logits: Tensor, centroids: Tensor, temperature: float = 1.0) -> Tensor:
     >>> fr0(torch.zeros(1, 2), torch.tensor([[0.0, -torch.inf], [-torch.inf, 0.0]])).item()
     3.14159...
     """
-    return categorical.distance_sum(logits, centroids, temperature)
-
-
-def fr_min(logits: Tensor, centroids: Tensor, temperature: float = 1.0) -> Tensor:
-    r"""Distance to the nearest centroid, :math:`\min_y d(q(x), \mu_y)`, (N,): higher is out-of-distribution."""
-    return categorical.pairwise_distance(logits, centroids, temperature, _min)
-
-
-def kl_sum(logits: Tensor, centroids: Tensor, temperature: float = 1.0) -> Tensor:
-    r"""Eq. 5 with divergences, :math:`\sum_y \mathrm{KL}(q(x)\|\mu_y)`, (N,): higher is **in**-distribution."""
-    return categorical.pairwise_kl_divergence(logits, centroids, temperature, _sum)
-
-
-def kl_min(logits: Tensor, centroids: Tensor, temperature: float = 1.0) -> Tensor:
-    r"""Divergence from the nearest centroid, :math:`\min_y \mathrm{KL}(q(x)\|\mu_y)`, (N,): higher is OOD."""
-    return categorical.pairwise_kl_divergence(logits, centroids, temperature, _min)
-
-
-def _sum(values: Tensor) -> Tensor:
-    return values.sum(dim=1)
-
-
-def _min(values: Tensor) -> Tensor:
-    return values.amin(dim=1)
+    return categorical.distances(logits, categorical.prepare(centroids), temperature, lambda d: d.sum(dim=1))
 
 
 ROUGH_ROWS = 5000  # rows that a rough fit reads, at least 4 of each class
@@ -85,13 +63,8 @@ ROUGH_ROWS = 5000  # rows that a rough fit reads, at least 4 of each class
 class LogitsDetector(Detector):
     """Scores rows of logits at a temperature."""
 
-    def __init__(self, *, temperature: float = 1.0, probabilities: bool = False) -> None:
-        categorical.check_temperature(temperature)
-        super().__init__(probabilities=probabilities)
-        self.temperature = float(temperature)
-
-    def _learn(self, summary: Summary) -> None:
-        self._learn_softmax(summary.samples, None, roughly=False)
+    temperature: float = 1.0
+    probabilities: bool = False
 
 
 @register("msp", title="Baseline (MSP)", style=("#000000", ":", "X"), tunes=False)
@@ -122,8 +95,7 @@ class Odin(MaxSoftmax):
         See `Detector`.
     """
 
-    def __init__(self, *, temperature: float = 1000.0, probabilities: bool = False) -> None:
-        super().__init__(temperature=temperature, probabilities=probabilities)
+    temperature: float = 1000.0
 
 
 @register("energy", title="Energy", style=("#E69F00", "-", "^"))
@@ -136,10 +108,10 @@ class Energy(LogitsDetector):
         Of the logarithm of the summed exponentials.
     """
 
-    def __init__(self, *, temperature: float = 1.0, probabilities: bool = False) -> None:
-        if probabilities:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.probabilities:
             raise InputError("probabilities: energy needs logits, softmax removes it; use another method such as 'msp'")
-        super().__init__(temperature=temperature)
 
     def _score(self, batch: Outputs) -> Tensor:
         return energy(batch.logits, self.temperature)
@@ -154,15 +126,22 @@ class CentroidDetector(LogitsDetector):
         (C, C) log-probabilities, at `temperature`.
     """
 
-    needs: ClassVar[Needs] = Needs(labels=True, samples=("logits",))
-    state_names: ClassVar[tuple[str, ...]] = ("centroids_",)
-    centroids_: Tensor
+    needs = Needs(labels=True, samples=("logits",))
+    reduce: Reduce = "sum"
 
-    def __init__(self, *, reduce: Reduce = "sum", temperature: float = 1.0, probabilities: bool = False) -> None:
-        if reduce not in ("sum", "min"):
-            raise InputError(f"reduce: expected 'sum' or 'min', got {reduce!r}")
-        super().__init__(temperature=temperature, probabilities=probabilities)
-        self.reduce = reduce
+    @abstractmethod
+    def _compare(self, batch: Outputs, reduce: Callable[[Tensor], Tensor] | None) -> Tensor:
+        """What `reduce` makes of the distances or divergences of rows and centroids, (N, C)."""
+
+    @property
+    def reduce_(self) -> Reduce:
+        """The reduction in use."""
+        return self.reduce
+
+    def _score(self, batch: Outputs) -> Tensor:
+        if self.reduce_ == "sum":
+            return -self._compare(batch, lambda values: values.sum(dim=1))
+        return self._compare(batch, lambda values: values.amin(dim=1))
 
 
 @register("kl-min", title="KL (min)", fixed={"reduce": "min"}, style=("#CC79A7", "--", "<"))
@@ -180,20 +159,15 @@ class KLDivergence(CentroidDetector):
         See `Detector`.
     """
 
-    def _learn_softmax(self, samples: Samples, near: Detector | None, *, roughly: bool) -> None:  # noqa: ARG002
+    def _learn_softmax(self, samples: Samples, near: Any, *, roughly: bool) -> None:  # noqa: ARG002
         sample = samples["logits"]
-        rows = chunks(sample, roughly)
-        self.centroids_ = solve_kl(rows, sample.n_classes, self.temperature)
+        self.centroids_ = solve_kl(chunks(sample, roughly), sample.n_classes, self.temperature)
 
     def _prepare(self) -> None:
         self._logs = categorical.prepare_kl(self.centroids_)
 
-    def _score(self, batch: Outputs) -> Tensor:
-        logs = self._logs.to(batch.logits.device)
-        divergences = categorical.kl_divergences(
-            batch.logits, logs, self.temperature, _sum if self.reduce == "sum" else _min
-        )
-        return -divergences if self.reduce == "sum" else divergences
+    def _compare(self, batch: Outputs, reduce: Callable[[Tensor], Tensor] | None) -> Tensor:
+        return categorical.kl_divergences(batch.logits, self._logs.to(batch.logits.device), self.temperature, reduce)
 
 
 @register("igeood-logits-min", title="IGEOOD (min)", fixed={"reduce": "min"}, style=("#D55E00", "--", "p"))
@@ -230,63 +204,35 @@ class IgeoodLogits(CentroidDetector):
     True
     """
 
-    def __init__(
-        self,
-        *,
-        reduce: Reduce = "sum",
-        temperature: float = 1.0,
-        centroid_temperature: float | None = None,
-        probabilities: bool = False,
-    ) -> None:
-        super().__init__(reduce=reduce, temperature=temperature, probabilities=probabilities)
-        if centroid_temperature is not None:
-            categorical.check_temperature(centroid_temperature, "centroid_temperature")
-        self.centroid_temperature = centroid_temperature
+    centroid_temperature: float | None = None
 
     @property
     def reduce_(self) -> Reduce:
         """The reduction in use: with two classes `"min"`."""
-        self.check_fitted()
         return "min" if self.n_classes_ == 2 else self.reduce
 
-    def _notes(self, n_classes: int) -> tuple[str, ...]:
-        if n_classes == 2 and self.reduce == "sum":
-            return ("two classes: FR₀ is constant between the centroids, so the minimum distance is used",)
-        return ()
-
-    def _learn_softmax(self, samples: Samples, near: Detector | None, *, roughly: bool) -> None:
-        sample = samples["logits"]
-        fitted_at = self.temperature if self.centroid_temperature is None else self.centroid_temperature
-        rows, start = chunks(sample, roughly), None
-        if isinstance(near, IgeoodLogits):
-            start = categorical.retemper(near.centroids_, near.temperature, fitted_at)
-        if roughly:
-            centroids = solve(
-                rows, sample.n_classes, fitted_at, start=start, tolerance=0.0, max_passes=2, keep_bytes=64 << 20
-            )
-        else:
-            centroids = solve(rows, sample.n_classes, fitted_at, start=start)
+    def _learn_softmax(self, samples: Samples, near: Any, *, roughly: bool) -> None:
+        if self.reduce_ != self.reduce:
+            self.notes_ = ("two classes: FR₀ is constant between the centroids, so the minimum distance is used",)
+        sample, fitted_at = samples["logits"], self.centroid_temperature or self.temperature
+        start = None if near is None else categorical.retemper(near.centroids_, near.temperature, fitted_at)
+        effort: dict[str, Any] = {"tolerance": 0.0, "max_passes": 2, "keep_bytes": 64 << 20} if roughly else {}
+        centroids = solve(chunks(sample, roughly), sample.n_classes, fitted_at, start=start, **effort)
         self.centroids_ = categorical.retemper(centroids, fitted_at, self.temperature)
 
     def _prepare(self) -> None:
         self._roots = categorical.prepare(self.centroids_)
 
-    def _score(self, batch: Outputs) -> Tensor:
-        if self.reduce_ == "sum":
-            return -self._distances(batch, _sum)
-        return self._distances(batch, _min)
-
-    def _distances(self, batch: Outputs, reduce: Callable[[Tensor], Tensor]) -> Tensor:
-        roots = self._roots.to(batch.logits.device)
-        return categorical.distances(batch.logits, roots, self.temperature, reduce)
+    def _compare(self, batch: Outputs, reduce: Callable[[Tensor], Tensor] | None) -> Tensor:
+        return categorical.distances(batch.logits, self._roots.to(batch.logits.device), self.temperature, reduce)
 
     def _explain(self, batch: Outputs, top: int) -> dict[str, Any]:  # noqa: ARG002
-        return {"centroid_distance": self._distances(batch, lambda distances: distances)}
+        return {"centroid_distance": self._compare(batch, None)}
 
     def predict_class(self, outputs: Outputs | ArrayLike) -> Array:
         r"""Class that the distance induces (Eq. 4), :math:`\arg\min_y d(q(x), \mu_y)`: (N,) int64."""
         batch = self._scorable(Outputs.of(outputs))
-        return batch.like(self._distances(batch, lambda distances: distances.argmin(dim=1)))
+        return batch.like(self._compare(batch, lambda distances: distances.argmin(dim=1)))
 
 
 def chunks(sample: Sample, roughly: bool) -> Callable[[], Iterator[tuple[Tensor, Tensor, Tensor]]]:

@@ -1,6 +1,6 @@
 """Neighbours among training rows: the distance to the k-th nearest of them."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -36,37 +36,23 @@ class KNN(Detector):
         The k in use.
     """
 
-    needs: ClassVar[Needs] = Needs(layers="last", samples=("features",))
-    state_names: ClassVar[tuple[str, ...]] = ("bank_", "k_")
-    bank_: dict[str, Tensor]
-    k_: Tensor
-
-    def __init__(self, *, k: int | Literal["auto"] = "auto", rows: int = 20_000) -> None:
-        for name, value in (("k", 1 if k == "auto" else k), ("rows", rows)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"{name}: expected a whole number, at least 1; got {value!r}")
-        super().__init__()
-        self.k, self.rows = k, rows
+    needs = Needs(layers="last", samples=("features",))
+    k: int | Literal["auto"] = "auto"
+    rows: int = 20_000
 
     def _learn(self, summary: Summary) -> None:
         sample = summary.samples["features"]
-        bank, _ = sample.outputs(max(1, self.rows // sample.strata))
-        (layer,) = self.needs.blocks(bank.features)
-        fewest = int(np.minimum(sample.kept[sample.kept > 0], self.rows // sample.strata).min())
+        per_class = max(1, self.rows // sample.strata)
+        bank, _ = sample.outputs(per_class)
+        fewest = int(np.minimum(sample.kept[sample.kept > 0], per_class).min())
         k = max(1, min(50, fewest // 3)) if self.k == "auto" else self.k
         if k > len(bank):
             raise InputError(f"k: {k} neighbours, but the bank has {len(bank)} rows; give more rows, or a smaller k")
-        self.bank_ = {layer: normalize(bank.features[layer].float(), dim=1)}
+        self.bank_ = normalize(self._last_features(bank).float(), dim=1)
         self.k_ = torch.tensor(k)
 
-    @property
-    def widths_(self) -> dict[str, int]:
-        """The layer that is read, and its width."""
-        return {layer: bank.shape[1] for layer, bank in self.bank_.items()}
-
     def _score(self, batch: Outputs) -> Tensor:
-        (layer, bank), k = next(iter(self.bank_.items())), int(self.k_)
-        bank = bank.to(batch.logits.device)
+        bank, k = self.bank_.to(batch.logits.device), int(self.k_)
 
         def distance(rows: Tensor) -> Tensor:
             inner = normalize(rows.float(), dim=1) @ bank.T  # (n, bank)
@@ -77,4 +63,4 @@ class KNN(Detector):
             length: Tensor = torch.linalg.vector_norm(apart, dim=1)
             return length
 
-        return by_rows(distance, batch.features[layer], max(bank.shape))
+        return by_rows(distance, self._last_features(batch), max(bank.shape))

@@ -1,7 +1,7 @@
 """The one table of methods: a decorator puts a detector in it, and everything else reads it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from igeood.detectors.base import Detector, parameter_names
@@ -10,8 +10,6 @@ from igeood.summary import Needs
 
 K = TypeVar("K", bound=type[Detector])
 Style = tuple[str, str, str]
-
-DEFAULT_STYLE: Style = ("#7F7F7F", "-", ".")
 
 
 @dataclass(frozen=True)
@@ -34,9 +32,9 @@ class Method:
 
     kind: type[Detector]
     title: str
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    style: Style = DEFAULT_STYLE
-    tunes: bool = True
+    fixed: Mapping[str, Any]
+    style: Style
+    tunes: bool
 
     @property
     def needs(self) -> Needs:
@@ -58,13 +56,9 @@ METHODS: dict[str, Method] = {}
 
 
 def register(
-    name: str,
-    *,
-    title: str | None = None,
-    fixed: Mapping[str, Any] | None = None,
-    style: Style = DEFAULT_STYLE,
-    tunes: bool = True,
-) -> Callable[[K], K]:
+    name: str, *, title: str | None = None, fixed: Mapping[str, Any] | None = None,
+    style: Style = ("#7F7F7F", "-", "."), tunes: bool = True,
+) -> Callable[[K], K]:  # fmt: skip
     """Class decorator that makes a detector a method: guards, command line, tables and plots know it by its name.
 
     Parameters
@@ -82,13 +76,8 @@ def register(
     """
 
     def add(kind: K) -> K:
-        if not (isinstance(kind, type) and issubclass(kind, Detector)):
-            raise InputError(f"register: expected a subclass of igeood.Detector, got {kind!r}")
         known = METHODS.get(name)
-        if known is not None and (known.kind.__module__, known.kind.__qualname__) != (
-            kind.__module__,
-            kind.__qualname__,
-        ):
+        if known is not None and repr(known.kind) != repr(kind):  # the same class may be imported again
             raise InputError(f"name: {name!r} is {known.kind.__qualname__} already; choose another")
         METHODS[name] = Method(kind, title or name, dict(fixed or {}), style, tunes)
         return kind
@@ -115,8 +104,6 @@ def detector(name: str, **options: Any) -> Detector:
     if method is None:
         raise InputError.unknown("method", name, METHODS)
     for option in options:
-        if option in method.fixed:
-            raise InputError(f"{option}: {name!r} means {option}={method.fixed[option]!r}; pick another method instead")
         if option not in method.options:
             raise InputError(f"{option}: {name!r} has no such option; it takes {', '.join(method.options)}")
     return method.kind(**method.fixed, **options)
@@ -126,7 +113,7 @@ def method_name(instance: Detector) -> str:
     """Name under which a detector is registered."""
     params = instance.params()
     for name, method in METHODS.items():
-        if type(instance) is method.kind and all(params[key] == value for key, value in method.fixed.items()):
+        if type(instance) is method.kind and method.fixed.items() <= params.items():
             return name
     raise InputError(
         f"detector: {type(instance).__name__} is not registered; decorate its class with @igeood.register(name)"

@@ -8,18 +8,17 @@ import copy
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from igeood.detectors.base import Detector, Samples, StepScores
-from igeood.detectors.gaussians import IgeoodFeatures, Mahalanobis
+from igeood.detectors.gaussians import IgeoodFeatures, Mahalanobis, OodFeatures
 from igeood.detectors.logits import IgeoodLogits
 from igeood.detectors.registry import register
 from igeood.errors import InputError
-from igeood.geometry import categorical
 from igeood.metrics import tnr_at_tpr
 from igeood.outputs import Outputs
 from igeood.summary import Needs, Summary
@@ -27,10 +26,12 @@ from igeood.summary import Needs, Summary
 STRENGTHS = tuple(float(c) for c in np.logspace(-4, 4, 9))  # inverse regularisation strengths to choose from
 FOLDS = 5
 FEWEST = 2 * FOLDS  # samples of each kind, so that each fold can be learnt from and judged on
-OOD_SUFFIX = " (OOD)"  # of a column that is a distance to OOD statistics
+OOD = "ood"  # the name of a part that learns from OOD samples
 
 W = TypeVar("W", bound="Weighted")
+Pair = tuple[Outputs, Outputs]  # in-distribution and OOD samples
 Table = np.ndarray[Any, np.dtype[np.float64]]
+Rows = tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int64]]]  # of both kinds of samples
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Weighted(Detector):
     """A weighted sum of standardised columns, which other detectors compute (Eq. 13).
 
     A subclass names its parts in `_make_parts`, and says in `needs` what they need together, with a sample of features.
+    A part named "ood" learns from the OOD samples that `learn_weights` gets, and has no columns before.
 
     Attributes
     ----------
@@ -53,12 +55,6 @@ class Weighted(Detector):
     centre_, scale_, weights_ : Tensor
         (P,) of the columns; a contribution is weight · (column − centre) / scale.
     """
-
-    state_names: ClassVar[tuple[str, ...]] = ("centre_", "scale_", "weights_")
-    parts_: dict[str, Detector]
-    centre_: Tensor
-    scale_: Tensor
-    weights_: Tensor
 
     @abstractmethod
     def _make_parts(self) -> dict[str, Detector]:
@@ -71,41 +67,34 @@ class Weighted(Detector):
     @property
     def columns_(self) -> list[str]:
         """What each column is: a part with a single column has the part's name."""
-        names = []
-        for name, part in self.parts_.items():
-            names += [name] if part.columns_ == ["output"] else part.columns_
-        return names
-
-    @property
-    def widths_(self) -> Mapping[str, int]:
-        """Layers that the parts read, and their widths."""
-        return {layer: width for part in self.parts_.values() for layer, width in part.widths_.items()}
+        parts = self.parts_.items()
+        return [column for name, part in parts for column in ([name] if part.columns_ == ["output"] else part.columns_)]
 
     @property
     def softmax_part(self) -> Detector | None:
         """The first part with a temperature."""
-        parts = (part.softmax_part for part in self.parts_.values())
-        return next((part for part in parts if part is not None), None)
+        return next((part for part in self.parts_.values() if part.softmax_part), None)
 
     def _columns(self, batch: Outputs) -> Tensor:
         return torch.cat([part._columns(batch) for part in self.parts_.values()], dim=1)
 
     def _learn(self, summary: Summary) -> None:
-        self.parts_ = {name: part.learn(summary) for name, part in self._make_parts().items()}
-        columns, weights = [], []
-        for batch, weight in summary.samples["features"].batches():
-            columns.append(self._columns(batch))
-            weights.append(weight)
-        self.centre_, self.scale_ = standardise(torch.cat(columns), torch.cat(weights))
+        self.parts_ = {name: part.learn(summary) for name, part in self._make_parts().items() if name != OOD}
+        self.notes_ = tuple(note for part in self.parts_.values() for note in part.notes_)
+        rows = [(self._columns(batch), weights) for batch, weights in summary.samples["features"].batches()]
+        columns, weights = (torch.cat(side) for side in zip(*rows, strict=True))
+        self.centre_, self.scale_ = standardise(columns, weights)
         self.weights_ = torch.tensor(self._first_weights(), dtype=torch.float64)
 
-    def _notes(self, n_classes: int) -> tuple[str, ...]:
-        return tuple(note for part in self.parts_.values() for note in part._notes(n_classes))
+    def _learn_softmax(self, samples: Samples, near: Any, *, roughly: bool) -> None:  # noqa: ARG002
+        """The parts at another temperature; the weights have to be learnt again."""
+        self.parts_ = {
+            name: part.at_temperature(self.temperature, samples) if part.softmax_part else part
+            for name, part in self.parts_.items()
+        }
 
     def _contributions(self, batch: Outputs) -> Tensor:
-        return self._weigh(self._columns(batch))
-
-    def _weigh(self, columns: Tensor) -> Tensor:
+        columns = self._columns(batch)
         centre, scale, weights = (t.to(columns) for t in (self.centre_, self.scale_, self.weights_))
         return weights * (columns - centre) / scale
 
@@ -113,30 +102,7 @@ class Weighted(Detector):
         return self._contributions(batch).sum(dim=1)
 
     def _explain(self, batch: Outputs, top: int) -> dict[str, Any]:
-        reasons: dict[str, Any] = {}
-        for part in self.parts_.values():
-            reasons |= part._explain(batch, top)
-        return reasons
-
-    def at_temperature(self: W, temperature: float, samples: Samples, near: Detector | None = None) -> W:
-        """A detector like this one with another temperature of its output; the weights have to be learnt again."""
-        if self.softmax_part is None:
-            raise InputError(f"temperature: {type(self).__name__} has none to set")
-        other = copy.copy(self)
-        other.temperature = temperature  # type: ignore[attr-defined]
-        other.parts_ = {
-            name: part if part.softmax_part is None else part.at_temperature(temperature, samples, near)
-            for name, part in self.parts_.items()
-        }
-        return other
-
-    def _learn_ood(self: W, ood: Outputs) -> W:  # noqa: ARG002
-        """A detector that knows the OOD samples' statistics, where the method uses any."""
-        return self
-
-    def _ood_columns(self, batch: Outputs) -> Tensor:
-        """Columns that depend on what `_learn_ood` has learnt, (N, Q)."""
-        return batch.logits.new_empty(len(batch), 0)
+        return {name: why for part in self.parts_.values() for name, why in part._explain(batch, top).items()}
 
     def learn_weights(
         self, id_outputs: Outputs, ood_outputs: Outputs, *, tpr: float = 0.95, seed: int = 0
@@ -155,42 +121,39 @@ class Weighted(Detector):
         seed : int
             Of the folds.
         """
-        pair = (self._scorable(id_outputs), self._scorable(ood_outputs))
+        pair = (self._scorable(id_outputs), self._scorable(ood_outputs).keyed())
         for name, batch in zip(("id", "ood"), pair, strict=True):
             if len(batch) < FEWEST:
                 raise InputError(f"{name}: {len(batch)} samples; the regression needs at least {FEWEST} of each kind")
+        n_id, n_ood = map(len, pair)
+        parts = [part for name, part in self.parts_.items() if name != OOD]
         with torch.no_grad():
-            fixed = [torch.cat([part._columns(b) for part in self.parts_.values()], dim=1) for b in pair]
-            folds = [self._fold_rates(pair, fixed, rows, tpr) for rows in _folds(len(pair[0]), len(pair[1]), seed)]
-            rates = np.mean(folds, axis=0)
+            fixed = [torch.cat([part._columns(batch) for part in parts], dim=1) for batch in pair]
+            folds = _folds(n_id, n_ood, seed)
+            rates = np.mean(
+                [_rates(self._shown(pair, fixed, learn)[1], learn, judge, tpr) for learn, judge in folds], 0
+            )
             best = int(np.argmax(rates))  # of equals, the most regularised
-            member = self._learn_ood(pair[1])
-            columns = torch.cat([member._joined(b, c) for b, c in zip(pair, fixed, strict=True)])
-            centre, scale = standardise(columns)
-        x, y = ((columns - centre) / scale).cpu().numpy(), _targets(len(pair[0]), len(pair[1]))
-        weights = logistic_regression(x, y, STRENGTHS[best])[:-1]
-        self.__dict__.update(member.__dict__)
-        self.centre_, self.scale_, self.weights_ = centre, scale, torch.from_numpy(weights).to(centre)
-        return WeightSearch(STRENGTHS[best], float(np.max(rates)))
+            shown, tables = self._shown(pair, fixed, (np.arange(n_id), np.arange(n_ood)))
+        weights = logistic_regression(tables[0], tables[1], STRENGTHS[best])[:-1]
+        shown.weights_ = torch.from_numpy(weights).to(shown.centre_)
+        self.__dict__ = shown.__dict__
+        return WeightSearch(STRENGTHS[best], float(rates[best]))
 
-    def _joined(self, batch: Outputs, fixed: Tensor) -> Tensor:
-        return torch.cat([fixed, self._ood_columns(batch).to(fixed)], dim=1)
+    def _shown(self: W, pair: Pair, fixed: list[Tensor], rows: Rows) -> tuple[W, list[Table]]:
+        """A copy that has been shown these rows, and the columns of all samples of each kind as it standardises them.
 
-    def _fold_rates(self, pair: tuple[Outputs, Outputs], fixed: list[Tensor], rows: "FoldRows", tpr: float) -> Table:
-        """TNR of each strength on one fold."""
-        learn, judge = rows
-        member = self._learn_ood(pair[1][learn[1]])
-        columns = [member._joined(batch, part) for batch, part in zip(pair, fixed, strict=True)]
-        centre, scale = standardise(torch.cat([columns[side][learn[side]] for side in (0, 1)]))
-        known, foreign = (((side - centre) / scale).cpu().numpy() for side in columns)
-        x, y = np.concatenate([known[learn[0]], foreign[learn[1]]]), _targets(len(learn[0]), len(learn[1]))
-        rates = np.zeros(len(STRENGTHS))
-        beta: Table | None = None
-        for i, strength in enumerate(STRENGTHS):
-            beta = logistic_regression(x, y, strength, beta)
-            inside, outside = (part @ beta[:-1] for part in (known[judge[0]], foreign[judge[1]]))
-            rates[i] = tnr_at_tpr(inside, outside, tpr)
-        return rates
+        `fixed` are the columns that are the same for every copy.
+        """
+        shown, columns, part = copy.copy(self), fixed, self._make_parts().get(OOD)
+        if part is not None:
+            ood = pair[1][torch.from_numpy(rows[1])]
+            part.learn(Summary.of(ood.replace(labels=None), part.needs))
+            shown.parts_ = {**self.parts_, OOD: part}
+            columns = [torch.cat([first, part._columns(batch)], 1) for first, batch in zip(fixed, pair, strict=True)]
+        kept = torch.cat([side[kind] for side, kind in zip(columns, rows, strict=True)])
+        shown.centre_, shown.scale_ = standardise(kept)
+        return shown, [((side - shown.centre_) / shown.scale_).cpu().numpy() for side in columns]
 
     def state(self) -> dict[str, Tensor]:
         """Fitted tensors by name; those of the parts as `part.name`."""
@@ -199,18 +162,15 @@ class Weighted(Detector):
             tensors |= {f"{name}.{key}": value for key, value in part.state().items()}
         return tensors
 
-    def load_state(self: W, state: Mapping[str, Tensor], n_classes: int) -> W:
+    def load_state(self: W, state: Mapping[str, Tensor], n_classes: int, widths: Mapping[str, int]) -> W:
         """Take over what `state` returned, in place of `fit`."""
-        own = dict(state)
-        self.parts_ = self._make_parts()
-        for name, part in self.parts_.items():
-            prefix = f"{name}."
-            theirs = {key: own.pop(key) for key in list(own) if key.startswith(prefix)}
-            part.load_state({key.removeprefix(prefix): value for key, value in theirs.items()}, n_classes)
-        return super().load_state(own, n_classes)
-
-
-FoldRows = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
+        own, self.parts_ = dict(state), {}
+        for name, part in self._make_parts().items():
+            theirs = {key: own.pop(key) for key in state if key.startswith(f"{name}.")}
+            if theirs or name != OOD:
+                by_name = {key.removeprefix(f"{name}."): value for key, value in theirs.items()}
+                self.parts_[name] = part.load_state(by_name, n_classes, widths)
+        return super().load_state(own, n_classes, widths)
 
 
 def standardise(columns: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -223,7 +183,7 @@ def standardise(columns: Tensor, weights: Tensor | None = None) -> tuple[Tensor,
     return centre, torch.where(constant, torch.ones_like(scale), scale)
 
 
-def logistic_regression(x: Table, y: Table, strength: float, start: Table | None = None) -> Table:
+def logistic_regression(inside: Table, outside: Table, strength: float, start: Table | None = None) -> Table:
     """Weights (P,) and intercept, as (P + 1,), of a logistic regression with L2 penalty, by Newton's method.
 
     Minimises strength · Σ w_i log(1 + exp(∓z_i)) + ½‖weights‖² with classes of equal total weight w. scikit-learn's
@@ -231,18 +191,18 @@ def logistic_regression(x: Table, y: Table, strength: float, start: Table | None
 
     Parameters
     ----------
-    x : array
-        (N, P) standardised columns.
-    y : array
-        (N,) 0 or 1.
+    inside, outside : array
+        (N, P) and (M, P) standardised columns of both classes.
     strength : float
         Inverse strength of the penalty.
     start : array, optional
         (P + 1,) where to start.
     """
-    design = np.column_stack([x, np.ones(len(x))])
-    penalty = np.append(np.ones(x.shape[1]), 1e-9)  # the intercept's is there for a regular matrix only
-    share = strength * 0.5 * len(y) / np.where(y == 1, y.sum(), len(y) - y.sum())
+    sizes = np.array([len(inside), len(outside)])
+    design = np.column_stack([np.concatenate([inside, outside]), np.ones(sizes.sum())])
+    y = np.repeat([0.0, 1.0], sizes)
+    share = np.repeat(strength * 0.5 * sizes.sum() / sizes, sizes)
+    penalty = np.append(np.ones(inside.shape[1]), 1e-9)  # the intercept's is there for a regular matrix only
 
     def loss(beta: Table) -> float:
         z = design @ beta
@@ -263,12 +223,18 @@ def logistic_regression(x: Table, y: Table, strength: float, start: Table | None
     return beta
 
 
-def _targets(n_id: int, n_ood: int) -> Table:
-    targets: Table = np.repeat([0.0, 1.0], [n_id, n_ood])
-    return targets
+def _rates(tables: list[Table], learn: Rows, judge: Rows, tpr: float) -> list[float]:
+    """TNR of each strength on one fold."""
+    known, foreign = (table[rows] for table, rows in zip(tables, learn, strict=True))
+    inside, outside = (table[rows] for table, rows in zip(tables, judge, strict=True))
+    beta, rates = None, []
+    for strength in STRENGTHS:
+        beta = logistic_regression(known, foreign, strength, beta)
+        rates.append(tnr_at_tpr(inside @ beta[:-1], outside @ beta[:-1], tpr))
+    return rates
 
 
-def _folds(n_id: int, n_ood: int, seed: int) -> Iterator[FoldRows]:
+def _folds(n_id: int, n_ood: int, seed: int) -> Iterator[tuple[Rows, Rows]]:
     """Rows to learn from and rows to judge on, of both kinds, for each fold.
 
     Sets of one size are split alike: a sample and the attack made from it are never on two sides.
@@ -277,8 +243,7 @@ def _folds(n_id: int, n_ood: int, seed: int) -> Iterator[FoldRows]:
 
     splits = [KFold(FOLDS, shuffle=True, random_state=seed).split(range(n)) for n in (n_id, n_ood)]
     for (learn_id, judge_id), (learn_ood, judge_ood) in zip(*splits, strict=True):
-        rows = [torch.from_numpy(part) for part in (learn_id, learn_ood, judge_id, judge_ood)]
-        yield (rows[0], rows[1]), (rows[2], rows[3])
+        yield (learn_id, learn_ood), (judge_id, judge_ood)
 
 
 @register("mahalanobis", title="Mahalanobis", style=("#009E73", "-", "D"))
@@ -291,11 +256,8 @@ class MahalanobisLayers(Weighted):
         Relative Mahalanobis: see `Mahalanobis`.
     """
 
-    needs: ClassVar[Needs] = Needs(layers="all", labels=True, sums="full", samples=("features",))
-
-    def __init__(self, *, relative: bool = False) -> None:
-        super().__init__()
-        self.relative = relative
+    needs = Needs(layers="all", labels=True, sums="full", samples=("features",))
+    relative: bool = False
 
     def _make_parts(self) -> dict[str, Detector]:
         return {"layers": Mahalanobis(relative=self.relative)}
@@ -318,12 +280,8 @@ class Igeood(Weighted):
         Of the softmax, in FR₀.
     """
 
-    needs: ClassVar[Needs] = Needs(layers="all", labels=True, sums="diagonal", samples=("logits", "features"))
-
-    def __init__(self, *, temperature: float = 1.0) -> None:
-        categorical.check_temperature(temperature)
-        super().__init__()
-        self.temperature = float(temperature)
+    needs = Needs(layers="all", labels=True, sums="diagonal", samples=("logits", "features"))
+    temperature: float = 1.0
 
     def _make_parts(self) -> dict[str, Detector]:
         return {"output": IgeoodLogits(temperature=self.temperature), "layers": IgeoodFeatures()}
@@ -348,25 +306,5 @@ class IgeoodPlus(Igeood):
         Of the softmax, in FR₀.
     """
 
-    @property
-    def _features(self) -> IgeoodFeatures:
-        features = self.parts_["layers"]
-        assert isinstance(features, IgeoodFeatures)  # noqa: S101 (`_make_parts` says so)
-        return features
-
-    @property
-    def columns_(self) -> list[str]:
-        """What each column is: the output, the layers, and the layers against OOD."""
-        return super().columns_ + [f"{layer}{OOD_SUFFIX}" for layer in self._features.ood_mean_]
-
-    def _columns(self, batch: Outputs) -> Tensor:
-        columns = super()._columns(batch)
-        return self._joined(batch, columns) if self._features.ood_mean_ else columns
-
-    def _ood_columns(self, batch: Outputs) -> Tensor:
-        return -self._features.fr_layer_ood(batch)
-
-    def _learn_ood(self, ood: Outputs) -> "IgeoodPlus":
-        other = copy.copy(self)
-        other.parts_ = {**self.parts_, "layers": copy.copy(self._features).fit_ood(ood)}
-        return other
+    def _make_parts(self) -> dict[str, Detector]:
+        return {**super()._make_parts(), OOD: OodFeatures()}

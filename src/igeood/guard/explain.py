@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from igeood.detectors import Detector
-from igeood.detectors.weighted import OOD_SUFFIX
+from igeood.detectors.gaussians import OOD_SUFFIX
 from igeood.outputs import Array, Outputs, as_kind
 
 

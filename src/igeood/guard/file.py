@@ -97,14 +97,13 @@ def _restored(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Modu
     prefix = "detector."
     state = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
     detector = make_detector(method, **options)
-    detector._widths = {str(block): width for block, width in record["widths"]}
-    detector.load_state(state, classes)
+    detector.load_state(state, classes, {str(block): width for block, width in record["widths"]})
     layers = [str(layer) for layer in record["layers"]]
     inputs: ArrayInputs | ModelInputs = ArrayInputs(layers)
     if model is not None:
         given = {name: record[name] for name in ("epsilon", "mean", "std")}
         inputs = ModelInputs(model, layers, **given)
-        inputs.read(list(detector._widths), record["layouts"], METHODS[method].needs.statistic)
+        inputs.read(list(detector.widths_), record["layouts"], METHODS[method].needs.statistic)
         inputs.settle()
     guard = Guard(detector, inputs, record["access"])
     guard._tuned_on = guard._first_tuned_on = tensors["tuned_on"].numpy().view(np.uint64)
