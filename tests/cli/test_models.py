@@ -60,9 +60,8 @@ def test_tuning_on_adversarial_samples(good, nets):
 
 FIT = ("fit", "folder:train", "--out", "new.safetensors", "--size", "16", "--model")
 FAILURES = [
-    ((*FIT, "nets.py:make"), "model: expected MODULE:NAME, such as nets:make_model for nets.py"),
-    ((*FIT, "none:make"), "model: none:make failed: ModuleNotFoundError: No module named 'none'"),
-    ((*FIT, "nets:mak"), "model: nets:mak failed: AttributeError: module 'nets' has no attribute 'mak'"),
+    ((*FIT, "nets.py:make"), "model: nets.py:make failed: ModuleNotFoundError: "),
+    ((*FIT, "nets:mak"), "'mak'; give MODULE:NAME, such as nets:make_model for nets.py"),
     ((*FIT, "nets:fails"), "model: nets:fails failed: ValueError: first line second"),
     ((*FIT, "nets:dict"), "model: nets:dict is dict; expected a torch.nn.Module"),
     ((*FIT, "script:make"), "model: script:make failed: SystemExit: 3"),
@@ -70,7 +69,7 @@ FAILURES = [
     ((*FIT, "nets:make", "--layers", "9"), "layers: "),
     ((*FIT, "nets:make", "--mean", "a"), "mean: expected a finite number"),
     ((*FIT, "nets:make", "--std", "0.1,0.2"), "std: expected one number, or three"),
-    ((*FIT, "nets:make", "--std", "0"), "std: must be"),
+    ((*FIT, "nets:make", "--std", "0"), "std: expected a finite, positive number"),
     (("fit", "folder:none", *FIT[2:], "nets:make"), "there is no such folder"),
     (("fit", "folder:train", "--out", "new.safetensors", "--model", "nets:make"), "size: how many pixels"),
     (("fit", "folder:train", "--out", "new.safetensors", "--weights", "w.pt"), "weights: need their model"),

@@ -29,7 +29,7 @@ GOOD = {
 # A wrong value for each parameter, by command and name, by name, or by type; None where any value is right.
 BAD = {
     "train": "none.npz", "guard": "none.safetensors", "id_data": "none.npz", "ood": "none.npz", "data": "none.npz",
-    "out": "none/new.safetensors", "method": "magic", "methods": "magic", "settings": "magic", "layers": "nope",
+    "out": "train.npz/new.safetensors", "method": "magic", "methods": "magic", "settings": "magic", "layers": "nope",
     "mean": "a", "std": "0", "logits_column": "nope", "label_column": "nope", "id_column": "nope", "model": "nope",
     "weights": "none.pt", "root": "train.npz", "networks": "none.safetensors", "in_distribution": "cifar-1",
     "validation": "nope", "results": "none", "name": "table-9", "network": "resnet", "names": "cifar-1",

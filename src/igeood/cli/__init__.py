@@ -1,11 +1,8 @@
 """The command line: parses, calls, prints. Results go to stdout, messages to stderr; torch is imported when needed."""
 
-import logging
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -36,7 +33,9 @@ class _Group(click.Group):
         words = list(sys.argv[1:] if args is None else args)
         options |= {"standalone_mode": False, "obj": ["igeood", *words]}  # the whole line, for those who note it
         try:
-            with _messages():
+            with warnings.catch_warnings():
+                warnings.simplefilter("default", IgeoodWarning)
+                warnings.showwarning = lambda message, *_, **__: _echo(str(message))
                 sys.exit(super().main(words, *others, **options))
         except click.exceptions.NoArgsIsHelpError as error:
             error.show()
@@ -55,23 +54,6 @@ class _Group(click.Group):
 
 def _echo(text: str) -> None:
     click.echo(f"igeood: {' '.join(text.split())}", err=True)
-
-
-@contextmanager
-def _messages() -> Iterator[None]:
-    """The library's messages and warnings, each once, as a line on stderr."""
-    show = cache(_echo)
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: show(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("igeood")
-    logger.addHandler(handler)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("always", IgeoodWarning)
-            warnings.showwarning = lambda message, *_, **__: show(str(message))
-            yield
-    finally:
-        logger.removeHandler(handler)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

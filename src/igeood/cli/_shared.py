@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from igeood.guard import Guard
     from igeood.tables import LogitsFile
 
+Options = dict[str, Any]
 out_option: Decorator = click.option("--out", type=FILE, help="Write the guard here, and leave GUARD as it is.")
 tpr_option: Decorator = click.option("--tpr", default=0.95, show_default=True, help="Share of ID samples to keep.")
 _OPTIONS = (
@@ -36,71 +37,56 @@ _OPTIONS = (
 
 
 def guard_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add `--force`, `--json`, and the options of `Sources`."""
+    """Add `--force`, `--json`, and the options that say how samples are read."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
-@dataclass(frozen=True)
-class Sources:
-    """Options that say how samples are read: columns of files, or a model and how it is fed."""
-
-    logits_column: str
-    label_column: str | None
-    id_column: str | None
-    model: str | None
-    weights: str | None
-    batch: int
-    root: str | None
-
-    def network(self) -> "nn.Module | None":
-        """The model that was named, with its weights."""
-        if self.model is None and self.weights is not None:
-            raise InputError("weights: need their model; give --model MODULE:NAME too")
-        if self.model is None or self.weights is None:
-            return _model(self.model) if self.model else None
-        from igeood.bench.networks import load_weights
-
-        return load_weights(_model(self.model), self.weights)
-
-    def guard(self, path: str) -> "Guard":
-        """The guard in a file, with its model if it has one."""
-        from igeood.guard import load
-
-        return load(path, self.network())
-
-    def open(self, name: str, guard: "Guard", *, training: bool = False) -> "LogitsFile | Images":
-        """Samples for a guard: images if it has a model, else a logits file with the features that it reads."""
-        if guard.inputs.model is not None:
-            from igeood.bench.inputs import Images
-
-            return Images(name, guard, root=self.root, batch=self.batch, training=training)
-        from igeood.tables import read_logits
-
-        layers = guard.layers or (None if guard.access == "white box" else ())
-        columns = {"logits": self.logits_column, "label": self.label_column, "identity": self.id_column}
-        return read_logits(name, layers=layers, labelled=training, **columns)
-
-
-def _model(spec: str) -> "nn.Module":
-    """The model `module:name`, or what the function of this name returns. The current folder is searched too."""
+def load_model(options: Options) -> "nn.Module | None":
+    """The model that `--model MODULE:NAME` is, or makes, with its weights. The current folder is searched too."""
     from torch import nn
 
+    spec, weights = options["model"], options["weights"]
+    if spec is None:
+        if weights is not None:
+            raise InputError("weights: need their model; give --model MODULE:NAME too")
+        return None
     module, _, name = spec.partition(":")
-    if not (module and name) or module.endswith(".py"):
-        raise InputError(f"model: expected MODULE:NAME, such as nets:make_model for nets.py; got {spec!r}")
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
+    sys.path.insert(0, str(Path.cwd()))
     try:
         model = getattr(importlib.import_module(module), name)
         model = model if isinstance(model, nn.Module) else model()
     except (Exception, SystemExit) as error:  # of the user's own code
-        reason = f"{type(error).__name__}: {error}"
-        raise InputError(f"model: {spec} failed: {reason}; fix its name, or that module") from error
+        problem = f"{spec} failed: {type(error).__name__}: {error}"
+        raise InputError(f"model: {problem}; give MODULE:NAME, such as nets:make_model for nets.py") from error
     if not isinstance(model, nn.Module):
         raise InputError(f"model: {spec} is {type(model).__name__}; expected a torch.nn.Module, or what makes one")
+    if weights is not None:
+        from igeood.bench.networks import load_weights
+
+        load_weights(model, weights)
     return model
+
+
+def load_guard(path: str, options: Options) -> "Guard":
+    """The guard in a file, with its model if it has one."""
+    from igeood.guard import load
+
+    return load(path, load_model(options))
+
+
+def open_samples(name: str, guard: "Guard", options: Options, *, training: bool = False) -> "LogitsFile | Images":
+    """Samples for a guard: images if it has a model, else a logits file with the features that it reads."""
+    if guard.inputs.model is not None:
+        from igeood.bench.inputs import Images
+
+        return Images(name, guard, root=options["root"], batch=options["batch"], training=training)
+    from igeood.tables import read_logits
+
+    layers = guard.layers or (None if guard.access == "white box" else ())
+    columns = {"logits": "logits_column", "label": "label_column", "identity": "id_column"}
+    return read_logits(name, layers=layers, labelled=training, **{k: options[v] for k, v in columns.items()})
 
 
 @dataclass(frozen=True)
@@ -119,19 +105,12 @@ class Watched:
             self.report(self.what, done, self.source.rows)
 
 
-def check_out(out: str | None, force: bool, *inputs: str, replaced: str = "") -> str:
-    """The file to write, `out` or else `replaced`, locked until the command ends.
-
-    Raises where it would take the place of a file that is there, or of what it is made from.
-    """
+def check_out(out: str | None, force: bool, replaced: str = "") -> str:
+    """The file to write, `out` or else `replaced`, locked until the command ends; one that is there needs `force`."""
     from igeood.files import only_one
 
+    if out is not None and Path(out).exists() and not force:
+        raise InputError(f"out: {out} is there already; name another file, or give --force")
     target = Path(os.path.realpath(out or replaced))
-    if out is not None and target.exists():
-        is_input = any(Path(name).exists() and target.samefile(name) for name in inputs)
-        if is_input or not force:
-            raise InputError(f"out: {out} is there already; name another file{'' if is_input else ', or give --force'}")
-    if not target.parent.is_dir():
-        raise InputError(f"out: {target.parent} is no folder; make it first")
     click.get_current_context().with_resource(only_one(target.with_name(f".{target.name}.lock"), "out"))
     return out or replaced

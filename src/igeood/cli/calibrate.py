@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from igeood.cli._shared import Sources, Watched, check_out, guard_options, out_option, tpr_option
+from igeood.cli._shared import Watched, check_out, guard_options, load_guard, open_samples, out_option, tpr_option
 from igeood.terminal import progress_bars, show
 
 GUARANTEE = click.Choice(["marginal", "tolerance"])
@@ -26,10 +26,10 @@ def calibrate(
 
     Samples that `igeood tune` has used are left out.
     """
-    target, sources = check_out(out, force, id_data, replaced=guard), Sources(**options)
-    loaded = sources.guard(guard)
+    target = check_out(out, force, replaced=guard)
+    loaded = load_guard(guard, options)
     with progress_bars() as report:
-        samples = Watched(sources.open(id_data, loaded), "calibrate", report)
+        samples = Watched(open_samples(id_data, loaded, options), "calibrate", report)
         loaded.calibrate(samples, tpr, guarantee=guarantee, confidence=confidence).save(target)
     calibration: Any = loaded.calibration
     promise = calibration.promise

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from igeood.cli._shared import Sources, Watched, check_out, guard_options
+from igeood.cli._shared import Watched, check_out, guard_options, load_model, open_samples
 from igeood.errors import InputError
 from igeood.terminal import FILE, progress_bars, show
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from igeood.guard import Guard
 
 ACCESS = click.Choice(["black-box", "grey-box", "white-box"])
+LAYERS = click.types.FuncParamType(lambda text: text.split(","))
 BUILD = ("method", "temperature", "probabilities", "layers")
 
 
@@ -24,7 +25,7 @@ BUILD = ("method", "temperature", "probabilities", "layers")
 @click.option("--access", type=ACCESS, help="What is used of the model; by default what the method needs.")
 @click.option("--temperature", type=float, help="Of the softmax; each method has its own default.")
 @click.option("--probabilities", is_flag=True, default=None, help="The data are probabilities, not logits.")
-@click.option("--layers", help="Layers to read, with commas between them; by default those found.")
+@click.option("--layers", type=LAYERS, help="Layers to read, with commas between them; by default those found.")
 @click.option("--mean", help="Of the images' normalisation: one number, or one for each channel.")
 @click.option("--std", help="What the images are divided by after the mean: one, or one each.")
 @click.option("--size", type=click.IntRange(1, 4096), help="Pixels of each side that the model takes.")
@@ -42,11 +43,11 @@ def fit(
 
     `igeood calibrate` comes next.
     """
-    check_out(out, force, train)
-    chosen = {name: value for name in BUILD if (value := options.pop(name)) is not None}
-    sources = Sources(**options)
-    model = sources.network()
-    guard = _build(model, access, chosen)
+    from igeood.detectors import method_name
+
+    check_out(out, force)
+    model = load_model(options)
+    guard = _build(model, access, {name: options[name] for name in BUILD if options[name] is not None})
     if model is not None:
         from igeood.bench.inputs import prepare
 
@@ -54,10 +55,15 @@ def fit(
         click.echo(f"images: {guard.preparation}", err=True)
     elif mean or std or size:
         raise InputError("mean, std, size: say how images are prepared, logits files have none; leave them out")
-    source = sources.open(train, guard, training=True)
+    source = open_samples(train, guard, options, training=True)
     with progress_bars() as report:
         guard.fit(Watched(source, "fit", report), budget=budget << 20).save(out)
-    _show(guard, source.rows, out, as_json)
+    accuracy = _accuracy(guard)
+    if accuracy is not None and accuracy < 0.5:
+        click.echo("igeood: the classifier disagrees with most labels; are the classes in order?", err=True)
+    method, classes = method_name(guard.detector), guard.detector.n_classes_
+    record = {"out": out, "method": method, "classes": classes, "samples": source.rows, "layers": guard.layers}
+    show(as_json, {**record, "accuracy": accuracy})
 
 
 def _build(model: "nn.Module | None", access: str | None, options: dict[str, Any]) -> "Guard":
@@ -72,25 +78,16 @@ def _build(model: "nn.Module | None", access: str | None, options: dict[str, Any
         needs_layers = method.needs_layers if method else model is not None or "layers" in options
         access = "white-box" if needs_layers else "black-box"
     make = getattr(guard, access.replace("-", "_"))
-    for name in options:
-        if name not in signature(make).parameters:
-            raise InputError(f"{name}: a {access} guard has no such option; leave it out, or choose another --access")
-    if "layers" in options:
-        options["layers"] = options["layers"].split(",")
-    built: Guard = make(model, **options)
-    return built
+    for name in options.keys() - signature(make).parameters:
+        raise InputError(f"{name}: a {access} guard has no such option; leave it out, or choose another --access")
+    return make(model, **options)  # type: ignore[no-any-return]
 
 
-def _show(guard: "Guard", rows: int, out: str, as_json: bool) -> None:
-    from igeood.detectors import method_name
-
-    accuracy = None
-    if guard.summary is not None and "logits" in guard.summary.samples:
-        outputs, weights = guard.summary.samples["logits"].outputs()
-        if outputs.labels is not None:
-            accuracy = float(weights[outputs.logits.argmax(dim=1) == outputs.labels].sum() / weights.sum())
-            if accuracy < 0.5:
-                click.echo("igeood: the classifier disagrees with most labels; are the classes in order?", err=True)
-    method, classes = method_name(guard.detector), guard.detector.n_classes_
-    record = {"out": out, "method": method, "classes": classes, "samples": rows, "layers": guard.layers}
-    show(as_json, {**record, "accuracy": accuracy})
+def _accuracy(guard: "Guard") -> float | None:
+    """Share of the training rows that are kept whose label is the classifier's answer; None without labels."""
+    summary: Any = guard.summary
+    if "logits" not in summary.samples:
+        return None
+    outputs, weights = summary.samples["logits"].outputs()
+    right = outputs.logits.argmax(dim=1) == outputs.labels
+    return None if outputs.labels is None else float(weights[right].sum() / weights.sum())

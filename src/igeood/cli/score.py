@@ -4,16 +4,14 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from igeood.cli._shared import Sources, check_out, guard_options
+from igeood.cli._shared import check_out, guard_options, load_guard, open_samples
 from igeood.terminal import FILE, progress_bars, show
-
-if TYPE_CHECKING:
-    from igeood.guard import Guard
 
 COLUMNS = ("score", "p_value", "is_ood", "label")
 
@@ -29,32 +27,26 @@ def score(guard: str, data: str, out: str | None, force: bool, as_json: bool, **
     The id is the file's own, or the row's number from 0; the label is the classifier's answer. A higher score is more
     out-of-distribution. With --json, lines of JSON go to stdout; with --out too, one object that says what was done.
     """
+    import torch
+
     if out is not None:
-        check_out(out, force, guard, data)
-    sources = Sources(**options)
-    loaded = sources.guard(guard)
-    source = sources.open(data, loaded)
+        check_out(out, force)
+    loaded = load_guard(guard, options)
+    source = open_samples(data, loaded, options)
     if loaded.calibration is None:
         click.echo("igeood: the guard is not calibrated: scores only; run `igeood calibrate` first", err=True)
     done = refused = 0
     with progress_bars() as report, _sink(out, as_json) as write:
         for block, ids in source.blocks(ids=True):
-            columns = _judge(loaded, block)
+            verdict = {"score": loaded.score(block)} if loaded.calibration is None else vars(loaded.predict(block))
+            columns = {name: torch.as_tensor(verdict[name]).cpu().numpy() for name in COLUMNS if name in verdict}
             write({"id": ids, **columns})
-            done += len(columns["score"])
-            refused += int(columns["is_ood"].sum()) if "is_ood" in columns else 0
+            done += len(ids)
+            refused += int(columns["is_ood"].sum()) if loaded.calibration else 0
             report("score", done, source.rows)
     click.echo(f"{refused:,} of {done:,} refused" if loaded.calibration else f"{done:,} scored", err=True)
     if out is not None:
         show(as_json, {"out": out, "rows": done, "refused": refused if loaded.calibration else None})
-
-
-def _judge(guard: "Guard", block: Any) -> dict[str, Any]:
-    """Columns of one block, as NumPy arrays."""
-    import torch
-
-    columns = {"score": guard.score(block)} if guard.calibration is None else vars(guard.predict(block))
-    return {name: torch.as_tensor(columns[name]).cpu().numpy() for name in COLUMNS if name in columns}
 
 
 @contextmanager
@@ -66,6 +58,8 @@ def _sink(out: str | None, as_json: bool) -> Iterator[Callable[[dict[str, Any]],
     from igeood.files import whole
 
     kind = Path(out).suffix if out else ".jsonl" if as_json else ".csv"
+    plain = partial(csv.CSVWriter, write_options=csv.WriteOptions(quoting_header="none"))
+    open_writer = parquet.ParquetWriter if kind == ".parquet" else plain
     writer: Any = None
     with whole(out) if out else nullcontext(sys.stdout.buffer) as file, ExitStack() as stack:
 
@@ -74,13 +68,9 @@ def _sink(out: str | None, as_json: bool) -> Iterator[Callable[[dict[str, Any]],
             table = pa.table(columns)
             if kind == ".jsonl":
                 file.write("".join(f"{json.dumps(row, default=str)}\n" for row in table.to_pylist()).encode())
-            elif kind == ".parquet":
-                writer = writer or stack.enter_context(parquet.ParquetWriter(file, table.schema))
-                writer.write_table(table)
             else:
-                file.write(b"" if writer else f"{','.join(columns)}\n".encode())  # pyarrow's own header has quotes
-                csv.write_csv(table, file, csv.WriteOptions(include_header=False))
-                writer = csv
+                writer = writer or stack.enter_context(open_writer(file, table.schema))
+                writer.write(table)
             file.flush()
 
         yield write

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from igeood.cli._shared import Sources, Watched, check_out, guard_options, out_option, tpr_option
+from igeood.cli._shared import Watched, check_out, guard_options, load_guard, open_samples, out_option, tpr_option
 from igeood.terminal import progress_bars, seed_option, show
 
 
@@ -27,12 +27,12 @@ def tune(
 
     A guard's file has no training samples, so it is fitted again on --train. Calibrate the guard afterwards.
     """
-    target, sources = check_out(out, force, train, id_data, ood, replaced=guard), Sources(**options)
-    loaded = sources.guard(guard)
+    target = check_out(out, force, replaced=guard)
+    loaded = load_guard(guard, options)
     with progress_bars() as report:
-        known = Watched(sources.open(id_data, loaded), "in-distribution", report)
-        foreign: Any = ood if ood == "fgsm" else Watched(sources.open(ood, loaded), "OOD", report)
-        loaded.fit(Watched(sources.open(train, loaded, training=True), "fit", report))
+        known = Watched(open_samples(id_data, loaded, options), "in-distribution", report)
+        foreign: Any = ood if ood == "fgsm" else Watched(open_samples(ood, loaded, options), "OOD", report)
+        loaded.fit(Watched(open_samples(train, loaded, options, training=True), "fit", report))
         loaded.tune(known, foreign, share=share, tpr=tpr, seed=seed, progress=partial(report, "temperatures"))
     loaded.save(target)
     tuning: Any = loaded.tuning
