@@ -2,9 +2,7 @@
 
 import json
 import os
-import pickle
 import stat
-import struct
 import subprocess
 import sys
 import threading
@@ -22,13 +20,6 @@ from igeood.version import __version__
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
-
-
-def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path):
-    path = tmp_path / "a"
-    for content in (b"one", b"two"):
-        write_whole(path, content)
-        assert (path.read_bytes(), names(tmp_path)) == (content, ["a"])
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
@@ -155,28 +146,10 @@ def test_every_truncation_and_every_flipped_byte_is_refused(path):
             read_record(path)
 
 
-class Bomb:
-    """A pickle that would leave a trace if anything ran it."""
-
-    def __reduce__(self):
-        return (os.mkdir, ("trace",))
-
-
-def test_a_renamed_pickle_is_refused_and_not_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    torch.save({"x": Bomb()}, "a")
-    for content in (pickle.dumps(Bomb()), (tmp_path / "a").read_bytes(), struct.pack("<Q", 2**62) + b"{}"):
-        (tmp_path / "a").write_bytes(content)
-        with pytest.raises(GuardFileError, match="no guard file"):
-            read_record("a")
-    assert names(tmp_path) == ["a"]
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (None, "is a safetensors file, but no guard"),
-        ("[]", "is a safetensors file, but no guard"),
         ("[" * 100_000, "is damaged, or no guard file"),
         ({"schema": 1}, r"written by igeood 0\.1 \(schema 1\); this version .*: fit the guard again and save it"),
         ({"schema": 3, "igeood": "9.0"}, r"has schema 3, written by igeood 9\.0; upgrade igeood"),

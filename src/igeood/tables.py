@@ -227,7 +227,8 @@ def write_logits(
     if ids is not None:
         columns["id"] = names = np.asarray(ids)
         if names.shape != (len(outputs),) or names.dtype.kind not in "iufU":  # nothing that npz would pickle
-            raise InputError(f"ids: expected {len(outputs)} names or numbers, got {names!r}; convert each with str")
+            given = f"{names.dtype} of shape {names.shape}"
+            raise InputError(f"ids: expected {len(outputs)} names or numbers, got {given}; convert each with str")
     columns |= {FEATURE + layer: value.detach().cpu().numpy() for layer, value in outputs.features.items()}
     with whole(path) as file:
         if npz:

@@ -89,5 +89,6 @@ def _accuracy(guard: "Guard") -> float | None:
     if "logits" not in summary.samples:
         return None
     outputs, weights = summary.samples["logits"].outputs()
-    right = outputs.logits.argmax(dim=1) == outputs.labels
-    return None if outputs.labels is None else float(weights[right].sum() / weights.sum())
+    if outputs.labels is None:
+        return None
+    return float(weights[outputs.logits.argmax(dim=1) == outputs.labels].sum() / weights.sum())
