@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from igeood.guard import Guard
 
 ACCESS = click.Choice(["black-box", "grey-box", "white-box"])
-LAYERS = click.types.FuncParamType(lambda text: text.split(","))
 BUILD = ("method", "temperature", "probabilities", "layers")
 
 
@@ -25,7 +24,7 @@ BUILD = ("method", "temperature", "probabilities", "layers")
 @click.option("--access", type=ACCESS, help="What is used of the model; by default what the method needs.")
 @click.option("--temperature", type=float, help="Of the softmax; each method has its own default.")
 @click.option("--probabilities", is_flag=True, default=None, help="The data are probabilities, not logits.")
-@click.option("--layers", type=LAYERS, help="Layers to read, with commas between them; by default those found.")
+@click.option("--layers", metavar="A,B,…", type=lambda text: text.split(","), help="By default those found.")
 @click.option("--mean", help="Of the images' normalisation: one number, or one for each channel.")
 @click.option("--std", help="What the images are divided by after the mean: one, or one each.")
 @click.option("--size", type=click.IntRange(1, 4096), help="Pixels of each side that the model takes.")
