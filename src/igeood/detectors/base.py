@@ -10,18 +10,17 @@ from dataclasses import dataclass, fields
 from functools import cache
 from numbers import Integral, Real
 from types import UnionType
-from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 
 import torch
 from torch import Tensor
-from typing_extensions import dataclass_transform
+from typing_extensions import Self, dataclass_transform
 
 from igeood.errors import IgeoodWarning, InputError, NotReadyError
 from igeood.outputs import Array, ArrayLike, Outputs
 from igeood.summary import Needs, Sample, Summary
 from igeood.summary.needs import check_covers
 
-D = TypeVar("D", bound="Detector")
 Samples = Mapping[str, Sample]
 StepScores = list[tuple[Tensor, tuple[str, ...] | None]]
 
@@ -66,7 +65,7 @@ class Detector(ABC):
         for option in fields(self):  # type: ignore[arg-type]
             setattr(self, option.name, checked_option(option.name, getattr(self, option.name), option.type))
 
-    def fit(self: D, outputs: Outputs | ArrayLike, labels: ArrayLike | None = None) -> D:
+    def fit(self, outputs: Outputs | ArrayLike, labels: ArrayLike | None = None) -> Self:
         """Learn from in-distribution samples: `learn` of their summary.
 
         Parameters
@@ -86,18 +85,21 @@ class Detector(ABC):
             warn_of_probabilities(batch.logits)
         return self.learn(Summary.of(self.read(batch), self.needs))
 
-    def learn(self: D, summary: Summary) -> D:
+    def learn(self, summary: Summary) -> Self:
         """Learn from a summary of in-distribution samples. Learning again forgets what was learnt before."""
         check_covers(summary.described, self.needs.describe(), type(self).__name__)
-        learnt = copy.copy(self)  # an error leaves this one as it was
-        learnt.n_classes_, learnt.notes_, widths = summary.n_classes, (), summary.widths
-        learnt.widths_ = {block: widths[block] for block in self.needs.blocks(widths)}
+        learnt = copy.copy(self)._of_shape(summary.n_classes, summary.widths)  # an error leaves this one as it was
         if self.needs.labels:
             summary.check_classes()
         with torch.no_grad():
             learnt._learn(summary)
             learnt._prepare()
         self.__dict__ = learnt.__dict__
+        return self
+
+    def _of_shape(self, n_classes: int, widths: Mapping[str, int]) -> Self:
+        self.n_classes_, self.notes_ = n_classes, ()
+        self.widths_ = {block: widths[block] for block in self.needs.blocks(widths)}
         return self
 
     def score(self, outputs: Outputs | ArrayLike) -> Array:
@@ -124,18 +126,16 @@ class Detector(ABC):
         self.check_fitted()
         batch, who = self.read(given), type(self).__name__
         if batch.n_classes != self.n_classes_:
-            raise InputError(
-                f"logits: {batch.n_classes} columns, but {who} was fitted on {self.n_classes_} classes; "
-                f"give logits of the same model"
-            )
+            problem = f"{batch.n_classes} columns, but {who} was fitted on {self.n_classes_} classes"
+            raise InputError(f"logits: {problem}; give logits of the same model")
         for block, width in self.widths_.items():
             if block not in batch.features:
                 have = ", ".join(map(repr, batch.features)) or "none"
                 raise InputError(f"outputs: {who} needs the features of layer {block!r}; these have {have}; add them")
-            given_width = batch.features[block].shape[1]
-            if given_width != width:
-                problem = f"{given_width} channels, but {who} was fitted on {width}"
-                raise InputError(f"features[{block!r}]: {problem}; give the same layer")
+            found = batch.features[block].shape[1]
+            if found != width:
+                cure = "give the same layer"
+                raise InputError(f"features[{block!r}]: {found} channels, but {who} was fitted on {width}; {cure}")
         return batch
 
     def read(self, batch: Outputs) -> Outputs:
@@ -195,7 +195,7 @@ class Detector(ABC):
         """The detector whose temperature `tune` chooses: itself, a part of it, or none."""
         return self if "temperature" in parameter_names(type(self)) else None
 
-    def at_temperature(self: D, temperature: float, samples: Samples, near: "Detector | None" = None) -> D:
+    def at_temperature(self, temperature: float, samples: Samples, near: "Detector | None" = None) -> Self:
         """A detector like this one at another temperature, learnt from a summary's samples.
 
         Parameters
@@ -231,9 +231,9 @@ class Detector(ABC):
                 tensors |= {f"{name}:{layer}": t for layer, t in by_layer.items() if isinstance(t, Tensor)}
         return tensors
 
-    def load_state(self: D, state: Mapping[str, Tensor], n_classes: int, widths: Mapping[str, int]) -> D:
+    def load_state(self, state: Mapping[str, Tensor], n_classes: int, widths: Mapping[str, int]) -> Self:
         """Take over what `state` returned, in place of `fit`."""
-        self.n_classes_, self.widths_, self.notes_ = n_classes, dict(widths), ()
+        self._of_shape(n_classes, widths)
         for key, tensor in state.items():
             name, _, layer = key.partition(":")
             if layer:

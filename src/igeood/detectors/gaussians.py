@@ -204,20 +204,16 @@ class Whitened:
     """Class means (C, k) in the space that a whitening (k, r) maps to, for distances to the nearest of them."""
 
     def __init__(self, means: Tensor, whitening: Tensor) -> None:
-        self.whitening = wide(whitening).contiguous()
-        self.origin = wide(means).mean(dim=0)
-        self.centres = (wide(means) - self.origin) @ self.whitening  # (C, r)
-        self.half = 0.5 * self.centres.square().sum(dim=1)
-        self.width = max(means.shape)
+        origin, whitening, self.width = wide(means).mean(dim=0), wide(whitening).contiguous(), max(means.shape)
+        centres = (wide(means) - origin) @ whitening  # (C, r)
+        self.tensors = (origin, whitening, centres, 0.5 * centres.square().sum(dim=1))
 
     def distance(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Squared Mahalanobis distance (N,) of x (N, k) to the nearest class, and that class.
 
         The nearest is found by one matmul in the whitened space; its distance is then computed without cancellation.
         """
-        origin, whitening, centres, half = (
-            t.to(x.device) for t in (self.origin, self.whitening, self.centres, self.half)
-        )
+        origin, whitening, centres, half = (t.to(x.device) for t in self.tensors)
         # one block for all: small pieces between large ones would fragment memory
         distance, nearest = half.new_empty(len(x)), torch.empty(len(x), dtype=torch.int64, device=x.device)
         for rows in row_chunks(len(x), self.width // 2):  # a matmul wants more rows

@@ -133,10 +133,8 @@ class CentroidDetector(LogitsDetector):
     def _compare(self, batch: Outputs, reduce: Callable[[Tensor], Tensor] | None) -> Tensor:
         """What `reduce` makes of the distances or divergences of rows and centroids, (N, C)."""
 
-    @property
-    def reduce_(self) -> Reduce:
-        """The reduction in use."""
-        return self.reduce
+    def _prepare(self) -> None:
+        self.reduce_: Reduce = self.reduce
 
     def _score(self, batch: Outputs) -> Tensor:
         if self.reduce_ == "sum":
@@ -164,6 +162,7 @@ class KLDivergence(CentroidDetector):
         self.centroids_ = solve_kl(chunks(sample, roughly), sample.n_classes, self.temperature)
 
     def _prepare(self) -> None:
+        super()._prepare()
         self._logs = categorical.prepare_kl(self.centroids_)
 
     def _compare(self, batch: Outputs, reduce: Callable[[Tensor], Tensor] | None) -> Tensor:
@@ -206,13 +205,8 @@ class IgeoodLogits(CentroidDetector):
 
     centroid_temperature: float | None = None
 
-    @property
-    def reduce_(self) -> Reduce:
-        """The reduction in use: with two classes `"min"`."""
-        return "min" if self.n_classes_ == 2 else self.reduce
-
     def _learn_softmax(self, samples: Samples, near: Any, *, roughly: bool) -> None:
-        if self.reduce_ != self.reduce:
+        if self.n_classes_ == 2 and self.reduce == "sum":
             self.notes_ = ("two classes: FR₀ is constant between the centroids, so the minimum distance is used",)
         sample, fitted_at = samples["logits"], self.centroid_temperature or self.temperature
         start = None if near is None else categorical.retemper(near.centroids_, near.temperature, fitted_at)
@@ -221,6 +215,7 @@ class IgeoodLogits(CentroidDetector):
         self.centroids_ = categorical.retemper(centroids, fitted_at, self.temperature)
 
     def _prepare(self) -> None:
+        self.reduce_ = "min" if self.n_classes_ == 2 else self.reduce
         self._roots = categorical.prepare(self.centroids_)
 
     def _compare(self, batch: Outputs, reduce: Callable[[Tensor], Tensor] | None) -> Tensor:
@@ -235,13 +230,7 @@ class IgeoodLogits(CentroidDetector):
         return batch.like(self._compare(batch, lambda distances: distances.argmin(dim=1)))
 
 
-def chunks(sample: Sample, roughly: bool) -> Callable[[], Iterator[tuple[Tensor, Tensor, Tensor]]]:
+def chunks(sample: Sample, roughly: bool) -> Callable[[], Iterator[Any]]:
     """Logits, labels and weights of a sample, chunk by chunk, as often as they are asked for."""
     per_class = max(4, ROUGH_ROWS // sample.n_classes) if roughly else None
-
-    def read() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        for outputs, weights in sample.batches(per_class):
-            assert outputs.labels is not None  # noqa: S101 (the needs ask for them)
-            yield outputs.logits, outputs.labels, weights
-
-    return read
+    return lambda: ((part.logits, part.labels, weights) for part, weights in sample.batches(per_class))

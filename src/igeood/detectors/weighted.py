@@ -6,13 +6,13 @@ weights are fixed ones; `learn_weights` learns them by logistic regression.
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from igeood.detectors.base import Detector, Samples, StepScores
 from igeood.detectors.gaussians import IgeoodFeatures, Mahalanobis, OodFeatures
@@ -28,14 +28,12 @@ FOLDS = 5
 FEWEST = 2 * FOLDS  # samples of each kind, so that each fold can be learnt from and judged on
 OOD = "ood"  # the name of a part that learns from OOD samples
 
-W = TypeVar("W", bound="Weighted")
 Pair = tuple[Outputs, Outputs]  # in-distribution and OOD samples
 Table = np.ndarray[Any, np.dtype[np.float64]]
-Rows = tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int64]]]  # of both kinds of samples
+Rows = tuple[Any, ...]  # numbers of in-distribution and of OOD samples
 
 
-@dataclass(frozen=True)
-class WeightSearch:
+class WeightSearch(NamedTuple):
     """Outcome of `Weighted.learn_weights`: the strength chosen, and its mean TNR over the folds."""
 
     strength: float
@@ -101,6 +99,10 @@ class Weighted(Detector):
     def _score(self, batch: Outputs) -> Tensor:
         return self._contributions(batch).sum(dim=1)
 
+    def step_scores(self, batch: Outputs) -> StepScores:
+        """See `Detector.step_scores`: the step is the first part's, as FR₀ for IGEOOD (Eq. 6)."""
+        return next(iter(self.parts_.values())).step_scores(batch)
+
     def _explain(self, batch: Outputs, top: int) -> dict[str, Any]:
         return {name: why for part in self.parts_.values() for name, why in part._explain(batch, top).items()}
 
@@ -129,10 +131,8 @@ class Weighted(Detector):
         parts = [part for name, part in self.parts_.items() if name != OOD]
         with torch.no_grad():
             fixed = [torch.cat([part._columns(batch) for part in parts], dim=1) for batch in pair]
-            folds = _folds(n_id, n_ood, seed)
-            rates = np.mean(
-                [_rates(self._shown(pair, fixed, learn)[1], learn, judge, tpr) for learn, judge in folds], 0
-            )
+            folds = ((self._shown(pair, fixed, learn)[1], learn, judge) for learn, judge in _folds(n_id, n_ood, seed))
+            rates = np.mean([_rates(*fold, tpr) for fold in folds], axis=0)
             best = int(np.argmax(rates))  # of equals, the most regularised
             shown, tables = self._shown(pair, fixed, (np.arange(n_id), np.arange(n_ood)))
         weights = logistic_regression(tables[0], tables[1], STRENGTHS[best])[:-1]
@@ -140,7 +140,7 @@ class Weighted(Detector):
         self.__dict__ = shown.__dict__
         return WeightSearch(STRENGTHS[best], float(rates[best]))
 
-    def _shown(self: W, pair: Pair, fixed: list[Tensor], rows: Rows) -> tuple[W, list[Table]]:
+    def _shown(self, pair: Pair, fixed: list[Tensor], rows: Rows) -> tuple[Self, list[Table]]:
         """A copy that has been shown these rows, and the columns of all samples of each kind as it standardises them.
 
         `fixed` are the columns that are the same for every copy.
@@ -151,8 +151,8 @@ class Weighted(Detector):
             part.learn(Summary.of(ood.replace(labels=None), part.needs))
             shown.parts_ = {**self.parts_, OOD: part}
             columns = [torch.cat([first, part._columns(batch)], 1) for first, batch in zip(fixed, pair, strict=True)]
-        kept = torch.cat([side[kind] for side, kind in zip(columns, rows, strict=True)])
-        shown.centre_, shown.scale_ = standardise(kept)
+        chosen = [side[numbers] for side, numbers in zip(columns, rows, strict=True)]
+        shown.centre_, shown.scale_ = standardise(torch.cat(chosen))
         return shown, [((side - shown.centre_) / shown.scale_).cpu().numpy() for side in columns]
 
     def state(self) -> dict[str, Tensor]:
@@ -162,15 +162,14 @@ class Weighted(Detector):
             tensors |= {f"{name}.{key}": value for key, value in part.state().items()}
         return tensors
 
-    def load_state(self: W, state: Mapping[str, Tensor], n_classes: int, widths: Mapping[str, int]) -> W:
+    def load_state(self, state: Mapping[str, Tensor], n_classes: int, widths: Mapping[str, int]) -> Self:
         """Take over what `state` returned, in place of `fit`."""
-        own, self.parts_ = dict(state), {}
+        self.parts_ = {}
         for name, part in self._make_parts().items():
-            theirs = {key: own.pop(key) for key in state if key.startswith(f"{name}.")}
+            theirs = {key.removeprefix(f"{name}."): t for key, t in state.items() if key.startswith(f"{name}.")}
             if theirs or name != OOD:
-                by_name = {key.removeprefix(f"{name}."): value for key, value in theirs.items()}
-                self.parts_[name] = part.load_state(by_name, n_classes, widths)
-        return super().load_state(own, n_classes, widths)
+                self.parts_[name] = part.load_state(theirs, n_classes, widths)
+        return super().load_state({key: t for key, t in state.items() if "." not in key}, n_classes, widths)
 
 
 def standardise(columns: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -234,16 +233,15 @@ def _rates(tables: list[Table], learn: Rows, judge: Rows, tpr: float) -> list[fl
     return rates
 
 
-def _folds(n_id: int, n_ood: int, seed: int) -> Iterator[tuple[Rows, Rows]]:
+def _folds(n_id: int, n_ood: int, seed: int) -> list[tuple[Rows, ...]]:
     """Rows to learn from and rows to judge on, of both kinds, for each fold.
 
     Sets of one size are split alike: a sample and the attack made from it are never on two sides.
     """
     from sklearn.model_selection import KFold  # noqa: PLC0415 (slow to import)
 
-    splits = [KFold(FOLDS, shuffle=True, random_state=seed).split(range(n)) for n in (n_id, n_ood)]
-    for (learn_id, judge_id), (learn_ood, judge_ood) in zip(*splits, strict=True):
-        yield (learn_id, learn_ood), (judge_id, judge_ood)
+    splits = (KFold(FOLDS, shuffle=True, random_state=seed).split(range(n)) for n in (n_id, n_ood))
+    return [tuple(zip(*fold, strict=True)) for fold in zip(*splits, strict=True)]
 
 
 @register("mahalanobis", title="Mahalanobis", style=("#009E73", "-", "D"))
@@ -261,10 +259,6 @@ class MahalanobisLayers(Weighted):
 
     def _make_parts(self) -> dict[str, Detector]:
         return {"layers": Mahalanobis(relative=self.relative)}
-
-    def step_scores(self, batch: Outputs) -> StepScores:
-        """See `Detector.step_scores`: each layer has an input step of its own."""
-        return self.parts_["layers"].step_scores(batch)
 
 
 @register("igeood", title="IGEOOD", style=("#D55E00", "-", "h"))
@@ -288,10 +282,6 @@ class Igeood(Weighted):
 
     def _first_weights(self) -> list[float]:
         return [1.0, *[0.0] * (len(self.parts_["layers"].columns_) - 1), 1.0]
-
-    def step_scores(self, batch: Outputs) -> StepScores:
-        """See `Detector.step_scores`: the step raises FR₀ (Eq. 6), and every layer is read after it."""
-        return self.parts_["output"].step_scores(batch)
 
 
 @register("igeood+", title="IGEOOD+", style=("#D55E00", "-.", "P"))
