@@ -85,16 +85,17 @@ class Reader:
         self.modules = named_modules(self.model)
         self.layers = known_layers(self.modules, self.layers)
         self._parameters = list(self.model.parameters())
-        self._tree = [(module, tuple(module._modules.values())) for module in self.model.modules()]
+        self._tree = list(self.model.modules())
+        self._children = [tuple(module._modules.values()) for module in self._tree]
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Hold the model in evaluation mode, and put everything back afterwards. Nests; threads may overlap."""
         with _lock:
-            if any(tuple(module._modules.values()) != children for module, children in self._tree):
+            if [tuple(module._modules.values()) for module in self._tree] != self._children:
                 self._look()
             users, training = _held.get(self.bare, (0, []))
-            training += [module for module, _ in self._tree if module.training]
+            training += [module for module in self._tree if module.training]
             _held[self.bare] = users + 1, training
             for module in training:
                 module.training = False
