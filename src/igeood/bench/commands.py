@@ -209,5 +209,4 @@ def demo(out: str, seed: int, as_json: bool) -> None:
     page = _write_page(path, result.results)
     verdict = [sentence for sentences in page.verdicts.values() for sentence in sentences]
     guard = {"promise": result.guard.promise, "threshold": result.guard.threshold, "refused": result.refused}
-    why = {f.title: f"taken for {f.label}, p-value {f.p_value:.2g}, raised by {f.reason}" for f in result.flagged}
-    show(as_json, {"verdict": verdict, **guard, "why": why, "out": out, "report": str(path)})
+    show(as_json, {"verdict": verdict, **guard, "why": result.why, "out": out, "report": str(path)})

@@ -34,38 +34,25 @@ SHARE = 0.3  # of the held-out digits that the guard is tuned on; the others cal
 
 
 @dataclass(frozen=True)
-class Flagged:
-    """An input that the guard refused, and why."""
-
-    title: str
-    p_value: float
-    label: int
-    reason: str
-
-
-@dataclass(frozen=True)
 class Demo:
     """What the demonstration made.
 
     Attributes
     ----------
-    folder : Path
-        Where everything is: `weights.safetensors`, `guard.safetensors`, and the results of the comparison.
     results : Results
-        Of the comparison.
+        Of the comparison; beside them are `weights.safetensors` and `guard.safetensors`.
     guard : Guard
         IGEOOD+ in the white box, tuned on small letters and calibrated.
     refused : dict
         For each set the share that the guard refuses, and the number of its images.
-    flagged : list of Flagged
-        One refused input of each OOD set.
+    why : dict
+        For each OOD set why one input of it was refused, in words.
     """
 
-    folder: Path
     results: Results
     guard: Guard
     refused: dict[str, tuple[float, int]]
-    flagged: list[Flagged]
+    why: dict[str, str]
 
 
 def run(folder: str | Path, *, seed: int = 0, notify: Notify | None = None) -> Demo:
@@ -105,17 +92,17 @@ def _run(target: Path, seed: int, notify: Notify) -> Demo:
     results = run_benchmark([network], plan, target, done=done)
     guard, measured = _guarded(network, seed, notify)
     guard.save(target / "guard.safetensors")
-    refused, flagged, usual = {}, [], [0.0]
+    refused, why, usual = {}, {}, [0.0]
     for i, (name, images) in enumerate(measured.items()):
         batches = list(network.batches(images, BATCH))
         verdict = guard.predict(batches)
         refused[images.title] = (float(np.mean(np.asarray(verdict.is_ood))), len(images))
         if name == KNOWN:
             usual = guard.explain(batches).contributions.mean(0).tolist()
-        else:
-            flagged += _flagged(guard, network, images, verdict, usual)
+        elif verdict.is_ood.any():
+            why[images.title] = _reason(guard, network, images, verdict, usual)
         notify("guarding", i + 1, len(measured))
-    return Demo(target, results, guard, refused, flagged)
+    return Demo(results, guard, refused, why)
 
 
 def _trained(path: Path, seed: int, notify: Notify) -> Network:
@@ -147,14 +134,12 @@ def parted(n: int, seed: int) -> tuple[Rows, Rows]:
     return np.sort(order[: n // 2]), np.sort(order[n // 2 :])
 
 
-def _flagged(guard: Guard, network: Network, images: ImageSet, verdict: Verdict, usual: list[float]) -> list[Flagged]:
-    """The refused input in the middle of a set's scores: neither the easiest nor the hardest; none if all were kept."""
+def _reason(guard: Guard, network: Network, images: ImageSet, verdict: Verdict, usual: list[float]) -> str:
+    """Why the input in the middle of the refused scores was refused: neither the easiest nor the hardest."""
     refused = torch.as_tensor(verdict.is_ood).nonzero()[:, 0]
-    if len(refused) == 0:
-        return []
     order = refused[torch.as_tensor(verdict.score)[refused].argsort(stable=True)]
     row = int(order[len(order) // 2])
-    why = guard.explain(list(network.batches(images[[row]], BATCH)))
-    parts = raised(why.columns, why.contributions[0].tolist(), usual)
+    explained = guard.explain(list(network.batches(images[[row]], BATCH)))
+    parts = raised(explained.columns, explained.contributions[0].tolist(), usual)
     reason = " and ".join(f"{part} ({value:+.1f})" for part, value in list(parts.items())[:2])
-    return [Flagged(images.title, float(verdict.p_value[row]), int(verdict.label[row]), reason)]
+    return f"taken for {int(verdict.label[row])}, p-value {float(verdict.p_value[row]):.2g}, raised by {reason}"

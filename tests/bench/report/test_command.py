@@ -28,7 +28,6 @@ def test_a_page_and_its_verdicts(full, tmp_path):
         (["{empty}"], "nothing was measured"),
         (["{full}", "--validation", "isun"], "validation: no results tuned on 'isun'"),
         (["{full}", "--guard", "{empty}/results.jsonl"], "no guard file"),
-        (["{full}", "--out", "{empty}/none/x.html"], "is no folder"),
     ],
 )
 def test_what_the_user_must_fix(full, maker, arguments, message):

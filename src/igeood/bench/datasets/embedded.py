@@ -74,14 +74,10 @@ def _left_out(_: str) -> tuple[Images, Labels | None]:
     return images[labels >= KNOWN], None
 
 
-def _letters(alphabet: str) -> Callable[[str], tuple[Images, Labels | None]]:
+@lru_cache(maxsize=2)
+def _letters(alphabet: str) -> Images:
     chosen = [letter for letter in alphabet if letter not in LOOKALIKES]
-
-    @lru_cache(maxsize=1)
-    def render() -> Images:
-        return _grey(np.stack([_glyph(letter, font) for letter in chosen for font in FONTS]))
-
-    return lambda _: (render(), None)
+    return _grey(np.stack([_glyph(letter, font) for letter in chosen for font in FONTS]))
 
 
 def _glyph(letter: str, font: str) -> Counts:
@@ -96,8 +92,7 @@ def _glyph(letter: str, font: str) -> Counts:
     bitmap = image.new("L", (SIDE, SIDE))
     bitmap.paste(cut, ((SIDE - cut.width) // 2, (SIDE - cut.height) // 2))
     ink = np.asarray(bitmap) > 127
-    counts: Counts = ink.reshape(8, 4, 8, 4).sum(axis=(1, 3)).astype(np.float64)
-    return counts
+    return np.asarray(ink.reshape(8, 4, 8, 4).sum(axis=(1, 3)), np.float64)
 
 
 @lru_cache(maxsize=1)
@@ -122,7 +117,7 @@ def _grey(counts: Counts) -> Images:
 EMBEDDED: Mapping[str, Embedded] = {
     "demo:digits": Embedded("Digits 0–7", _known),
     "demo:left-out": Embedded("Digits 8, 9", _left_out),
-    "demo:letters": Embedded("Capital letters", _letters(ascii_uppercase)),
-    "demo:small-letters": Embedded("Small letters", _letters(SMALL)),
+    "demo:letters": Embedded("Capital letters", lambda _: (_letters(ascii_uppercase), None)),
+    "demo:small-letters": Embedded("Small letters", lambda _: (_letters(SMALL), None)),
     "demo:photographs": Embedded("Photographs", lambda _: (_patches(), None)),
 }

@@ -8,66 +8,51 @@ from numpy.typing import ArrayLike
 from sklearn.metrics import precision_recall_curve, roc_curve
 
 from igeood.bench.figures import drawing
-from igeood.bench.figures.drawing import ID_COLOUR, ID_LABEL, NARROW, OOD_LABEL, SMALL, Values, finite, look_of
+from igeood.bench.figures.drawing import ID_COLOUR, ID_LABEL, NARROW, OOD_LABEL, SMALL, WIDTH, Values, finite, look_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
-class Curve(NamedTuple):
-    """TNR at TPR-95% (fractions) against a parameter, and the value that was chosen."""
-
-    x: ArrayLike
-    y: ArrayLike
-    chosen: float
+Scores = Mapping[str, tuple[ArrayLike, ArrayLike]]  # by method, of in-distribution and of OOD samples
+Searches = Mapping[str, tuple[ArrayLike, ArrayLike, float]]
+PARAMETERS = {"temperature": "temperature $T$", "epsilon": r"step $\varepsilon$ (pixel units)"}
 
 
-class CurvePanel(NamedTuple):
-    """One network's tuning: by method, TNR at TPR-95% against temperature, and against ε."""
+class TuningPanel(NamedTuple):
+    """By method: values of a parameter that tuning tried, the TNR at TPR-95% (a fraction) of each, and the choice."""
 
     title: str
-    temperature: Mapping[str, Curve]
-    epsilon: Mapping[str, Curve]
+    parameter: str
+    searches: Searches
 
 
-Scores = Mapping[str, tuple[ArrayLike, ArrayLike]]  # by method, of in-distribution and of OOD samples
-
-
-def tuning_curves(panels: Sequence[CurvePanel]) -> "Figure":
-    """TNR at TPR-95% against temperature on the left and ε on the right, a row for each network, the choice marked."""
-    figure, grid = drawing.grid_of(2 * len(panels), most=2, height=1.9)
-    for left, right, panel in zip(grid[::2], grid[1::2], panels, strict=True):
-        _tuning(left, panel.title, panel.temperature, log=True)
-        _tuning(right, panel.title, panel.epsilon, log=False)
+def tuning_curves(panels: Sequence[TuningPanel], width: float = WIDTH) -> "Figure":
+    """TNR at TPR-95% against temperature or ε, a panel each, two in a row; the choice is marked."""
+    figure, grid = drawing.grid_of(len(panels), most=2, height=2.0, width=width)
+    for axes, panel in zip(grid, panels, strict=True):
+        _tuning(axes, *panel)
     drawing.legend(figure, grid)
     return figure
 
 
-def tuning_curve(curves: Mapping[str, Curve], *, log: bool) -> "Figure":
-    """One panel of `tuning_curves`, narrow: over temperature if `log`, else over ε."""
-    figure, grid = drawing.grid_of(1, most=1, height=2.2, width=NARROW)
-    _tuning(grid[0], "", curves, log=log)
-    drawing.legend(figure, grid)
-    return figure
-
-
-def _tuning(axes: "Axes", title: str, curves: Mapping[str, Curve], *, log: bool) -> None:
-    name = "temperature $T$" if log else r"step $\varepsilon$ (pixel units)"
-    drawing.label(axes, title=title, x=name, y="TNR at TPR-95%")
-    if not curves:
+def _tuning(axes: "Axes", title: str, parameter: str, searches: Searches) -> None:
+    drawing.label(axes, title=title, x=PARAMETERS[parameter], y="TNR at TPR-95%")
+    if not searches:
         axes.set(xticks=[], yticks=[])
         axes.annotate("not tuned here", (0.5, 0.5), xycoords="axes fraction", ha="center", fontsize=SMALL)
         return
-    for method, curve in curves.items():
-        look, x, y = look_of(method), finite(curve.x, method), finite(curve.y, method)
+    for method, (values, rates, chosen) in searches.items():
+        look, x, y = look_of(method), finite(values, method), finite(rates, method)
         x, y = np.stack([x, y])[:, np.argsort(x, kind="stable")]
         line = axes.plot(x, y, look.line, color=look.colour, linewidth=1.2, label=look.title)[0]
-        line.set(marker=look.marker, markevery=[int(np.abs(x - curve.chosen).argmin())], markeredgecolor="black")
-    axes.set_xscale("log" if log else "linear")
+        line.set(marker=look.marker, markevery=[int(np.abs(x - chosen).argmin())], markeredgecolor="black")
+    is_log = parameter == "temperature"
+    axes.set_xscale("log" if is_log else "linear")
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g}%")
     axes.grid(alpha=0.25, linewidth=0.6)
-    axes.locator_params(axis="y" if log else "both", nbins=5)
+    axes.locator_params(axis="y" if is_log else "both", nbins=5)
 
 
 def roc_curves(methods: Scores) -> "Figure":

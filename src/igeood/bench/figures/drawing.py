@@ -4,13 +4,14 @@ import io
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from igeood.bench.datasets.images import extra
 from igeood.detectors import METHODS
-from igeood.errors import InputError, MissingExtraError
+from igeood.errors import InputError
 from igeood.files import write_whole
 
 if TYPE_CHECKING:
@@ -46,17 +47,12 @@ def look_of(method: str) -> Look:
 
 def blank(height: float, width: float = WIDTH) -> "Figure":
     """An empty figure of a column's width, laid out without overlaps and independent of pyplot."""
-    try:
-        from matplotlib.figure import Figure  # noqa: PLC0415 (an optional extra)
-    except ImportError as error:
-        raise MissingExtraError("figures need matplotlib; pip install 'igeood[report]'") from error
-    return Figure(figsize=(width, height), layout="constrained")
+    figure: Figure = extra("matplotlib.figure", "report").Figure(figsize=(width, height), layout="constrained")
+    return figure
 
 
 def shape(count: int, most: int) -> tuple[int, int]:
     """Rows and columns for some panels, evenly spread, at most so many side by side: they must stay readable."""
-    if count == 0:
-        raise InputError("panels: empty; a figure needs at least one")
     rows = math.ceil(count / most)
     return rows, math.ceil(count / rows)
 
@@ -109,8 +105,8 @@ def finite(values: ArrayLike, name: str) -> Values:
     return array
 
 
-def render(figure: "Figure", kind: Literal["png", "svg"], *, letters: bool = False) -> bytes:
-    """A figure's file: the same figure gives the same bytes.
+def render(figure: "Figure", kind: str, *, letters: bool = False) -> bytes:
+    """A figure's file, a PNG or an SVG: the same figure gives the same bytes.
 
     With `letters`, an SVG's text is text, not outlines, and nothing is behind the drawing: a page can colour both.
     """
@@ -128,7 +124,4 @@ def render(figure: "Figure", kind: Literal["png", "svg"], *, letters: bool = Fal
 
 def save(figure: "Figure", path: str | Path) -> None:
     """Write a figure as `.png` or `.svg`: whole or not at all, and the same figure as the same bytes."""
-    target = Path(path)
-    if target.suffix not in (".png", ".svg"):
-        raise InputError(f"path: {target.name!r} must end in .png or .svg")
-    write_whole(target, render(figure, "png" if target.suffix == ".png" else "svg"))
+    write_whole(path, render(figure, Path(path).suffix[1:]))

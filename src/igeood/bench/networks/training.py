@@ -273,7 +273,6 @@ def train(
     if target.suffix != ".safetensors":
         raise InputError(f"out: weights go to a .safetensors file, got {target}; name one")
     checkpoint = target.with_suffix(".training")
-    target.parent.mkdir(parents=True, exist_ok=True)
     with only_one(target.with_name(f".{target.stem}.lock"), "out"):
         if target.exists() and not checkpoint.exists():  # with both, a run was killed before it removed the latter
             raise InputError(f"out: {target} exists already; delete it to train again, or name another file")
@@ -299,9 +298,6 @@ def train(
 def accuracy(model: nn.Module, task: Task) -> float:
     """Share of the test images whose largest logit is their class's."""
     model.eval()
-    correct = 0
-    for start in range(0, len(task.test_images), EVALUATION_BATCH):
-        rows = slice(start, start + EVALUATION_BATCH)
-        logits = model(normalised(task.test_images[rows], task.mean, task.std))
-        correct += int((logits.argmax(dim=1) == torch.from_numpy(task.test_labels[rows])).sum())
-    return correct / len(task.test_images)
+    parts = (task.test_images[i : i + EVALUATION_BATCH] for i in range(0, len(task.test_images), EVALUATION_BATCH))
+    guesses = torch.cat([model(normalised(part, task.mean, task.std)).argmax(dim=1) for part in parts])
+    return float((guesses.numpy() == task.test_labels).mean())

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from igeood.bench.figures.curves import Curve, CurvePanel, tuning_curves
+from igeood.bench.figures.curves import TuningPanel, tuning_curves
 from igeood.bench.figures.drawing import look_of
 from igeood.bench.figures.histograms import HistogramPanel, LayerPanel, LayerRow, layer_histograms, score_histograms
 from igeood.bench.figures.histograms import gaussianity as draw_gaussianity
@@ -14,9 +14,7 @@ from igeood.bench.runs.averages import Averages, Key, title
 from igeood.bench.runs.observing import recall
 from igeood.bench.runs.plan import PAPER, TPR
 from igeood.bench.runs.results import Record
-from igeood.calibration import threshold
 from igeood.detectors import detector
-from igeood.files import read_record
 from igeood.metrics import tnr_at_tpr
 from igeood.outputs import Outputs
 
@@ -35,11 +33,9 @@ def histograms(ours: Averages) -> Drawn:
             method = reported.methods(setting=setting, ood="average", network="average")[-1]  # IGEOOD's column is last
             cells = [c for c in ours.of(setting, key) if c["method"] == method]
             for cell in sorted(cells, key=lambda c: c["ood"] != SHOWN)[:1]:
-                assert ours.results is not None  # noqa: S101 (there are cells)
-                _, scores = read_record(ours.results.folder / "scores" / cell["scores"], "scores")
-                name, at = f"{setting}: {look_of(method).title}", float(threshold(scores["id"], tpr=TPR))
-                foreign = {title(cell["ood"]): scores["ood"].numpy()}
-                panels.append(HistogramPanel(name, scores["id"].numpy(), foreign, at))
+                scores, name = ours.scores(cell), f"{setting}: {look_of(method).title}"
+                foreign = {title(cell["ood"]): scores.arrays["ood"]}
+                panels.append(HistogramPanel(name, scores.arrays["id"], foreign, scores.threshold))
         if panels:
             yield f"histograms-{_stem(key)}", score_histograms(panels)
 
@@ -48,11 +44,11 @@ def curves(ours: Averages) -> Drawn:
     """TNR against temperature and against the input step, on the validation set, of the paper's methods."""
     panels, methods = [], reported.methods(setting="grey-box")
     for key in ours.classifiers():
-        searches = [
-            {method: Curve(*search) for method, search in tried.items() if method in methods}
-            for tried in ours.searches(key).values()
-        ]
-        panels += [CurvePanel(str(key), *searches)] if any(searches) else []
+        searches = {
+            parameter: {method: search for method, search in tried.items() if method in methods}
+            for parameter, tried in ours.searches(key).items()
+        }
+        panels += [TuningPanel(str(key), *search) for search in searches.items() if any(searches.values())]
     if panels:
         yield "curves", tuning_curves(panels)
 
@@ -98,8 +94,7 @@ def _split(outputs: Outputs) -> tuple[Outputs, Outputs]:
 
 def kept(ours: Averages, line: Record, part: str) -> Outputs | None:
     """Outputs of the images whose digest a record has, from the benchmark's folder."""
-    folder = None if ours.results is None else ours.results.folder / "outputs"
-    return None if folder is None else recall(folder, weights=line["weights"], images=line["data"][part])
+    return recall(ours.results.folder / "outputs", weights=line["weights"], images=line["data"][part])
 
 
 def _foreign(ours: Averages, key: Key, line: Record) -> Outputs | None:

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import fmean, pstdev
 
-from igeood.bench.datasets import DATASETS
 from igeood.bench.figures.drawing import look_of
-from igeood.bench.paper import reported
+from igeood.bench.paper import reported, toy
 from igeood.bench.paper.reported import Number
 from igeood.bench.runs.averages import Averages, Key, title
 from igeood.bench.runs.plan import NO_VALIDATION
@@ -68,6 +67,19 @@ def _columns(label: str) -> list[tuple[str, str]]:
     return list(dict.fromkeys((r.setting, r.method) for r in reported.find(label=label)))
 
 
+def _printed(field: str, **fields: str) -> list[str]:
+    """Values of a field that the paper has numbers of, means apart."""
+    return list(dict.fromkeys(v for r in reported.find(**fields) if (v := getattr(r, field)) not in ("", "average")))
+
+
+def _both(
+    ours: Averages, setting: str, keys: Sequence[Key], sets: Sequence[str], methods: Sequence[str], /, **paper: str
+) -> tuple[list[Number], list[Number]]:
+    """Of each method, our mean over classifiers and OOD sets, and the paper's number with these fields."""
+    mine = [mean(ours.value(setting, k, ood, m, paper["metric"]) for k in keys for ood in sets) for m in methods]
+    return mine, [reported.number(**paper, method=method) for method in methods]
+
+
 def rows_of(ours: Averages, label: str) -> list[Key]:
     """Our classifiers first, then those that only the paper has."""
     mine = ours.classifiers()
@@ -87,12 +99,10 @@ def averages(ours: Averages, setting: str, label: str) -> Table:
     """Means over OOD sets: Table 1, Table 2, and the grey box's."""
     rows, methods = [], reported.methods(label=label)
     for key in rows_of(ours, label):
-        sets = ours.ood(setting, key, methods)
+        sets, theirs = ours.ood(setting, key, methods), {"label": label, "setting": setting, **key.paper}
         row = [str(key), str(len(sets)) if sets else MISSING]
         for metric in ("tnr", "auroc"):
-            mine = [mean(ours.value(setting, key, ood, method, metric) for ood in sets) for method in methods]
-            theirs = {"label": label, "setting": setting, "metric": metric, **key.paper}
-            row += _pairs(mine, [reported.number(**theirs, method=method) for method in methods])
+            row += _pairs(*_both(ours, setting, [key], sets, methods, metric=metric, **theirs))
         rows.append(row)
     columns = [f"{name}, {METRICS[metric]}" for metric in ("tnr", "auroc") for name in _names(methods)]
     over = ", ".join(map(title, ours.ood(setting))) or "none"
@@ -134,20 +144,16 @@ def extended(
     mine = [key for key in ours.classifiers() if ours.of(setting, key)]
     for key in mine or rows_of(Averages(), label):
         theirs = {"label": label, "setting": setting, **key.paper}
-        printed = list(dict.fromkeys(r.ood for r in reported.find(**theirs) if r.ood != "average"))
+        printed = _printed("ood", **theirs)
         shared = [o for o in ours.ood(setting, key, methods) if o in printed or not printed] if key.weights else printed
         for metric in metrics:
             numbers = {
-                ood: (
-                    [mean([ours.value(setting, key, ood, m, metric)]) for m in methods],
-                    [reported.number(**theirs, ood=ood, method=m, metric=metric) for m in methods],
-                )
+                ood: _both(ours, setting, [key], [ood], methods, metric=metric, ood=ood, **theirs)
                 for ood in dict.fromkeys([*ours.ood(setting, key), *printed])
             }
             rows = [[title(ood), *_pairs(*both)] for ood, both in numbers.items()]
             rows.append([f"mean, sets: {len(shared)}", *_common([numbers[ood] for ood in shared], len(methods))])
-            notes = _how(ours, setting) if key.weights else ()
-            name = f"{what or setting}: {key}: {METRICS[metric]}"
+            name, notes = f"{what or setting}: {key}: {METRICS[metric]}", _how(ours, setting) if key.weights else ()
             tables.append(Table(label, name, ["OOD set", *_names(methods)], rows, notes))
     return tables
 
@@ -183,21 +189,21 @@ def _chosen(ours: Averages, label: str, setting: str, method: str, key: Key) -> 
 def validation_choice(ours: Averages) -> list[Table]:
     """Mean TNR for each set to tune on."""
     label, tables = "tab:robust", []
+    columns = _columns(label)
     note = "Mean TNR over the sets measured, without the one tuned on; the paper's over its eight others."
     for key in rows_of(ours, label):
-        settings = {setting for setting, _ in _columns(label)}
+        theirs, settings = {"label": label, **key.paper}, [setting for setting, _ in columns]
         sets = [c["validation"] for c in ours.cells if c["setting"] in settings and key.fits(c)]
-        sets += [r.validation for r in reported.find(label=label, **key.paper) if r.validation != "average"]
         rows = []
-        for validation in dict.fromkeys(sets):
+        for validation in dict.fromkeys([*sets, *_printed("validation", **theirs)]):
             row = ["none: defaults" if validation == NO_VALIDATION else title(validation)]
-            for setting, method in _columns(label):
+            for setting, method in columns:
                 tnr = [100 * c["tnr"] for c in ours.of(setting, key, validation) if c["method"] == method]
-                asked = {"label": label, "validation": validation, "setting": setting, "method": method, **key.paper}
-                row.append(pair((fmean(tnr), None) if tnr else None, reported.number(**asked)))
+                number = reported.number(**theirs, validation=validation, setting=setting, method=method)
+                row.append(pair((fmean(tnr), None) if tnr else None, number))
             rows.append(row)
-        name, header = f"choice of the validation set: {key}", ["tuned on", *_names(_columns(label))]
-        tables.append(Table(label, name, header, rows, [note]))
+        name = f"choice of the validation set: {key}"
+        tables.append(Table(label, name, ["tuned on", *_names(columns)], rows, [note]))
     return tables
 
 
@@ -210,13 +216,10 @@ def seeds(ours: Averages) -> list[Table]:
         note = f"Trainings of ours: {len(trainings)}; the paper's mean ± deviation is over 5."
         theirs = {"label": label, **kind.paper}
         sets = [ood for key in trainings for ood in ours.ood("black-box", key)]
-        sets += [r.ood for r in reported.find(**theirs) if r.ood in DATASETS]
+        sets = list(dict.fromkeys([*sets, *_printed("ood", **theirs)]))
         for metric in ("tnr", "auroc"):
-            rows = []
-            for ood in dict.fromkeys(sets):
-                mine = [mean(ours.value("black-box", key, ood, m, metric) for key in trainings) for m in methods]
-                paper = [reported.number(**theirs, ood=ood, method=m, metric=metric) for m in methods]
-                rows.append([title(ood), *_pairs(mine, paper)])
+            both = [_both(ours, "black-box", trainings, [o], methods, metric=metric, ood=o, **theirs) for o in sets]
+            rows = [[title(ood), *_pairs(*numbers)] for ood, numbers in zip(sets, both, strict=True)]
             name = f"training seeds: {kind}: {METRICS[metric]}"
             tables.append(Table(label, name, ["OOD set", *_names(methods)], rows, [note]))
     return tables
@@ -225,7 +228,8 @@ def seeds(ours: Averages) -> list[Table]:
 def accuracy(ours: Averages) -> list[Table]:
     """Test accuracy by softmax and by the nearest centroid."""
     columns = {"accuracy": "softmax", "accuracy_fisher_rao": "Fisher–Rao"}
-    return [_of_networks(ours, "tab:model_accuracy", "accuracy", columns, ours.networks)]
+    shares = {n["weights"]: {**{m: 100 * n[m] for m in columns}, "images": n["test_images"]} for n in ours.networks}
+    return [_of_networks(ours, "tab:model_accuracy", "accuracy", columns, shares)]
 
 
 def adversarial(ours: Averages) -> list[Table]:
@@ -233,21 +237,23 @@ def adversarial(ours: Averages) -> list[Table]:
     columns = {"linf": "mean L∞, normalised", "adversarial_accuracy": "accuracy left"}
     methods = reported.methods(setting="white-box-fgsm")
     tuned = [ours.tuning("white-box-fgsm", key, method) for key in ours.classifiers() for method in methods]
-    records = [{"weights": t["weights"], **t["tuning"]["attack"]} for t in tuned if t and t["tuning"]]
-    records = [{**r, "adversarial_accuracy": r["accuracy"], "test_images": r["samples"]} for r in records]
-    return [_of_networks(ours, "tab:adversarial_table", "adversarial samples", columns, records)]
+    attacks = {t["weights"]: t["tuning"]["attack"] for t in tuned if t and t["tuning"]}
+    values = {
+        weights: {"linf": a["linf"], "adversarial_accuracy": 100 * a["accuracy"], "images": a["samples"]}
+        for weights, a in attacks.items()
+    }
+    return [_of_networks(ours, "tab:adversarial_table", "adversarial samples", columns, values)]
 
 
-def _of_networks(ours: Averages, label: str, what: str, columns: dict[str, str], records: list[Record]) -> Table:
-    by_weights = {record["weights"]: record for record in records}
+def _of_networks(ours: Averages, label: str, what: str, columns: dict[str, str], values: dict[str, Record]) -> Table:
+    """A table of metrics of the networks themselves: values by their weights, and how many images these are of."""
 
     def cell(metric: str, key: Key) -> str:
-        mine, factor = by_weights.get(key.weights), 1 if metric == "linf" else 100
-        theirs = reported.number(label=label, metric=metric, **key.paper)
-        return pair((factor * mine[metric], None) if mine else None, theirs, ".2f")
+        mine = (values[key.weights][metric], None) if key.weights in values else None
+        return pair(mine, reported.number(label=label, metric=metric, **key.paper), ".2f")
 
     cells = {name: partial(cell, metric) for metric, name in columns.items()}
-    counts = {weights: f"{record['test_images']:,}" for weights, record in by_weights.items()}
+    counts = {weights: f"{each['images']:,}" for weights, each in values.items()}
     return by_network(ours, label, what, {**cells, "images": lambda key: counts.get(key.weights, MISSING)})
 
 
@@ -259,11 +265,9 @@ def others(ours: Averages) -> list[Table]:
         rows, methods = [], reported.methods(label=label)
         for key in rows_of(ours, label):
             theirs = {"label": label, "metric": "tnr", **key.paper}
-            printed = [r.ood for r in reported.find(**theirs) if r.ood != "average"]
-            for ood in dict.fromkeys([*ours.ood(setting, key), *printed]):
-                paper = [reported.number(**theirs, ood=ood, method=m) for m in methods]
-                mine = [mean([ours.value(setting, key, ood, m, "tnr")]) for m in methods]
-                rows.append([str(key), title(ood), *_pairs(mine, paper)])
+            for ood in dict.fromkeys([*ours.ood(setting, key), *_printed("ood", **theirs)]):
+                both = _both(ours, setting, [key], [ood], methods, ood=ood, **theirs)
+                rows.append([str(key), title(ood), *_pairs(*both)])
         name, header = f"other white-box methods, {setting}: {METRICS['tnr']}", [NETWORK, "OOD set", *_names(methods)]
         tables.append(Table(label, name, header, rows, [note]))
     return tables
@@ -291,7 +295,19 @@ def _box(average: str, each: str, setting: str, ours: Averages) -> list[Table]:
     return [averages(ours, setting, average), *extended(ours, setting, each, also=average)]
 
 
+def example(_: Averages) -> list[Table]:
+    """The numbers of the example in one dimension, which needs no results."""
+    rows = [
+        [name, *(f"{100 * e.auroc:.1f}" for e in sets.values()), *(f"{100 * e.tnr_at_tpr:.1f}" for e in sets.values())]
+        for name, sets in toy.toy().evaluations.items()
+    ]
+    columns = [f"{ood}: {metric}" for metric in ("AUROC", "TNR at TPR-95%") for ood in (toy.OOD_I, toy.OOD_II)]
+    note = "What each score knows is in the text of `igeood.bench.paper.toy`; the paper prints no numbers here."
+    return [Table("fig:toy_example", "toy example in one dimension", ["score", *columns], rows, [note])]
+
+
 TABLES: dict[str, Callable[[Averages], list[Table]]] = {
+    "toy": example,
     "black-box": partial(_box, "tab:black_box_avg", "tab:black_box_extended", "black-box"),
     "grey-box": partial(_box, "tab:grey_box_avg", "tab:grey_box_extended", "grey-box"),
     "white-box": partial(_box, "tab:white_box_avg", "tab:wb_ood_extended", "white-box"),
@@ -303,4 +319,5 @@ TABLES: dict[str, Callable[[Averages], list[Table]]] = {
     "accuracy": accuracy,
     "adversarial": adversarial,
     "others": others,
+    "gaussianity": covariance,
 }

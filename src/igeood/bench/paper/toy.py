@@ -19,12 +19,14 @@ the deviation of the set they came from. So each score is a function of x, and t
 - ``likelihood-ratio`` of the true densities, the best that any score can do.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from igeood.bench.figures import drawing
 from igeood.bench.figures.histograms import histogram
@@ -34,8 +36,6 @@ from igeood.metrics import Evaluation, evaluate
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-Draws = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Normal(NamedTuple):
@@ -68,31 +68,27 @@ class Toy:
         ``evaluations[name][ood]``, of these scores.
     """
 
-    samples: Mapping[str, Draws]
+    samples: Mapping[str, Tensor]
     estimates: Mapping[str, Normal]
-    scores: Mapping[str, Mapping[str, tuple[Draws, Draws]]]
+    scores: Mapping[str, Mapping[str, tuple[Tensor, Tensor]]]
     evaluations: Mapping[str, Mapping[str, Evaluation]]
 
 
-def mahalanobis(x: Draws, to: Normal) -> Draws:
+def mahalanobis(x: Tensor, to: Normal) -> Tensor:
     """Mahalanobis distance |x − μ|/σ."""
-    distance: Draws = np.abs(x - to.mean) / to.std
-    return distance
+    return (x - to.mean).abs() / to.std
 
 
-def fisher_rao(x: Draws, std: float, to: Normal) -> Draws:
+def fisher_rao(x: Tensor, std: float, to: Normal) -> Tensor:
     """Fisher–Rao distance (Eq. 9) of N(x, `std`) to a Gaussian."""
-    mean, deviation, x_std = (torch.tensor(value, dtype=torch.float64) for value in (to.mean, to.std, std))
-    distance: Draws = gaussian.univariate_distance(torch.from_numpy(x), x_std, mean, deviation).numpy()
-    return distance
+    return gaussian.univariate_distance(x, *(torch.tensor(v, dtype=torch.float64) for v in (std, *to)))
 
 
-def _log_density(x: Draws, of: Normal) -> Draws:
-    density: Draws = -0.5 * ((x - of.mean) / of.std) ** 2 - np.log(of.std)
-    return density
+def _log_density(x: Tensor, of: Normal) -> Tensor:
+    return -0.5 * ((x - of.mean) / of.std) ** 2 - math.log(of.std)
 
 
-_SCORES: Mapping[str, Callable[[Draws, Normal, Normal], Draws]] = {  # of x, the ID and the OOD Gaussian
+_SCORES: Mapping[str, Callable[[Tensor, Normal, Normal], Tensor]] = {  # of x, the ID and the OOD Gaussian
     "mahalanobis": lambda x, known, _: mahalanobis(x, known),
     "fisher-rao": lambda x, known, _: fisher_rao(x, known.std, known),
     "fisher-rao-ood": lambda x, known, ood: fisher_rao(x, known.std, known) - fisher_rao(x, ood.std, ood),
@@ -120,9 +116,9 @@ def toy(seed: int = 0, n: int = 5000) -> Toy:
     """
     random = np.random.default_rng(seed)
     learnt = {name: random.normal(*truth, VALIDATION) for name, truth in TRUTH.items()}
-    samples = {name: random.normal(*truth, n) for name, truth in TRUTH.items()}
+    samples = {name: torch.from_numpy(random.normal(*truth, n)) for name, truth in TRUTH.items()}
     estimates = {name: Normal(float(draws.mean()), float(draws.std())) for name, draws in learnt.items()}
-    scores: dict[str, dict[str, tuple[Draws, Draws]]] = {}
+    scores: dict[str, dict[str, tuple[Tensor, Tensor]]] = {}
     for name, score in _SCORES.items():
         given = TRUTH if name == "likelihood-ratio" else estimates
         scores[name] = {
@@ -153,10 +149,8 @@ def figure(example: Toy) -> "Figure":
 
 def _contours(axes: "Axes") -> None:
     """Contour lines of the distances to the in-distribution Gaussian, over means and deviations."""
-    mean, std = np.meshgrid(np.linspace(-1.6, 1.6, 161), np.linspace(0.03, 1.9, 188))
-    x = torch.from_numpy(mean), torch.from_numpy(std)
-    centre = (torch.tensor(value, dtype=torch.float64) for value in TRUTH[ID])
-    rho = gaussian.univariate_distance(*x, *centre).numpy()
+    mean, std = map(torch.from_numpy, np.meshgrid(np.linspace(-1.6, 1.6, 161), np.linspace(0.03, 1.9, 188)))
+    rho = gaussian.univariate_distance(mean, std, *(torch.tensor(v, dtype=torch.float64) for v in TRUTH[ID]))
     for values, levels, name, line, title in (
         (mahalanobis(mean, TRUTH[ID]), [0.5, 1.0, 1.5], "mahalanobis", "dashed", "Mahalanobis"),
         (rho, [0.5, 1.0, 2.0, 3.0], "igeood", "solid", "Fisher–Rao"),
@@ -175,10 +169,10 @@ def _contours(axes: "Axes") -> None:
 
 
 def _densities(axes: "Axes") -> None:
-    x = np.linspace(-3.0, 3.5, 651)
+    x = torch.linspace(-3.0, 3.5, 651, dtype=torch.float64)
     for name, of in TRUTH.items():
         colour, title = _COLOURS.get(name, drawing.ID_COLOUR), drawing.ID_LABEL if name == ID else name
-        density = np.exp(_log_density(x, of)) / np.sqrt(2 * np.pi)
+        density = _log_density(x, of).exp() / math.sqrt(2 * math.pi)
         axes.fill_between(x, density, facecolor=(colour, 0.3), edgecolor=colour, linewidth=1.1, label=title)
-    axes.set(xlim=(x[0], x[-1]), ylim=(0.0, None))
+    axes.set(xlim=(-3.0, 3.5), ylim=(0.0, None))
     drawing.label(axes, title="(b) Densities", x="x", y="density")

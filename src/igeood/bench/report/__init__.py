@@ -1,12 +1,10 @@
 """A benchmark's results → one self-contained HTML page."""
 
-from importlib.util import find_spec
+from igeood.bench.datasets.images import extra
 
-from igeood.errors import MissingExtraError
+for module in ("jinja2", "matplotlib"):
+    extra(module, "report")
 
-if not (find_spec("jinja2") and find_spec("matplotlib")):
-    raise MissingExtraError("reports need jinja2 and matplotlib; pip install 'igeood[report]'")
-
-from igeood.bench.report.page import Report, make
+from igeood.bench.report.page import Report, make  # noqa: E402 (they are there)
 
 __all__ = ["Report", "make"]

@@ -35,27 +35,19 @@ class Artist:
         text = render(figure, "svg", letters=True).decode()
         text = re.sub(r"<!--.*?-->|<(metadata|style)\b.*?</\1>", "", text[text.index("<svg ") :], flags=re.DOTALL)
         text = re.sub(r">\s*\n\s*<", "><", text).replace("<defs></defs>", "")
-        text = re.sub(r'="[^"<>]*"', lambda value: _themed(_rounded(value[0])), text)
+        text = re.sub(r'="[^"<>]*"', lambda value: _tidy(value[0]), text)
         used = set(re.findall(r'(?:url\(|href=")#([^")]+)', text))
         text = re.sub(r' id="([^"]+)"', lambda name: name[0] if name[1] in used else "", text)
         text = re.sub(r'( id="|url\(#|href="#)', rf"\g<1>f{self.drawn}-", text)
-        text = re.sub(r'<svg [^>]*?viewBox="([^"]+)"[^>]*>', _opening(alt), text, count=1)
+        label = f' role="img" aria-label="{escape(alt)}">'
+        text = re.sub(r'<svg [^>]*?(viewBox="[^"]+")[^>]*>', lambda tag: f"<svg {tag[1]}{label}", text, count=1)
         return Drawing(Markup(text), caption)  # noqa: S704 (matplotlib escapes what it is given)
 
 
-def _rounded(value: str) -> str:
-    """An attribute with two digits after each point: a hundredth of a point cannot be seen."""
-    return re.sub(r"\d+\.\d{2,}", lambda n: f"{float(n[0]):.2f}".rstrip("0").rstrip("."), value)
-
-
-def _themed(value: str) -> str:
-    """An attribute whose colours are the page's, where a colour is hard to see on dark or on light."""
+def _tidy(value: str) -> str:
+    """An attribute with two digits after a point, and the page's colours where others are hard to see on some page."""
+    value = re.sub(r"\d+\.\d{2,}", lambda n: f"{float(n[0]):.2f}".rstrip("0").rstrip("."), value)
     return re.sub(r"#[0-9a-f]{6}", lambda colour: THEMED.get(colour[0], colour[0]), value)
-
-
-def _opening(alt: str) -> str:
-    label = str(escape(alt)).replace("\\", r"\\")
-    return rf'<svg viewBox="\1" role="img" aria-label="{label}">'
 
 
 def picture(image: np.ndarray[Any, np.dtype[np.uint8]]) -> str:

@@ -1,23 +1,16 @@
 """What lies behind the table: scores, curves, contributions and pictures, each with its words."""
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from igeood.bench.figures import curves
-from igeood.bench.figures.drawing import NARROW, OOD_LABEL, Values, look_of
+from igeood.bench.figures.drawing import NARROW, OOD_LABEL, look_of
 from igeood.bench.figures.histograms import HistogramPanel, score_histograms
 from igeood.bench.report.drawing import Artist, Drawing, picture
 from igeood.bench.report.standings import Row, Standings
-from igeood.bench.runs.averages import Averages, Key, title
-from igeood.bench.runs.plan import TPR
-from igeood.bench.runs.results import Record
-from igeood.files import read_record
-from igeood.guard.explain import raised
-from igeood.metrics import exact_fraction
+from igeood.bench.runs.averages import Averages, Key, Scores, title
 
 SIDES = {"most": "Most out-of-distribution", "least": "Least out-of-distribution"}
 
@@ -30,27 +23,6 @@ class Thumbnail(NamedTuple):
     score: str
     verdict: str
     reason: str
-
-
-@dataclass(frozen=True, eq=False)
-class Scores:
-    """What a benchmark kept of one cell: arrays by side (`id`, `ood`) and content, and the names of the columns."""
-
-    cell: Record
-    columns: list[str]
-    arrays: dict[str, Values]
-
-    @property
-    def threshold(self) -> float:
-        """The first that keeps the wanted share of these in-distribution images: that of the table's TNR."""
-        known = np.sort(self.arrays["id"])
-        return float(known[math.ceil(exact_fraction(TPR, "tpr") * len(known)) - 1])
-
-    def reason(self, side: str, row: int) -> str:
-        """The part that raised a score most above the in-distribution mean; empty if none did."""
-        usual = self.arrays["id_parts"].mean(axis=0)
-        name, above = next(iter(raised(self.columns, self.arrays[f"{side}_parts"][row], usual).items()))
-        return name if above > 0 and len(self.columns) > 1 else ""
 
 
 class Evidence:
@@ -89,9 +61,8 @@ class Evidence:
         cells = [c for c in self.ours.of(row.setting, self.key) if c["method"] == row.method]
         for ood in self.drawn:
             first = min((c for c in cells if c["ood"] == ood), key=lambda c: int(c["seed"]), default=None)
-            if first is not None and self.ours.results is not None:
-                record, tensors = read_record(self.ours.results.folder / "scores" / first["scores"], "scores")
-                yield ood, Scores(first, record["columns"], {name: t.numpy() for name, t in tensors.items()})
+            if first is not None:
+                yield ood, self.ours.scores(first)
 
     def histograms(self) -> list[Drawing]:
         """Scores of the shown method on each OOD set, with the threshold."""
@@ -135,8 +106,7 @@ class Evidence:
                 for method, (_, reached, value) in methods.items()
             )
             name = "temperature" if parameter == "temperature" else "input step ε"
-            searches = {method: curves.Curve(*search) for method, search in methods.items()}
-            figure = curves.tuning_curve(searches, log=parameter == "temperature")
+            figure = curves.tuning_curves([curves.TuningPanel("", parameter, methods)], NARROW)
             alt = f"TNR on the validation images against the {name}. Chosen: {chosen}."
             drawings.append(self.artist.draw(figure, alt, f"{name[0].upper()}{name[1:]}; the choice is marked"))
         return drawings

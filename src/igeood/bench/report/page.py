@@ -2,26 +2,28 @@
 
 import base64
 import hashlib
-import re
 import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
+from igeood.bench.figures.drawing import look_of
 from igeood.bench.report.drawing import Artist
 from igeood.bench.report.evidence import Evidence
-from igeood.bench.report.promise import promises
 from igeood.bench.report.standings import ACCESS, METRICS, Standings, standings
 from igeood.bench.runs.averages import Averages, Key, title
 from igeood.bench.runs.plan import NO_VALIDATION, TPR, TUNED_ON
 from igeood.bench.runs.results import Record, Results
+from igeood.calibration import Calibration
 from igeood.errors import InputError
+from igeood.files import read_record
+from igeood.guard.file import CALIBRATION_FIELDS
 from igeood.version import __version__
 
 GUARD = "guard.safetensors"
@@ -34,23 +36,6 @@ class Report:
 
     html: str
     verdicts: dict[str, list[str]]
-
-
-class Entry(NamedTuple):
-    """A percentage of a table, as it is printed, and whether it is the best of its group."""
-
-    value: float | None
-    text: str
-    best: bool
-
-
-class MetricTable(NamedTuple):
-    """One metric's table: a header, and for each group its methods with their entries, the average last."""
-
-    metric: str
-    title: str
-    header: list[str]
-    groups: dict[str, dict[str, list[Entry]]]
 
 
 def make(results: Results, *, made_on: date, guard: Path | None = None, validation: str | None = None) -> Report:
@@ -85,7 +70,8 @@ def make(results: Results, *, made_on: date, guard: Path | None = None, validati
     again = ["igeood", "report", str(results.folder), *([] if validation is None else ["--validation", validation])]
     html = _render(
         sections=sections,
-        promises=promises(guard or (beside if beside.is_file() else None), ours.classifiers()),
+        **_promise(guard or (beside if beside.is_file() else None), ours.classifiers()),
+        tpr=f"{100 * TPR:g}%",
         made_on=made_on.isoformat(),
         again=[shlex.join(line) for line in [*(record["command"] for record in results.commands.records), again]],
     )
@@ -101,7 +87,7 @@ def _section(ours: Averages, key: Key, line: Record, evidence: Evidence, of: int
         "facts": list(_facts(ours, key, line, standing)),
         "verdict": standing.verdict(),
         "by_access": standing.by_access(),
-        "tables": [tabulate(standing, metric) for metric in METRICS],
+        "tables": [_tabulate(standing, metric) for metric in METRICS],
         "shown": str(standing.shown),
         "compared": "" if len(standing.compared) == len(standing.sets) else ", ".join(map(title, standing.compared)),
         "drawn": evidence.note(),
@@ -148,18 +134,18 @@ def _provenance(ours: Averages, key: Key, line: Record) -> Iterator[tuple[str, s
     yield "Seeds", ", ".join(str(seed) for seed in sorted({c["seed"] for c in cells}))
 
 
-def tabulate(standing: Standings, metric: str) -> MetricTable:
-    """A metric of all methods, by access."""
+def _tabulate(standing: Standings, metric: str) -> dict[str, Any]:
+    """One metric's table: for each group its methods with their percentages, the average last, the best marked."""
     name = f"TNR at TPR-{100 * TPR:g}%" if metric == "tnr" else metric.upper()
     groups = {}
     for group, rows in standing.groups().items():
         values = [[*(row.figures[metric].get(o) for o in standing.sets), standing.average(row, metric)] for row in rows]
         best = [_best(column) for column in zip(*values, strict=True)]
         groups[group] = {
-            row.name: [Entry(v, _text(v), _text(v) == b) for v, b in zip(line, best, strict=True)]
+            row.name: [{"value": v, "text": _text(v), "best": _text(v) == b} for v, b in zip(line, best, strict=True)]
             for row, line in zip(rows, values, strict=True)
         }
-    return MetricTable(metric, name, [*map(title, standing.sets), "average"], groups)
+    return {"metric": metric, "title": name, "header": [*map(title, standing.sets), "average"], "groups": groups}
 
 
 def _text(value: float | None) -> str:
@@ -172,17 +158,29 @@ def _best(values: Iterable[float | None]) -> str | None:
     return max(known, key=float) if len(known) > 1 else None
 
 
+def _promise(guard: Path | None, keys: list[Key]) -> dict[str, Any]:
+    """What a guard's threshold promises, and whether it is calibrated."""
+    if guard is None:
+        return {"promise": "", "calibrated": False}
+    record, tensors = read_record(guard, "guard")
+    whose = {key.weights: str(key) for key in keys}.get(record["model"], "a network that is not in this report")
+    who = f"The guard in {guard.name} ({look_of(record['method']).title}, {record['access']}, of {whose})"
+    if record["calibration"] is None:
+        return {"promise": f"{who} is not calibrated.", "calibrated": False}
+    fields = {name: record["calibration"][name] for name in CALIBRATION_FIELDS}
+    calibration = Calibration(tensors["calibration.scores"], **fields)
+    above, n = f"{calibration.threshold:.4g}".replace("-", "−"), len(calibration.scores)
+    left = f" ({calibration.left_out:,} more were left out, which tuning had seen)" if calibration.left_out else ""
+    start = f"{who} refuses scores above {above}; it is tuned by itself, so its scores have a scale of their own."
+    text = f"{start} Its promise, from {n:,} calibration images{left}: {calibration.promise}."
+    return {"promise": text, "calibrated": True}
+
+
 def _render(**content: Any) -> str:
     files = resources.files("igeood.bench.report")
     names = ("template.html", "style.css", "script.js")
     template, style, script = (files.joinpath(name).read_text(encoding="utf-8").strip() for name in names)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     pages = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    pages.filters["code"] = _code
     own = {"style": Markup(style), "script": Markup(script), "script_digest": digest}  # noqa: S704 (our own files)
     return pages.from_string(template).render(version=__version__, **own, **content)
-
-
-def _code(text: str) -> Markup:
-    """Text whose parts between backticks are code."""
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704 (escaped)

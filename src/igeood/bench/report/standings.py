@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from statistics import fmean
 
 from igeood.bench.figures.drawing import look_of
@@ -158,19 +159,15 @@ class Standings:
 
 def standings(ours: Averages, key: Key) -> Standings | None:
     """A network's; None if nothing of it was measured."""
-    cells = [cell for setting in ACCESS for cell in ours.of(setting, key)]
-    rows: dict[tuple[str, str], Row] = {}
-    for cell in cells:
-        where, ood = (cell["setting"], cell["method"]), cell["ood"]
-        row = rows.setdefault(where, Row(*where, cell["validation"], {m: {} for m in METRICS}, {}))
-        row.images[ood] = max(cell["ood_images"], row.images.get(ood, 0))
-        for metric in METRICS:
-            row.figures[metric][ood] = ours.value(cell["setting"], key, ood, cell["method"], metric) or 0.0
+    rows = []
+    for setting, method in product(ACCESS, dict.fromkeys([*METHODS, *(cell["method"] for cell in ours.cells)])):
+        cells = [cell for cell in ours.of(setting, key) if cell["method"] == method]
+        images = {cell["ood"]: cell["ood_images"] for cell in cells}
+        figures = {m: {ood: ours.value(setting, key, ood, method, m) or 0.0 for ood in images} for m in METRICS}
+        rows += [Row(setting, method, cells[0]["validation"], figures, images)] if cells else []
     if not rows:
         return None
-    order = [*METHODS, *(method for _, method in rows)]  # methods that are not registered come last
-    shown = sorted(rows.values(), key=lambda row: (list(ACCESS).index(row.setting), order.index(row.method)))
-    sets = list(dict.fromkeys(ood for row in rows.values() for ood in row.images))
-    shared = [ood for ood in sets if all(ood in row.images for row in shown)]
-    widest = max((list(row.images) for row in shown), key=len)
-    return Standings(shown, sets, shared or widest)
+    sets = list(dict.fromkeys(ood for row in rows for ood in row.images))
+    shared = [ood for ood in sets if all(ood in row.images for row in rows)]
+    widest = max((list(row.images) for row in rows), key=len)
+    return Standings(rows, sets, shared or widest)

@@ -1,15 +1,23 @@
 """A benchmark's results as tables and figures need them: by classifier, setting, method and OOD set."""
 
+import math
+import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from statistics import fmean
+from typing import Any
+
+import numpy as np
 
 from igeood.bench.datasets import DATASETS, EMBEDDED, canonical
-from igeood.bench.runs.plan import TUNED_ON
+from igeood.bench.runs.plan import TPR, TUNED_ON
 from igeood.bench.runs.results import Record, Results
 from igeood.errors import InputError
+from igeood.files import read_record
+from igeood.guard.explain import raised
+from igeood.metrics import exact_fraction
 
 Search = tuple[list[float], list[float], float]  # values tried, the TNR of each, and the value chosen
 
@@ -65,8 +73,8 @@ class Averages:
     """
 
     def __init__(self, results: Results | None = None, validation: str | None = None) -> None:
-        self.results = results
-        every = results.cells.records if results else []
+        self.results = results or Results(os.devnull)  # a folder that is not there has no records
+        every = self.results.cells.records
         self.cells = _alike(every)
         self.left_out = Counter(c["setting"] for c in every) - Counter(c["setting"] for c in self.cells)
         self.networks = self._shown_networks()
@@ -78,7 +86,7 @@ class Averages:
 
     def _shown_networks(self) -> list[Record]:
         """The last record of each network, of images that cells shown are measured on if there is one."""
-        records = self.results.networks.records if self.results else []
+        records = self.results.networks.records
         measured = {(c["weights"], c["data"]["test"]) for c in self.cells}
         fitting = [r for r in records if (r["weights"], r["data"]["test"]) in measured]
         return list({r["weights"]: r for r in [*records, *fitting]}.values())
@@ -111,7 +119,7 @@ class Averages:
         """What tuning chose, for all OOD sets: the last record of the options that are shown."""
         (tuned_on,) = TUNED_ON.get(setting, (self.validation,))
         shown = {_options(c) for c in self.of(setting, key)}
-        for t in reversed(self.results.tunings.records if self.results else []):
+        for t in reversed(self.results.tunings.records):
             same = (t["setting"], t["method"], t["validation"]) == (setting, method, tuned_on)
             if same and key.fits(t) and _options(t) in shown:
                 return t
@@ -122,17 +130,38 @@ class Averages:
         searches: dict[str, dict[str, Search]] = {"temperature": {}, "epsilon": {}}
         for setting, parameter in (("black-box", "temperature"), ("grey-box", "epsilon")):
             for method in dict.fromkeys(c["method"] for c in self.of(setting, key)):
-                record = self.tuning(setting, key, method)
-                if record and (trials := _trials(record, parameter)):
+                record = self.tuning(setting, key, method) or {}
+                trials = (record.get("tuning") or {}).get("steps" if parameter == "epsilon" else "trials")
+                if trials:
                     values, tnr = ([trial[name] for trial in trials] for name in (parameter, "tnr"))
                     searches[parameter][method] = (values, tnr, record[parameter])
         return searches
 
+    def scores(self, cell: Record) -> "Scores":
+        """What was kept of a cell."""
+        record, tensors = read_record(self.results.folder / "scores" / cell["scores"], "scores")
+        return Scores(cell, record["columns"], {name: tensor.numpy() for name, tensor in tensors.items()})
 
-def _trials(record: Record, parameter: str) -> list[Record]:
-    """Values of a parameter that a tuning tried."""
-    tuning: dict[str, list[Record]] = record["tuning"] or {}
-    return tuning.get("steps" if parameter == "epsilon" else "trials", [])
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """What a benchmark kept of one cell: arrays by side (`id`, `ood`) and content, and the names of the columns."""
+
+    cell: Record
+    columns: list[str]
+    arrays: dict[str, np.ndarray[Any, Any]]
+
+    @property
+    def threshold(self) -> float:
+        """The first that keeps the wanted share of these in-distribution images: that of the table's TNR."""
+        known = np.sort(self.arrays["id"])
+        return float(known[math.ceil(exact_fraction(TPR, "tpr") * len(known)) - 1])
+
+    def reason(self, side: str, row: int) -> str:
+        """The part that raised a score most above the in-distribution mean; empty if none did."""
+        usual = self.arrays["id_parts"].mean(axis=0)
+        name, above = next(iter(raised(self.columns, self.arrays[f"{side}_parts"][row], usual).items()))
+        return name if above > 0 and len(self.columns) > 1 else ""
 
 
 def _options(record: Record) -> str:

@@ -79,12 +79,9 @@ def run(
     """
     for network in networks:
         _check(network, plan, root)
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
-    with only_one(target / ".lock", "out"), random_state_kept(), torch.no_grad():
-        results = Results(target)
+    with only_one(Path(folder) / ".lock", "out"), random_state_kept(), torch.no_grad():
+        results, number = Results(folder), 0
         total = sum(1 for network in networks for _ in cells(plan, network.in_distribution))
-        number = 0
         for network in networks:
             bench = _Bench(network, plan, results, root, notify)
             for number, cell in enumerate(cells(plan, network.in_distribution), start=number + 1):  # noqa: B020
@@ -106,11 +103,9 @@ def _check(network: Network, plan: Plan, root: Root) -> None:
     own = network.in_distribution
     if own in plan.validation:
         raise InputError(f"validation: {own} is what {network.file} was trained on; name an OOD set")
-    if not any(True for _ in cells(plan, own)):
-        raise InputError(
-            f"ood: nothing to measure on {network.file}: {', '.join(plan.methods)} in {', '.join(plan.settings)}, "
-            f"on {', '.join(plan.ood)} without what it was trained or tuned on"
-        )
+    if next(cells(plan, own), None) is None:
+        asked = "; ".join(", ".join(names) for names in (plan.methods, plan.settings, plan.ood))
+        raise InputError(f"ood: nothing to measure on {network.file} but what it was trained or tuned on ({asked})")
     for name in dict.fromkeys([*plan.validation, *plan.ood]):
         n = VALIDATION if name == NO_VALIDATION else len(datasets.load(name, root=root))
         if n < 2 * FEWEST and ("white-box" in plan.settings or name in plan.validation):
@@ -181,7 +176,6 @@ class _Bench:
             images = self._set(name, "test")[self._rows(cell, name, tune=False)]
             tensors |= {f"{side}{end}": tensor for end, tensor in _scored(scorer, outputs, images).items()}
         path = self.results.folder / "scores" / f"{key_of(asked)}.safetensors"
-        path.parent.mkdir(exist_ok=True)
         write_record(path, {"kind": "scores", "cell": asdict(cell), "columns": scorer.columns_}, tensors)
         metrics = evaluate(tensors["id"], tensors["ood"], TPR)
         measured = {

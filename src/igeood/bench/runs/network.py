@@ -51,11 +51,9 @@ class Network:
 
     def batches(self, images: ImageSet, size: int) -> Iterator[tuple[Tensor, ...]]:
         """What the model takes: normalised images, `size` at a time, with their classes where they have any."""
-        start = 0
-        for pixels in images.batches(size):
-            x, end = normalised(pixels, self.mean, self.std), start + len(pixels)
-            yield (x,) if images.labels is None else (x, torch.from_numpy(images.labels[start:end]))
-            start = end
+        for start, pixels in zip(range(0, len(images), size), images.batches(size), strict=True):
+            x = normalised(pixels, self.mean, self.std)
+            yield (x,) if images.labels is None else (x, torch.from_numpy(images.labels[start : start + size]))
 
 
 def load_network(spec: str, *, in_distribution: str | None = None) -> Network:
@@ -88,10 +86,8 @@ def load_network(spec: str, *, in_distribution: str | None = None) -> Network:
         for key in ("mean", "std")
     )
     if not (mean and std):
-        raise InputError(
-            f"network: {path} does not say how its inputs are normalised, and {trained_on} has no usual way; "
-            "`igeood train` writes files that say it"
-        )
+        cure = "`igeood train` writes files that say it"
+        raise InputError(f"network: {path} does not say how its inputs are normalised, nor does {trained_on}; {cure}")
     return Network(name, path.name, fingerprint(model), model, trained_on, mean, std)
 
 
@@ -99,9 +95,7 @@ def _trained_on(said: str, given: str, path: Path) -> str:
     """The set that a file names, or that the user names; they must agree."""
     said, given = (name.lower() if name.lower() in DATASETS else name for name in (said, given))
     if said and given not in ("", said):
-        raise InputError(
-            f"in-distribution: {path} says that it was trained on {said}, not {given}; leave the option out"
-        )
+        raise InputError(f"in-distribution: {path} says that it was trained on {said}, not {given}; leave it out")
     if not (said or given):
         raise InputError(f"in-distribution: {path} does not say what it was trained on; add --in-distribution NAME")
     return said or given

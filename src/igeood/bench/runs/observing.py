@@ -115,7 +115,6 @@ class Observer:
             path = folder / f"{start:06d}.safetensors"
             shard = _read(path)
             if shard is None:
-                folder.mkdir(parents=True, exist_ok=True)
                 shard = make(self._batches(images[start : start + SHARD]))
                 write_record(path, about, shard)
                 if self.notify is not None:

@@ -36,9 +36,7 @@ class Lines:
             except (ValueError, RecursionError):
                 record = None
             if not isinstance(record, dict) or not record.keys() >= fields:
-                raise InputError(
-                    f"{self.path}: line {number} is no record of this version; delete it, or name another folder"
-                )
+                raise InputError(f"{self.path}: line {number} is no record of this version; name another folder")
             yield record
 
     def find(self, asked: Mapping[str, Any]) -> Record | None:
