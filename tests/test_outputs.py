@@ -95,13 +95,10 @@ def test_what_cannot_be_used_is_refused_with_place_and_cure(argument, given, pla
         Outputs(**{"logits": ROWS, **given})
 
 
-def test_a_masked_class_is_taken():
+def test_masked_classes_and_integers_of_any_width_are_taken():
     assert Outputs([[0.0, -np.inf], [-np.inf, 2.0]]).logits.isinf().sum() == 2
-
-
-@pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.uint64, ">i4"])
-def test_integers_of_any_width_are_labels(dtype):
-    assert Outputs(ROWS, labels=np.array([0, 1, 2, 0], dtype)).labels.tolist() == [0, 1, 2, 0]
+    for dtype in (np.int8, np.uint64, ">i4"):
+        assert Outputs(ROWS, labels=np.array([0, 1, 2, 0], dtype)).labels.tolist() == [0, 1, 2, 0]
 
 
 def test_errors_name_the_argument_and_the_place_in_the_whole():
