@@ -1,10 +1,8 @@
 """Data that many tests share: small, made here, seeded."""
 
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: small work is quicker so, and two workers share two cores
 
@@ -112,34 +110,6 @@ def classifier() -> Classifier:
 def make():
     """`make_classifier`, for tests that need another size."""
     return make_classifier
-
-
-sys.path.insert(0, str(Path(__file__).parent / "benchmark"))  # for `made`, which subprocesses run too
-
-
-@pytest.fixture(scope="session")
-def world(tmp_path_factory):
-    """A data root with few images, and a network's weights."""
-    from made import make_world  # noqa: PLC0415 (Pillow and the benchmark, for those who need them)
-
-    return make_world(tmp_path_factory.mktemp("world"))
-
-
-@pytest.fixture(scope="session")
-def network(world):
-    from igeood.benchmark import load_network  # noqa: PLC0415
-
-    return load_network(str(world / "net.safetensors"))
-
-
-@pytest.fixture(scope="session")
-def whole(world, network, tmp_path_factory):
-    """Results of an unbroken run of everything in that world."""
-    from made import make_plan  # noqa: PLC0415
-
-    from igeood.benchmark import run  # noqa: PLC0415
-
-    return run([network], make_plan(world), tmp_path_factory.mktemp("whole"), root=world)
 
 
 @pytest.fixture

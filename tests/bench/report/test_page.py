@@ -20,7 +20,7 @@ from igeood.bench.report.evidence import Evidence
 from igeood.bench.report.standings import standings
 from igeood.bench.runs import Results
 from igeood.bench.runs.averages import Averages
-from igeood.errors import GuardFileError, InputError
+from igeood.errors import GuardFileError
 
 DAY = date(2026, 1, 2)
 ADDRESSES = {"src", "href", "xlink:href", "srcset", "action", "data", "poster", "formaction", "background"}
@@ -212,9 +212,3 @@ def test_numbers_and_names_in_a_drawing_are_those_of_the_figure():
     assert "a 0.12345" in drawn
     assert "b &amp; c" in drawn
     assert 'aria-label="x &lt; 0.12345"' in drawn
-
-
-def test_empty_results_are_an_error(maker):
-    (maker.folder / "results.jsonl").touch()
-    with pytest.raises(InputError, match="nothing was measured"):
-        make(maker.results, made_on=DAY)
