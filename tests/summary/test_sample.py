@@ -46,7 +46,7 @@ def brute_force(rows, capacity, *, strata=5):
 def content(sample):
     outputs, _ = sample.outputs()
     labels = outputs.labels.tolist() if outputs.labels is not None else [0] * len(outputs)
-    counts = sample._counts[sample.order].tolist()
+    counts = sample.state()["counts"].tolist()
     return list(zip(labels, map(int, outputs.keys), counts, strict=True))
 
 
@@ -119,5 +119,5 @@ def test_memory_stays_within_the_budget(dtype):
     for _ in range(8):
         logits = torch.randn(20_000, 5, generator=generator).to(dtype)
         sample.add(Outputs(logits, labels=torch.arange(20_000) % 2))
-    held = sum(array.nbytes for array in (sample._values, sample._labels, sample._counts, sample._keys))
+    held = sum(array.nbytes for array in (sample._values, sample._beside))
     assert 0.9 * 2**20 < held <= 2**20

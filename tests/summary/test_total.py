@@ -234,16 +234,15 @@ def test_files_that_are_no_summary(rows, tmp_path):
         (replace(ALL, sums="diagonal"), {}, {}, "sums differ: 'full' and 'diagonal'"),
         (replace(ALL, transform=squared), {}, {}, "transform differ: None and 'squared'"),
         (replace(ALL, samples=("logits",)), {}, {}, r"samples differ: \['logits', 'features'\] and \['logits'\]"),
-        (ALL, {"model": "two"}, {}, "model differ: 'one' and 'two'"),
-        (ALL, {}, {"logits": torch.zeros(9, 6)}, "n_classes differ: 5 and 6"),
-        (ALL, {}, {"features": {"late": torch.zeros(9, 4)}}, r"layers differ: \['early', 'late'\] and \['late'\]"),
-        (ALL, {}, {"features": {"early": torch.zeros(9, 3), "late": torch.zeros(9, 5)}}, "widths differ: .*5"),
+        (ALL, {"model": "two"}, {}, "^summary: model differ: 'one' and 'two'; add those of one method and model"),
+        (ALL, {}, {"logits": torch.zeros(9, 6)}, r"a batch has widths .*6.* one .*5.*; give batches of one model"),
+        (ALL, {}, {"features": {"late": torch.zeros(9, 4)}}, "a batch has widths .* one .*early"),
     ],
 )
 def test_summaries_that_do_not_add(rows, needs, options, change, what):
     one = Summary(ALL, model="one").add(rows)
     other = Summary(needs, **{"model": "one", **options}).add(rows[:9].replace(**change))
-    with pytest.raises(InputError, match=rf"^summary: {what}.*; add those of one method, model and set of layers"):
+    with pytest.raises(InputError, match=what):
         one + other
     assert_same(one, Summary.of(rows, ALL))
 
@@ -252,7 +251,7 @@ def test_batches_that_do_not_add(rows, unlabelled):
     free = Needs(samples=("logits",))
     with pytest.raises(InputError, match="labels: some batches have them and some have none"):
         Summary.of(rows, free).add(unlabelled)
-    with pytest.raises(InputError, match="labels differ: True and False"):
+    with pytest.raises(InputError, match="labels: some batches have them and some have none"):
         Summary.of(rows, free) + Summary.of(unlabelled, free)
     with pytest.raises(InputError, match="labels: this method needs the class"):
         Summary.of(unlabelled, ALL)
@@ -275,7 +274,7 @@ def test_budgets_that_are_none(budget):
 @pytest.mark.parametrize("samples", [("logits",), ("logits", "features")])
 def test_a_budget_that_is_too_small_names_the_bytes_that_are_enough(rows, samples):
     needs = replace(ALL, samples=samples)
-    with pytest.raises(InputError, match=r"^budget: 200 bytes cannot hold one training row \(") as caught:
+    with pytest.raises(InputError, match=r"^budget: 200 bytes cannot hold one training row of each class; ") as caught:
         Summary.of(rows, needs, budget=200)
     needed = int(str(caught.value).split("give at least ")[1].replace(",", ""))
     assert all(sample.quota >= 1 for sample in Summary.of(rows, needs, budget=needed).samples.values())

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 
@@ -13,7 +13,7 @@ LayerChoice = Literal["none", "last", "last two", "all", "convolutions", "norms"
 Group = Literal["label", "predicted", "correct"]
 Sums = Literal["none", "mean", "diagonal", "full"]
 
-_LEVELS = ("none", "mean", "diagonal", "full")
+_LEVELS = get_args(Sums)
 
 
 @dataclass(frozen=True)
@@ -74,20 +74,15 @@ class Needs:
 
 def check_covers(summary: dict[str, Any], wanted: dict[str, Any], who: str) -> None:
     """Raise unless a summary that was made for some needs serves others."""
-    lacking = []
-    if _LEVELS.index(wanted["sums"]) > _LEVELS.index(summary["sums"]):
-        lacking.append("sums")
-    lacking += [name for name in ("head", "labels", "ranges") if wanted[name] and not summary[name]]
-    if not set(wanted["samples"]) <= set(summary["samples"]):
-        lacking.append("samples")
-    if wanted["layers"] != "none":
-        lacking += [name for name in ("statistic",) if wanted[name] != summary[name]]
-        lacking += ["layers"] * (summary["layers"] not in (wanted["layers"], "all"))
-    if wanted["sums"] != "none" or wanted["ranges"]:
-        lacking += [name for name in ("group", "transform", "holdout") if wanted[name] != summary[name]]
-    if lacking:
-        name = lacking[0]
-        raise InputError(
-            f"summary: {who} needs {name} {wanted[name]!r}, but it was made with {summary[name]!r}; "
-            f"make it with a guard of this method"
-        )
+    is_summed = wanted["sums"] != "none" or wanted["ranges"]
+    served = {
+        "sums": _LEVELS.index(wanted["sums"]) <= _LEVELS.index(summary["sums"]),
+        **{name: summary[name] or not wanted[name] for name in ("head", "labels", "ranges")},
+        "samples": set(wanted["samples"]) <= set(summary["samples"]),
+        "statistic": wanted["layers"] == "none" or wanted["statistic"] == summary["statistic"],
+        "layers": wanted["layers"] in ("none", summary["layers"]) or summary["layers"] == "all",
+        **{name: wanted[name] == summary[name] or not is_summed for name in ("group", "transform", "holdout")},
+    }
+    for name in (name for name, is_served in served.items() if not is_served):
+        problem = f"{who} needs {name} {wanted[name]!r}, but it was made with {summary[name]!r}"
+        raise InputError(f"summary: {problem}; make it with a guard of this method")

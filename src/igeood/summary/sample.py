@@ -1,18 +1,15 @@
 """A bounded sample of training rows: the same rows whatever the batches, the shards and their order."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from igeood.errors import InputError
 from igeood.outputs import BLOCK_VALUES, Keys, Outputs
 
-LAST_KEY = np.uint64(2**64 - 1)
-BESIDE = 24  # bytes of a row beside its values: key, label, count
+BESIDE = ("labels", "keys", "counts")  # what a row has beside its values, as int64
 SLACK = 32  # rows are compacted when one row in so many is over
 
 
@@ -40,17 +37,17 @@ class Sample:
         self, n_classes: int, widths: Mapping[str, int], strata: int, budget: int, dtype: torch.dtype = torch.float32
     ) -> None:
         self.n_classes, self.widths, self.strata, self.budget, self.dtype = n_classes, widths, strata, budget, dtype
-        size = row_bytes(n_classes, widths, dtype)
-        check_budget(budget, [size], strata)
-        self.capacity = budget * SLACK // (size * (SLACK + 1))
+        width = n_classes + sum(widths.values())
+        row_bytes = width * dtype.itemsize + 8 * len(BESIDE)
+        self.least = -(-strata * row_bytes * (SLACK + 1) // SLACK)  # the budget that a row of each stratum takes
+        self.capacity = budget * SLACK // (row_bytes * (SLACK + 1))
         self.totals = np.zeros(strata, dtype=np.int64)  # all rows seen of each stratum
-        self._values = torch.empty(0, n_classes + sum(widths.values()), dtype=dtype)
-        self._labels = np.empty(0, dtype=np.int64)
-        self._counts = np.empty(0, dtype=np.int64)
-        self._keys: Keys = np.empty(0, dtype=np.uint64)
+        self._values = torch.empty(0, width, dtype=dtype)
+        self._beside = np.empty((len(BESIDE), 0), dtype=np.int64)
         self._size = 0
-        self._sorted = True  # whether the rows are distinct, and no more than the rule allows
-        self._cutoff: Keys = np.full(strata, LAST_KEY)
+        self._compacted = True  # whether the rows are distinct, and no more than the rule allows
+        self._cutoff: Keys = np.full(strata, 2**64 - 1, dtype=np.uint64)
+        self._step = max(1, BLOCK_VALUES // width)  # rows that are copied at a time
 
     @property
     def quota(self) -> int:
@@ -59,104 +56,90 @@ class Sample:
 
     def add(self, outputs: Outputs) -> None:
         """Take in rows; those whose keys are too large are passed over."""
-        strata = np.zeros(len(outputs), dtype=np.int64)
+        labels, keys = np.zeros(len(outputs), dtype=np.int64), outputs.keys
         if self.strata > 1 and outputs.labels is not None:
-            strata = outputs.labels.cpu().numpy()
-        self.totals += np.bincount(strata, minlength=self.strata)
-        keys = outputs.keys
-        rows = np.flatnonzero(keys <= self._cutoff[strata])
-        if len(rows):
-            parts = [outputs.logits, *(outputs.features[block] for block in self.widths)]
-            ones = np.ones(len(rows), dtype=np.int64)
-            self._insert(parts, rows, strata[rows], keys[rows], ones)
+            labels = outputs.labels.cpu().numpy()
+        self.totals += np.bincount(labels, minlength=self.strata)
+        rows = np.flatnonzero(keys <= self._cutoff[labels])
+        beside = np.stack([labels[rows], keys[rows].view(np.int64), np.ones_like(rows)])
+        self._insert([outputs.logits, *(outputs.features[block] for block in self.widths)], rows, beside)
 
-    def _insert(
-        self, parts: list[Tensor], rows: NDArray[Any], strata: NDArray[Any], keys: Keys, counts: NDArray[Any]
-    ) -> None:
+    def _insert(self, parts: list[Tensor], rows: NDArray[np.int64], beside: NDArray[np.int64]) -> None:
+        """Copy rows of the parts, which stand side by side."""
         start = 0
         while start < len(rows):
-            room = self._make_room(len(rows) - start)
+            room = self._make_room(min(self._step, len(rows) - start))
             here, there = slice(start, start + room), slice(self._size, self._size + room)
             at = torch.from_numpy(rows[here])
-            column = 0
-            for part in parts:
-                self._values[there, column : column + part.shape[1]] = part.detach()[at.to(part.device)].cpu()
-                column += part.shape[1]
-            self._labels[there], self._keys[there] = strata[here], keys[here]
-            self._counts[there] = counts[here]
-            self._size += len(rows[here])
-            self._sorted = False
+            self._values[there] = torch.cat([part[at.to(part.device)].cpu() for part in parts], dim=1)
+            self._beside[:, there] = beside[:, here]
+            self._size += room
+            self._compacted = False
             start += room
 
     def _make_room(self, wanted: int) -> int:
         """Rows that fit in now, at least one."""
         limit = self.capacity + max(256, self.capacity // SLACK)
-        if self._size + wanted > limit and not self._sorted:
+        if self._size + wanted > limit:
             self._compact()
-        if len(self._keys) < min(limit, self._size + wanted):
-            self._grow(min(limit, max(4 * len(self._keys), self._size + wanted, 4096)))
-        return min(wanted, len(self._keys) - self._size)
-
-    def _grow(self, rows: int) -> None:
-        values = torch.empty(rows, self._values.shape[1], dtype=self.dtype)  # memory is taken as it is written
-        values[: self._size] = self._values[: self._size]
-        self._values = values
-        for name in ("_labels", "_keys", "_counts"):
-            array = getattr(self, name)
-            setattr(self, name, np.resize(array, rows) if len(array) else np.empty(rows, dtype=array.dtype))
+        if self._beside.shape[1] < min(limit, self._size + wanted):
+            rows = min(limit, max(4 * self._beside.shape[1], self._size + wanted, 4096))
+            values, beside = self._values[: self._size], self._beside[:, : self._size]
+            self._values = torch.empty(rows, values.shape[1], dtype=self.dtype)  # memory is taken as it is written
+            self._beside = np.empty((len(BESIDE), rows), dtype=np.int64)
+            self._values[: self._size], self._beside[:, : self._size] = values, beside
+        return min(wanted, self._beside.shape[1] - self._size)
 
     def _compact(self) -> None:
         """Join equal rows, and keep the q smallest keys of each stratum; nothing is copied whole."""
-        n, limit = self._size, self.quota
-        labels, keys = self._labels[:n], self._keys[:n]
-        order = np.lexsort((keys, labels))
-        labels, keys = labels[order], keys[order]
-        is_new = np.ones(n, dtype=bool)
+        if self._compacted:
+            return
+        order, limit = self._by_key(), self.quota
+        labels, keys, counts = np.take(self._beside, order, axis=1)
+        is_new = np.ones(len(order), dtype=bool)
         is_new[1:] = (keys[1:] != keys[:-1]) | (labels[1:] != labels[:-1])
         starts = np.flatnonzero(is_new)
-        counts = np.add.reduceat(self._counts[:n][order], starts)
-        labels, keys, rows = labels[starts], keys[starts], order[starts]
-        first = np.searchsorted(labels, np.arange(self.strata))
-        rank = np.arange(len(labels)) - first[labels]
-        self._cutoff[labels[rank == limit - 1]] = keys[rank == limit - 1]
-        kept = rank < limit
-        labels, keys, counts, rows = labels[kept], keys[kept], counts[kept], rows[kept]
-        back = np.argsort(rows)  # rows only move down, so they can move in place
-        self._size = len(rows)
-        step = max(1, BLOCK_VALUES // self._values.shape[1])
-        for start in range(0, self._size, step):
-            chunk = rows[back[start : start + step]]
+        beside = np.stack([labels[starts], keys[starts], np.add.reduceat(counts, starts)])
+        ranks = self._ranks(beside[0])
+        last, kept = beside[:, ranks == limit - 1], ranks < limit
+        self._cutoff[last[0]] = last[1].view(np.uint64)
+        order, beside = order[starts[kept]], beside[:, kept]
+        back = np.argsort(order)  # rows only move down, so they can move in place
+        self._size = len(order)
+        for start in range(0, self._size, self._step):
+            chunk = order[back[start : start + self._step]]
             self._values[start : start + len(chunk)] = self._values[torch.from_numpy(chunk)]
-        self._labels[: self._size], self._keys[: self._size] = labels[back], keys[back]
-        self._counts[: self._size] = counts[back]
-        self._sorted = True
+        self._beside[:, : self._size] = np.take(beside, back, axis=1)
+        self._compacted = True
 
-    def settle(self) -> "Sample":
-        """Compact, so that the rows are those of the rule."""
-        if not self._sorted:
-            self._compact()
-        return self
+    def _by_key(self) -> NDArray[np.int64]:
+        labels, keys, _ = self._beside[:, : self._size]
+        return np.lexsort((keys.view(np.uint64), labels))
+
+    def _ranks(self, labels: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Place of each row within its stratum; the labels are sorted."""
+        return np.arange(len(labels)) - np.searchsorted(labels, np.arange(self.strata))[labels]
 
     def __len__(self) -> int:
         """Distinct rows that are kept."""
-        return self.settle()._size
+        self._compact()
+        return self._size
 
     @property
     def order(self) -> NDArray[np.int64]:
         """Rows by stratum, then by key: the same for the same data."""
-        self.settle()
-        return np.lexsort((self._keys[: self._size], self._labels[: self._size]))
+        self._compact()
+        return self._by_key()
 
     @property
     def kept(self) -> NDArray[np.int64]:
         """Distinct rows kept of each stratum."""
-        self.settle()
-        return np.bincount(self._labels[: self._size], minlength=self.strata)
+        return np.bincount(self._beside[0, : len(self)], minlength=self.strata)
 
     @property
     def keys(self) -> Keys:
         """Keys of the rows, by stratum, ascending."""
-        keys: Keys = self._keys[self.order]
+        keys: Keys = self._beside[1, self.order].view(np.uint64)
         return keys
 
     def batches(self, per_class: int | None = None) -> Iterator[tuple[Outputs, Tensor]]:
@@ -169,34 +152,23 @@ class Sample:
         """
         order = self.order
         if per_class is not None:
-            labels = self._labels[order]
-            order = order[np.arange(len(order)) - np.searchsorted(labels, labels) < per_class]
-        held = np.bincount(self._labels[order], self._counts[order], minlength=self.strata)
-        factors = self.totals / np.maximum(held, 1.0)
-        step = max(1, BLOCK_VALUES // self._values.shape[1])
-        for start in range(0, len(order), step):
-            rows = order[start : start + step]
-            yield self._outputs(rows), torch.from_numpy(self._counts[rows] * factors[self._labels[rows]])
+            order = order[self._ranks(self._beside[0, order]) < per_class]
+        labels, keys, counts = np.take(self._beside, order, axis=1)
+        held = np.bincount(labels, counts, minlength=self.strata)
+        weights = counts * (self.totals / np.maximum(held, 1.0))[labels]
+        for start in range(0, len(order), self._step):
+            here = slice(start, start + self._step)
+            values = self._values[torch.from_numpy(order[here])]
+            logits, *blocks = torch.split(values, [self.n_classes, *self.widths.values()], dim=1)
+            features = dict(zip(self.widths, blocks, strict=True))
+            classes = torch.from_numpy(labels[here]) if self.strata > 1 else None
+            outputs = Outputs.checked(logits, features, classes, keys[here].view(np.uint64))
+            yield outputs, torch.from_numpy(weights[here])
 
     def outputs(self, per_class: int | None = None) -> tuple[Outputs, Tensor]:
         """All rows in order at once, with their weights: a copy."""
-        parts = list(self.batches(per_class))
-        if not parts:
-            return self._outputs(np.empty(0, dtype=np.int64)), torch.empty(0, dtype=torch.float64)
-        return Outputs.concat(part for part, _ in parts), torch.cat([weights for _, weights in parts])
-
-    def _outputs(self, rows: NDArray[np.int64]) -> Outputs:
-        values = self._values[torch.from_numpy(rows)]
-        features, column = {}, self.n_classes
-        for block, width in self.widths.items():
-            features[block] = values[:, column : column + width]
-            column += width
-        labels = torch.from_numpy(self._labels[rows]) if self.strata > 1 else None
-        return Outputs.checked(values[:, : self.n_classes], features, labels, self._keys[rows])
-
-    def within(self, budget: int) -> "Sample":
-        """A copy that keeps to a budget too."""
-        return Sample(self.n_classes, self.widths, self.strata, min(budget, self.budget), self.dtype) + self
+        outputs, weights = zip(*self.batches(per_class), strict=True)
+        return Outputs.concat(outputs), torch.cat(weights)
 
     def __add__(self, other: "Sample") -> "Sample":
         budget = min(self.budget, other.budget)
@@ -205,43 +177,24 @@ class Sample:
         joined.totals = self.totals + other.totals
         for part in (self, other):
             rows = part.order
-            joined._insert([part._values], rows, part._labels[rows], part._keys[rows], part._counts[rows])
-        return joined.settle()
+            joined._insert([part._values], rows, np.take(part._beside, rows, axis=1))
+        joined._compact()
+        return joined
 
     def state(self) -> dict[str, Tensor]:
         """Tensors to save."""
         order = self.order
-        return {
-            "values": self._values[torch.from_numpy(order)],
-            "labels": torch.from_numpy(self._labels[order]),
-            "keys": torch.from_numpy(self._keys[order].view(np.int64)),
-            "counts": torch.from_numpy(self._counts[order]),
-            "totals": torch.from_numpy(self.totals),
-        }
+        fields = zip(BESIDE, map(torch.from_numpy, np.take(self._beside, order, axis=1)), strict=True)
+        values, totals = self._values[torch.from_numpy(order)], torch.from_numpy(self.totals)
+        return {"values": values, "totals": totals, **dict(fields)}
 
     def load(self, state: Mapping[str, Tensor]) -> "Sample":
         """Take over what `state` returned."""
-        arrays = {name: state[name].numpy() for name in ("labels", "keys", "counts", "totals")}
-        self.totals = arrays["totals"].copy()
-        rows = np.arange(len(state["values"]))
-        keys = arrays["keys"].view(np.uint64)
-        self._insert([state["values"]], rows, arrays["labels"], keys, arrays["counts"])
-        return self.settle()
-
-
-def row_bytes(n_classes: int, widths: Mapping[str, int], dtype: torch.dtype) -> int:
-    """Bytes of a row with all that belongs to it."""
-    return (n_classes + sum(widths.values())) * dtype.itemsize + BESIDE
-
-
-def check_budget(budget: int, sizes: Sequence[int], strata: int) -> None:
-    """Raise unless samples whose rows have these sizes in bytes, and which share a budget, can hold every stratum."""
-    needed = len(sizes) * -(-strata * max(sizes) * (SLACK + 1) // SLACK)
-    if budget < needed:
-        raise InputError(
-            f"budget: {budget:,} bytes cannot hold one training row ({sum(sizes)} bytes) of each of {strata} classes; "
-            f"give at least {needed:,}"
-        )
+        self.totals = state["totals"].numpy().copy()
+        beside = np.stack([state[name].numpy() for name in BESIDE])
+        self._insert([state["values"]], np.arange(len(state["values"])), beside)
+        self._compact()
+        return self
 
 
 def quota(totals: NDArray[np.int64], capacity: int) -> int:

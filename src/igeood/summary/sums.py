@@ -36,9 +36,8 @@ class ClassSums:
         count = torch.bincount(labels, minlength=n_classes).to(shift.dtype)
         shift /= count.clamp(min=1.0)[:, None]
         scatter = shift.new_zeros({"full": (k, k), "diagonal": (k,)}.get(kind, (0,)))
-        for part, classes in _chunks(x, labels, origin, k // 4 if kind == "full" else k):  # a matmul wants more rows
-            if not scatter.numel():
-                break
+        chunks = _chunks(x, labels, origin, k // 4 if kind == "full" else k)  # a matmul wants more rows
+        for part, classes in chunks if scatter.numel() else ():
             part.sub_(shift.index_select(0, classes))
             if kind == "full":
                 scatter.addmm_(part.T, part)

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from igeood.errors import GuardFileError, InputError
 from igeood.files import read_record, write_record
+from igeood.geometry.centroids import check_every_class
 from igeood.outputs import NO_KEYS, Keys, Outputs, check_alike
 from igeood.summary.needs import Needs
-from igeood.summary.sample import Sample, check_budget, row_bytes
+from igeood.summary.sample import Sample
 from igeood.summary.sums import ClassSums
 
 BUDGET = 256 << 20  # bytes of training rows that are kept
@@ -63,7 +64,7 @@ class Summary:
         self.counts = torch.zeros((), dtype=torch.int64)
         self.sums: dict[str, ClassSums] = {}
         self.samples: dict[str, Sample] = {}
-        self._keys, self._new_keys = NO_KEYS, [NO_KEYS]
+        self._keys = [NO_KEYS]
 
     @classmethod
     def of(cls, outputs: Outputs, needs: Needs, *, budget: int = BUDGET) -> "Summary":
@@ -74,52 +75,47 @@ class Summary:
         """Take in a batch of training rows, in place. A few rows cost as much to sum as a thousand."""
         if len(outputs) == 0:
             return self
-        if self.needs.labels and outputs.labels is None:
-            raise InputError("labels: this method needs the class of each row; give (x, y), or fit(logits, labels)")
-        if self.described["transform"] and self.needs.transform is None:
-            raise InputError(
-                f"summary: its row transform {self.described['transform']!r} is not in its file; sum up the batch in a "
-                f"summary of its own, and add the two with +"
-            )
-        batch = outputs.detached().only(self.needs.blocks(outputs.features))
-        if self.needs.layers != "none" and not batch.features:
-            raise InputError("outputs: no features to learn from; give Outputs(logits, features, labels)")
-        self._check(batch)
-        strata = 1 if batch.labels is None else batch.n_classes
-        self._start_samples(batch, strata)
+        batch = self._needed(outputs)
+        if self.shape is None:
+            self._start(batch[torch.arange(0)])  # a copy, which holds none of the batch's memory
+        check_alike(self._filled(), batch)
         labels = torch.zeros(len(batch), dtype=torch.int64) if batch.labels is None else batch.labels.cpu()
-        self.counts = self.counts + torch.bincount(labels, minlength=strata)
+        self.counts = self.counts + torch.bincount(labels, minlength=len(self.counts))
         for sample in self.samples.values():
             sample.add(batch)
         if self.needs.sums != "none" or self.needs.ranges:
-            self._take_sums(batch, labels, strata)
-        self._take_keys(batch.keys)
+            self._take_sums(batch, labels)
+        self._keys.append(batch.keys.copy())
+        if sum(map(len, self._keys[1:])) > max(len(self._keys[0]), 1 << 16):
+            self._keys = [self.keys]
         return self
 
-    def _check(self, batch: Outputs) -> None:
-        if self.shape is None:
-            self.shape = batch[torch.arange(0)]  # a copy, which holds none of the batch's memory
-        check_alike(self.shape, batch)
+    def _needed(self, outputs: Outputs) -> Outputs:
+        """What the needs ask for of a batch, once it has that."""
+        if self.needs.labels and outputs.labels is None:
+            raise InputError("labels: this method needs the class of each row; give (x, y), or fit(logits, labels)")
+        if self.described["transform"] and self.needs.transform is None:
+            problem = f"its row transform {self.described['transform']!r} is not in its file"
+            raise InputError(f"summary: {problem}; sum up the batch in a summary of its own, and add the two with +")
+        batch = outputs.detached().only(self.needs.blocks(outputs.features))
+        if self.needs.layers != "none" and not batch.features:
+            raise InputError("outputs: no features to learn from; give Outputs(logits, features, labels)")
+        return batch
 
-    def _start_samples(self, batch: Outputs, strata: int) -> None:
-        if self.samples or not self.needs.samples:
-            return
-        shapes: dict[str, tuple[dict[str, int], torch.dtype]] = {}
-        for kind in self.needs.samples:
-            features = {block: value for block, value in batch.features.items() if _kept(block, kind)}
-            dtype = reduce(torch.promote_types, (value.dtype for value in features.values()), batch.logits.dtype)
-            shapes[kind] = ({block: value.shape[1] for block, value in features.items()}, dtype)
-        check_budget(self.budget, [row_bytes(batch.n_classes, *shape) for shape in shapes.values()], strata)
-        for kind, (widths, dtype) in shapes.items():
-            self.samples[kind] = Sample(batch.n_classes, widths, strata, self._share, dtype)
+    def _start(self, shape: Outputs) -> None:
+        """Get ready for rows of this shape: its widths, types, and whether it has labels."""
+        kinds, samples = self.needs.samples, dict[str, Sample]()
+        strata = 1 if shape.labels is None else shape.n_classes
+        for kind in kinds:
+            features = {block: value for block, value in shape.features.items() if _kind(block) == kind}
+            dtype = reduce(torch.promote_types, (value.dtype for value in features.values()), shape.logits.dtype)
+            widths = {block: value.shape[1] for block, value in features.items()}
+            samples[kind] = Sample(shape.n_classes, widths, strata, self.budget // len(kinds), dtype)
+        _check_budget(samples, self.budget)
+        self.shape, self.samples, self.counts = shape, samples, torch.zeros(strata, dtype=torch.int64)
 
-    @property
-    def _share(self) -> int:
-        """Bytes of each sample."""
-        return self.budget // max(1, len(self.needs.samples))
-
-    def _take_sums(self, batch: Outputs, labels: Tensor, strata: int) -> None:
-        needs, groups, n_groups = self.needs, labels, strata
+    def _take_sums(self, batch: Outputs, labels: Tensor) -> None:
+        needs, groups, n_groups = self.needs, labels, len(self.counts)
         rows = torch.ones(len(batch), dtype=torch.bool)
         if needs.group != "label":
             predicted, n_groups = batch.logits.argmax(dim=1).cpu(), batch.n_classes
@@ -133,21 +129,11 @@ class Summary:
                 part = part.with_ranges(values[inside[rows]], groups[rows & inside])
             self.sums[block] = self.sums[block] + part if block in self.sums else part
 
-    def _take_keys(self, keys: Keys) -> None:
-        if len(self._keys) == KEYS:
-            keys = keys[keys < self._keys[-1]]
-        self._new_keys.append(keys.copy())
-        if sum(map(len, self._new_keys)) > max(len(self._keys), 1 << 16):
-            self._join_keys()
-
-    def _join_keys(self) -> None:
-        self._keys, self._new_keys = np.unique(np.concatenate([self._keys, *self._new_keys]))[:KEYS], [NO_KEYS]
-
     @property
     def keys(self) -> Keys:
         """Sorted unique keys of training rows."""
-        self._join_keys()
-        return self._keys
+        self._keys = [np.unique(np.concatenate(self._keys))[:KEYS]]
+        return self._keys[0]
 
     @property
     def rows(self) -> int:
@@ -171,12 +157,7 @@ class Summary:
 
     def check_classes(self) -> None:
         """Raise unless every class has a row."""
-        missing = (self.counts == 0).nonzero()[:, 0].tolist()
-        if missing:
-            raise InputError(
-                f"labels: no sample of class {missing[0]} ({len(missing)} of {len(self.counts)} classes have none); "
-                f"give every class at least one"
-            )
+        check_every_class(self.counts)
 
     def __add__(self, other: "Summary") -> "Summary":
         if not isinstance(other, Summary):
@@ -186,12 +167,13 @@ class Summary:
         for part in (self, other):
             if part.shape is None:
                 continue
-            joined.shape, joined.counts = part.shape, joined.counts + part.counts
+            if joined.shape is None:
+                joined._start(part.shape)
+            joined.counts = joined.counts + part.counts
             joined.sums = {k: joined.sums[k] + v if k in joined.sums else v for k, v in part.sums.items()}
-            for kind, sample in part.samples.items():  # a copy: rows are added in place
-                mine = joined.samples.get(kind)
-                joined.samples[kind] = sample.within(joined._share) if mine is None else mine + sample
-            joined._new_keys.append(part.keys)
+            joined.samples = {kind: joined.samples[kind] + sample for kind, sample in part.samples.items()}
+            joined._keys.append(part.keys)
+        _check_budget(joined.samples, joined.budget)  # of a wider type, rows are larger
         return joined
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -228,17 +210,15 @@ class Summary:
         def part(prefix: str) -> dict[str, Tensor]:
             return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
+        dtypes = {kind: getattr(torch, name) for kind, name in record["dtypes"].items()}
+        features = {block: torch.empty(0, width, dtype=dtypes.get(_kind(block))) for block, width in widths.items()}
         labels = torch.empty(0, dtype=torch.int64) if record["labelled"] else None
-        features = {block: torch.empty(0, width) for block, width in widths.items()}
-        summary.shape = Outputs.checked(torch.empty(0, n_classes), features, labels)
-        summary.counts, summary._keys = tensors["counts"], tensors["keys"].numpy().view(np.uint64)
+        summary._start(Outputs.checked(torch.empty(0, n_classes, dtype=dtypes.get("logits")), features, labels))
+        summary.counts, summary._keys = tensors["counts"], [tensors["keys"].numpy().view(np.uint64)]
         if needs.sums != "none" or needs.ranges:
             summary.sums = {block: ClassSums(**part(f"sums:{i}:")) for i, block in enumerate(widths)}
-        for kind in needs.samples:
-            kept = {block: width for block, width in widths.items() if _kept(block, kind)}
-            dtype = getattr(torch, record["dtypes"][kind])
-            sample = Sample(n_classes, kept, len(summary.counts), summary._share, dtype)
-            summary.samples[kind] = sample.load(part(f"samples:{kind}:"))
+        for kind, sample in summary.samples.items():
+            sample.load(part(f"samples:{kind}:"))
         return summary
 
     def __repr__(self) -> str:
@@ -252,18 +232,20 @@ def _check_addable(one: Summary, other: Summary) -> None:
     """Raise where two summaries cannot add; the error names what differs."""
     pairs = [(name, value, other.described[name]) for name, value in one.described.items()]
     if one.shape is not None and other.shape is not None:
-        pairs += [("n_classes", one.n_classes, other.n_classes), ("layers", list(one.widths), list(other.widths))]
-        pairs += [("widths", list(one.widths.values()), list(other.widths.values()))]
-        pairs.append(("labels", one.shape.labels is not None, other.shape.labels is not None))
+        check_alike(one.shape, other.shape)
         pairs.append(("model", one.model, other.model))
     for name, first, second in pairs:
         if first != second:
-            raise InputError(
-                f"summary: {name} differ: {first!r} and {second!r}; add those of one method, model and set of layers"
-            )
+            raise InputError(f"summary: {name} differ: {first!r} and {second!r}; add those of one method and model")
 
 
-def _kept(block: str, kind: str) -> bool:
-    """Whether a sample of this kind holds a block."""
-    is_statistic = "|" in block and not block.startswith("|")
-    return kind == "statistics" if is_statistic else kind == "features"
+def _check_budget(samples: dict[str, Sample], budget: int) -> None:
+    needed = len(samples) * max((sample.least for sample in samples.values()), default=0)
+    if budget < needed:
+        problem = f"{budget:,} bytes cannot hold one training row of each class"
+        raise InputError(f"budget: {problem}; give at least {needed:,}")
+
+
+def _kind(block: str) -> str:
+    """Which sample holds a block."""
+    return "statistics" if "|" in block and not block.startswith("|") else "features"
