@@ -90,7 +90,7 @@ def test_tunings_have_what_was_tried(whole):
     tunings = {(t["setting"], t["method"]): t for t in whole.tunings.records}
     assert tunings["black-box", "msp"]["tuning"] is None
     assert len(tunings["grey-box", "odin"]["tuning"]["steps"]) == 21
-    assert len(tunings["black-box", "odin"]["tuning"]["temperature"]["trials"]) > 33
+    assert len(tunings["black-box", "odin"]["tuning"]["trials"]) > 33
     assert tunings["white-box-fgsm", "igeood"]["tuning"]["attack"]["samples"] == 40
 
 
