@@ -49,11 +49,12 @@ class Calibration:
     confidence: float = 0.95
     left_out: int = 0
     trained_on: int = 0
+    _place: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         values, _ = as_vector(self.scores, "id_scores")
         object.__setattr__(self, "scores", values.sort().values)
-        rank(len(values), self.tpr, self.guarantee, self.confidence)  # raises when there are too few
+        object.__setattr__(self, "_place", rank(len(values), self.tpr, self.guarantee, self.confidence) - 1)
 
     @cached_property
     def margin(self) -> float:
@@ -85,16 +86,15 @@ class Calibration:
     def _raised(self) -> Tensor:
         return self.scores + self.margin
 
-    @cached_property
-    def _place(self) -> int:
-        return rank(len(self.scores), self.tpr, self.guarantee, self.confidence) - 1
-
     @property
     def promise(self) -> str:
         """What the threshold promises, in a sentence."""
+        n, kept = len(self.scores), f"at least {100 * self.tpr:.4g}% of in-distribution inputs are kept"
         if self.trained_on:
-            return f"nothing is promised: of {len(self.scores)} calibration samples {self.trained_on} were trained on"
-        return promise(len(self.scores), self.tpr, self.guarantee, self.confidence)
+            return f"nothing is promised: of {n} calibration samples {self.trained_on} were trained on"
+        if self.guarantee == "marginal":
+            return f"{kept}, on average over calibration sets of {n}"
+        return f"with {100 * self.confidence:.4g}% confidence, {kept}"
 
 
 def threshold(
@@ -168,17 +168,6 @@ def needed_samples(tpr: float = 0.95, guarantee: Guarantee = "marginal", confide
     return n
 
 
-def promise(n: int, tpr: float = 0.95, guarantee: Guarantee = "marginal", confidence: float = 0.95) -> str:
-    """What the threshold promises, in a sentence.
-
-    >>> promise(1000)
-    'at least 95% of in-distribution inputs are kept, on average over calibration sets of 1000'
-    """
-    if guarantee == "marginal":
-        return f"at least {100 * tpr:.4g}% of in-distribution inputs are kept, on average over calibration sets of {n}"
-    return f"with {100 * confidence:.4g}% confidence, at least {100 * tpr:.4g}% of in-distribution inputs are kept"
-
-
 def p_values(id_scores: ArrayLike, scores: ArrayLike) -> Array:
     """Conformal p-value of each score, (1 + #{calibration ≥ score}) / (n + 1): small is out-of-distribution.
 
@@ -205,5 +194,4 @@ def p_values(id_scores: ArrayLike, scores: ArrayLike) -> Array:
 
 
 def _p_values(ascending: Tensor, scores: Tensor) -> Tensor:
-    n = len(ascending)
-    return (n + 1.0 - torch.searchsorted(ascending, scores).double()) / (n + 1.0)
+    return (len(ascending) + 1.0 - torch.searchsorted(ascending, scores).double()) / (len(ascending) + 1.0)

@@ -97,32 +97,23 @@ def test_another_temperature_is_a_fit_at_it(name, known):
     torch.testing.assert_close(rough.score(known.test), fresh, rtol=0, atol=1e-3 * float(fresh.std()))
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"k": 0}, "k: expected a whole number, at least 1 or 'auto', got 0"),
-        ({"k": "most"}, "k: expected a whole number, at least 1 or 'auto', got 'most'"),
-        ({"rows": 2.5}, r"rows: expected a whole number, at least 1, got 2\.5"),
-        ({"rows": True}, "rows: expected a whole number, at least 1, got True"),
-    ],
-)
-def test_options_are_checked_against_their_annotations(options, said):
-    with pytest.raises(InputError, match=f"^{said}$"):
-        igeood.detector("knn", **options)
+def test_options_are_checked_against_their_annotations():
+    for name, value, expected in (
+        ("k", 0, "a whole number, at least 1 or 'auto'"),
+        ("k", "most", "a whole number, at least 1 or 'auto'"),
+        ("rows", 2.5, "a whole number, at least 1"),
+        ("rows", True, "a whole number, at least 1"),
+    ):
+        with pytest.raises(InputError, match=f"^{name}: expected {expected}, got {value!r}$"):
+            igeood.detector("knn", **{name: value})
     with pytest.raises(InputError, match=r"^relative: expected True or False, got 'yes'$"):
         Mahalanobis(relative="yes")
     assert repr(igeood.detector("knn", k=np.int64(3), rows=9)) == "KNN(k=3, rows=9)"
     assert repr(igeood.IgeoodLogits(temperature=np.float32(2), centroid_temperature=1)).count("temperature=") == 2
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ("energi", r"no 'energi'; did you mean 'energy'\? there are msp, odin"),
-        ("MSP", r"no 'MSP'; did you mean 'msp'\?"),
-        ("zzz", r"no 'zzz'; there are msp, odin, energy, kl-sum"),
-    ],
-)
-def test_an_unknown_name_gets_the_nearest(given, said):
-    with pytest.raises(InputError, match=f"^method: {said}"):
-        igeood.detector(given)
+def test_an_unknown_name_gets_the_nearest():
+    with pytest.raises(InputError, match=r"^method: no 'MSP'; did you mean 'msp'\? there are msp, odin"):
+        igeood.detector("MSP")
+    with pytest.raises(InputError, match=r"^method: no 'zzz'; there are msp, odin"):
+        igeood.detector("zzz")

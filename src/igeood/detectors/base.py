@@ -132,8 +132,7 @@ class Detector(ABC):
             if block not in batch.features:
                 have = ", ".join(map(repr, batch.features)) or "none"
                 raise InputError(f"outputs: {who} needs the features of layer {block!r}; these have {have}; add them")
-            found = batch.features[block].shape[1]
-            if found != width:
+            if (found := batch.features[block].shape[1]) != width:
                 cure = "give the same layer"
                 raise InputError(f"features[{block!r}]: {found} channels, but {who} was fitted on {width}; {cure}")
         return batch
@@ -145,8 +144,7 @@ class Detector(ABC):
     def check_fitted(self) -> None:
         """Raise unless `fit` has run."""
         if not hasattr(self, "n_classes_"):
-            how = "fit(logits, labels)" if self.needs.labels else "fit(logits), which needs no labels,"
-            raise NotReadyError(f"{type(self).__name__}: not fitted yet; call {how} first")
+            raise NotReadyError(f"{type(self).__name__}: not fitted yet; call fit(logits, labels) first")
 
     def _learn(self, summary: Summary) -> None:
         """Learn from a summary that has what `needs` asks for."""
@@ -236,10 +234,8 @@ class Detector(ABC):
         self._of_shape(n_classes, widths)
         for key, tensor in state.items():
             name, _, layer = key.partition(":")
-            if layer:
-                vars(self).setdefault(name, {})[layer] = tensor
-            else:
-                setattr(self, name, tensor)
+            place = vars(self).setdefault(name, {}) if layer else vars(self)
+            place[layer or name] = tensor
         self._prepare()
         return self
 

@@ -194,10 +194,9 @@ class Mahalanobis(LayerDetector):
     def _channel_parts(self, x: Tensor, nearest: Tensor, layer: str) -> Tensor:
         """Squares of the whitened difference turned back to the channels, Σ^{+1/2}(f − μ): they sum to the distance."""
         whitening = self.whitening_[layer].to(x.device)
-        directions = whitening / torch.linalg.vector_norm(whitening, dim=0)  # (k, r), orthonormal
+        directions: Tensor = whitening / torch.linalg.vector_norm(whitening, dim=0)  # (k, r), orthonormal
         apart = wide(x) - self.mean_[layer].to(x.device)[nearest]
-        parts: Tensor = (apart @ whitening @ directions.T).square()
-        return parts
+        return (apart @ whitening @ directions.T).square()
 
 
 class Whitened:

@@ -3,9 +3,8 @@ r"""The black-box family: detectors that need the logits only.
 A function for each score, as its paper writes it, and a thin class above it that has the common orientation.
 """
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -38,7 +37,6 @@ def energy(logits: Tensor, temperature: float = 1.0) -> Tensor:
     >>> energy(torch.zeros(1, 4)).item()
     -1.38629...
     """
-    categorical.check_temperature(temperature)
 
     def of_rows(f: Tensor) -> Tensor:
         f = wide(f)
@@ -129,12 +127,15 @@ class CentroidDetector(LogitsDetector):
     needs = Needs(labels=True, samples=("logits",))
     reduce: Reduce = "sum"
 
-    @abstractmethod
-    def _compare(self, batch: Outputs, reduce: Callable[[Tensor], Tensor] | None) -> Tensor:
-        """What `reduce` makes of the distances or divergences of rows and centroids, (N, C)."""
+    _geometry: ClassVar[tuple[Callable[..., Tensor], Callable[..., Tensor]]]  # prepares centroids, compares with them
 
     def _prepare(self) -> None:
-        self.reduce_: Reduce = self.reduce
+        self.reduce_ = self.reduce
+        self._prepared = self._geometry[0](self.centroids_)  # type: ignore[attr-defined]  # subclasses learn them
+
+    def _compare(self, batch: Outputs, reduce: Callable[[Tensor], Tensor] | None) -> Tensor:
+        """What `reduce` makes of the distances or divergences of rows and centroids, (N, C)."""
+        return self._geometry[1](batch.logits, self._prepared.to(batch.logits.device), self.temperature, reduce)
 
     def _score(self, batch: Outputs) -> Tensor:
         if self.reduce_ == "sum":
@@ -157,16 +158,11 @@ class KLDivergence(CentroidDetector):
         See `Detector`.
     """
 
+    _geometry = (categorical.prepare_kl, categorical.kl_divergences)
+
     def _learn_softmax(self, samples: Samples, near: Any, *, roughly: bool) -> None:  # noqa: ARG002
         sample = samples["logits"]
         self.centroids_ = solve_kl(chunks(sample, roughly), sample.n_classes, self.temperature)
-
-    def _prepare(self) -> None:
-        super()._prepare()
-        self._logs = categorical.prepare_kl(self.centroids_)
-
-    def _compare(self, batch: Outputs, reduce: Callable[[Tensor], Tensor] | None) -> Tensor:
-        return categorical.kl_divergences(batch.logits, self._logs.to(batch.logits.device), self.temperature, reduce)
 
 
 @register("igeood-logits-min", title="IGEOOD (min)", fixed={"reduce": "min"}, style=("#D55E00", "--", "p"))
@@ -203,6 +199,7 @@ class IgeoodLogits(CentroidDetector):
     True
     """
 
+    _geometry = (categorical.prepare, categorical.distances)
     centroid_temperature: float | None = None
 
     def _learn_softmax(self, samples: Samples, near: Any, *, roughly: bool) -> None:
@@ -215,11 +212,8 @@ class IgeoodLogits(CentroidDetector):
         self.centroids_ = categorical.retemper(centroids, fitted_at, self.temperature)
 
     def _prepare(self) -> None:
+        super()._prepare()
         self.reduce_ = "min" if self.n_classes_ == 2 else self.reduce
-        self._roots = categorical.prepare(self.centroids_)
-
-    def _compare(self, batch: Outputs, reduce: Callable[[Tensor], Tensor] | None) -> Tensor:
-        return categorical.distances(batch.logits, self._roots.to(batch.logits.device), self.temperature, reduce)
 
     def _explain(self, batch: Outputs, top: int) -> dict[str, Any]:  # noqa: ARG002
         return {"centroid_distance": self._compare(batch, None)}

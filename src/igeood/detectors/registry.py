@@ -115,6 +115,5 @@ def method_name(instance: Detector) -> str:
     for name, method in METHODS.items():
         if type(instance) is method.kind and method.fixed.items() <= params.items():
             return name
-    raise InputError(
-        f"detector: {type(instance).__name__} is not registered; decorate its class with @igeood.register(name)"
-    )
+    kind = type(instance).__name__
+    raise InputError(f"detector: {kind} is not registered; decorate its class with @igeood.register(name)")

@@ -6,7 +6,7 @@ weights are fixed ones; `learn_weights` learns them by logistic regression.
 
 import copy
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sized
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +28,6 @@ FOLDS = 5
 FEWEST = 2 * FOLDS  # samples of each kind, so that each fold can be learnt from and judged on
 OOD = "ood"  # the name of a part that learns from OOD samples
 
-Pair = tuple[Outputs, Outputs]  # in-distribution and OOD samples
 Table = np.ndarray[Any, np.dtype[np.float64]]
 Rows = tuple[Any, ...]  # numbers of in-distribution and of OOD samples
 
@@ -127,28 +126,26 @@ class Weighted(Detector):
         for name, batch in zip(("id", "ood"), pair, strict=True):
             if len(batch) < FEWEST:
                 raise InputError(f"{name}: {len(batch)} samples; the regression needs at least {FEWEST} of each kind")
-        n_id, n_ood = map(len, pair)
         parts = [part for name, part in self.parts_.items() if name != OOD]
         with torch.no_grad():
             fixed = [torch.cat([part._columns(batch) for part in parts], dim=1) for batch in pair]
-            folds = ((self._shown(pair, fixed, learn)[1], learn, judge) for learn, judge in _folds(n_id, n_ood, seed))
+            folds = ((self._shown(pair, fixed, learn)[1], learn, judge) for learn, judge in _folds(pair, seed))
             rates = np.mean([_rates(*fold, tpr) for fold in folds], axis=0)
             best = int(np.argmax(rates))  # of equals, the most regularised
-            shown, tables = self._shown(pair, fixed, (np.arange(n_id), np.arange(n_ood)))
+            shown, tables = self._shown(pair, fixed, tuple(np.arange(len(batch)) for batch in pair))
         weights = logistic_regression(tables[0], tables[1], STRENGTHS[best])[:-1]
         shown.weights_ = torch.from_numpy(weights).to(shown.centre_)
         self.__dict__ = shown.__dict__
         return WeightSearch(STRENGTHS[best], float(rates[best]))
 
-    def _shown(self, pair: Pair, fixed: list[Tensor], rows: Rows) -> tuple[Self, list[Table]]:
+    def _shown(self, pair: tuple[Outputs, Outputs], fixed: list[Tensor], rows: Rows) -> tuple[Self, list[Table]]:
         """A copy that has been shown these rows, and the columns of all samples of each kind as it standardises them.
 
         `fixed` are the columns that are the same for every copy.
         """
         shown, columns, part = copy.copy(self), fixed, self._make_parts().get(OOD)
         if part is not None:
-            ood = pair[1][torch.from_numpy(rows[1])]
-            part.learn(Summary.of(ood.replace(labels=None), part.needs))
+            part.learn(Summary.of(pair[1][torch.from_numpy(rows[1])].replace(labels=None), part.needs))
             shown.parts_ = {**self.parts_, OOD: part}
             columns = [torch.cat([first, part._columns(batch)], 1) for first, batch in zip(fixed, pair, strict=True)]
         chosen = [side[numbers] for side, numbers in zip(columns, rows, strict=True)]
@@ -233,14 +230,14 @@ def _rates(tables: list[Table], learn: Rows, judge: Rows, tpr: float) -> list[fl
     return rates
 
 
-def _folds(n_id: int, n_ood: int, seed: int) -> list[tuple[Rows, ...]]:
+def _folds(kinds: Iterable[Sized], seed: int) -> list[tuple[Rows, ...]]:
     """Rows to learn from and rows to judge on, of both kinds, for each fold.
 
     Sets of one size are split alike: a sample and the attack made from it are never on two sides.
     """
     from sklearn.model_selection import KFold  # noqa: PLC0415 (slow to import)
 
-    splits = (KFold(FOLDS, shuffle=True, random_state=seed).split(range(n)) for n in (n_id, n_ood))
+    splits = (KFold(FOLDS, shuffle=True, random_state=seed).split(range(len(kind))) for kind in kinds)
     return [tuple(zip(*fold, strict=True)) for fold in zip(*splits, strict=True)]
 
 
