@@ -132,6 +132,8 @@ class LogitsFile:
                     raise InputError(f"{part.path}: {error}") from None
                 yield outputs, names
                 first, number = first + len(batch), number + len(batch)
+            if first != part.rows:
+                raise InputError(f"{part.path}: has {first:,} rows, but its header says {part.rows:,}; write it again")
 
     def _outputs(self, batch: pa.RecordBatch, first: int) -> Outputs:
         arrays = {name: _matrix(batch[name], name, width, first) for name, width in self._widths.items()}

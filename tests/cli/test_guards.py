@@ -120,6 +120,7 @@ def test_what_is_there_is_not_written_over(run, good, files):
     fit = ("fit", "train.npz", "--out", "guard.safetensors")
     assert "guard.safetensors is there already; name another file, or give --force" in run(*fit).stderr
     assert Path("guard.safetensors").read_bytes() == before
+    assert "train.npz is what the command reads" in run("fit", "train.npz", "--out", "train.npz", "--force").stderr
     good(*fit, "--force")
     assert Path("guard.safetensors").read_bytes() == Path("fitted.safetensors").read_bytes()
     good("calibrate", "fitted.safetensors", "held_out.npz", "--out", "new/other.safetensors")  # the folder is made

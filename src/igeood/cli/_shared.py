@@ -105,12 +105,14 @@ class Watched:
             self.report(self.what, done, self.source.rows)
 
 
-def check_out(out: str | None, force: bool, replaced: str = "") -> str:
+def check_out(out: str | None, force: bool, *inputs: str, replaced: str = "") -> str:
     """The file to write, `out` or else `replaced`, locked until the command ends; one that is there needs `force`."""
     from igeood.files import only_one
 
-    if out is not None and Path(out).exists() and not force:
-        raise InputError(f"out: {out} is there already; name another file, or give --force")
     target = Path(os.path.realpath(out or replaced))
+    if target in (Path(os.path.realpath(name)) for name in inputs):
+        raise InputError(f"out: {out} is what the command reads; name another file")
+    if out is not None and target.exists() and not force:
+        raise InputError(f"out: {out} is there already; name another file, or give --force")
     click.get_current_context().with_resource(only_one(target.with_name(f".{target.name}.lock"), "out"))
     return out or replaced

@@ -26,7 +26,7 @@ def calibrate(
 
     Samples that `igeood tune` has used are left out.
     """
-    target = check_out(out, force, replaced=guard)
+    target = check_out(out, force, id_data, replaced=guard)
     loaded = load_guard(guard, options)
     with progress_bars() as report:
         samples = Watched(open_samples(id_data, loaded, options), "calibrate", report)

@@ -44,7 +44,7 @@ def fit(
     """
     from igeood.detectors import method_name
 
-    check_out(out, force)
+    check_out(out, force, train)
     model = load_model(options)
     guard = _build(model, access, {name: options[name] for name in BUILD if options[name] is not None})
     if model is not None:

@@ -30,7 +30,7 @@ def score(guard: str, data: str, out: str | None, force: bool, as_json: bool, **
     import torch
 
     if out is not None:
-        check_out(out, force)
+        check_out(out, force, guard, data)
     loaded = load_guard(guard, options)
     source = open_samples(data, loaded, options)
     if loaded.calibration is None:

@@ -27,7 +27,7 @@ def tune(
 
     A guard's file has no training samples, so it is fitted again on --train. Calibrate the guard afterwards.
     """
-    target = check_out(out, force, replaced=guard)
+    target = check_out(out, force, train, id_data, ood, replaced=guard)
     loaded = load_guard(guard, options)
     with progress_bars() as report:
         known = Watched(open_samples(id_data, loaded, options), "in-distribution", report)
