@@ -4,8 +4,8 @@
 So a promise is checked by leaving out each in turn: nothing is left to chance, and every pattern of ties is a case.
 
 *Simulated.* Each assertion has a bound that a right implementation crosses with a probability below `ERROR`: of a
-binomial, or 5.7 standard errors of a mean. There are fewer than 100: all pass with a
-probability of 1 − 1e-6. Seeds are fixed.
+binomial, of the empirical distribution function (Dvoretzky, Kiefer, Wolfowitz, Massart), or 5.7 standard errors of a
+mean. There are fewer than 100: all pass with a probability of 1 − 1e-6. Seeds are fixed.
 """
 
 import itertools
@@ -74,6 +74,18 @@ def test_wrong_thresholds_are_caught(n, tpr, wrong):
     assert Fraction(kept(bags(n)["apart"], wrong, tpr), n + 1) < Fraction(repr(tpr))
 
 
+@pytest.mark.parametrize(("n", "tpr"), [(19, 0.95), (100, 0.99), (1000, 0.95)])
+def test_new_samples_are_kept_as_promised(n, tpr):
+    """Of uniform scores a threshold t keeps the share t: its mean over calibration sets is rank/(n+1), no less."""
+    draws = np.random.default_rng([n, 1]).uniform(size=(10_000, n))
+    k = rank(n, tpr)
+    error = WIDTH * math.sqrt(k * (n + 1 - k) / ((n + 1) ** 2 * (n + 2)) / len(draws))  # of the mean of Beta(k, n+1−k)
+    draws.partition((k - 2, k - 1), axis=1)
+    assert draws[0, k - 1] == threshold(draws[0], tpr)
+    assert abs(draws[:, k - 1].mean() - k / (n + 1)) <= error
+    assert draws[:, k - 2].mean() < k / (n + 1) - error  # one rank lower is caught
+
+
 @pytest.mark.parametrize(("n", "tpr", "confidence"), [(59, 0.95, 0.95), (100, 0.9, 0.99), (200, 0.95, 0.9)])
 def test_the_tolerance_promise_has_its_confidence(n, tpr, confidence):
     """The rank is the first whose chance to keep a share `tpr` is the confidence: in exact fractions, and in draws."""
@@ -121,6 +133,21 @@ def test_p_values_are_uniform_or_above_for_every_share_at_once(n):
 
 def test_every_pattern_of_ties_has_valid_p_values():
     assert not any(too_small(p_of_each(bag)) for bag in ties(9))  # all 256
+
+
+@pytest.mark.parametrize("levels", [None, 5])
+def test_p_values_of_new_samples(levels):
+    """Their empirical distribution is nowhere above the uniform one by more than its own error, nor far below."""
+    n, sets = 19, 20_000
+    draws = np.floor((levels or 1e12) * np.random.default_rng(3).uniform(size=(sets, n + 1)))
+    above = (draws[:, :-1] >= draws[:, -1:]).sum(axis=1)
+    p = (1 + above) / (n + 1)
+    assert all(p_values(row[:-1], row[-1:])[0] == value for row, value in zip(draws[:300], p, strict=False))
+    error, grid = math.sqrt(math.log(1 / ERROR) / (2 * sets)), np.arange(n + 2) / (n + 1)
+    reached, wrong = (np.searchsorted(np.sort(v), grid + 1e-12, "right") / sets for v in (p, above / n))
+    assert (reached <= grid + error).all()
+    assert (wrong > grid + error).any() or levels  # without the new sample's own count
+    assert (reached >= grid - error).all() or levels
 
 
 @pytest.mark.parametrize("digits", [9, 0])
