@@ -1,6 +1,7 @@
 """The nearest class: the same as float64's whatever the data, by a bound that is proven and here measured."""
 
 import math
+from unittest.mock import Mock
 
 import mpmath
 import numpy as np
@@ -30,14 +31,12 @@ def assert_the_same(x: Tensor, means: Tensor, std: Tensor) -> None:
 
 def sample(n: int, n_classes: int, k: int, spread: float, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """Half of the rows near a class, half near none; deviations over a decade, the spread of the means uneven."""
-    generator = torch.Generator().manual_seed(seed)
-    std = 10 ** torch.rand(k, generator=generator, dtype=torch.float64)
-    means = torch.randn(n_classes, k, generator=generator, dtype=torch.float64) * std
-    means *= spread * 2 * torch.rand(k, generator=generator, dtype=torch.float64)
-    labels = torch.randint(n_classes, (n,), generator=generator)
-    x = torch.randn(n, k, generator=generator, dtype=torch.float64) * std * 1.2
-    x[: n // 2] += means[labels[: n // 2]]
-    return x, means, std
+    rng = np.random.default_rng(seed)
+    std = 10 ** rng.random(k)
+    means = rng.normal(size=(n_classes, k)) * std * spread * 2 * rng.random(k)
+    x = rng.normal(size=(n, k)) * std * 1.2
+    x[: n // 2] += means[rng.integers(n_classes, size=n // 2)]
+    return tuple(torch.from_numpy(array) for array in (x, means, std))
 
 
 @pytest.fixture(autouse=True)
@@ -100,9 +99,6 @@ def test_rows_alone_in_chunks_with_gaps_and_with_threads(monkeypatch):
     for again in ways:
         torch.testing.assert_close(again[0], distance, rtol=1e-13, atol=0)
         assert torch.equal(again[1], label)
-
-
-# -- the bound
 
 
 def approximation(x: Tensor, means: Tensor, nodes: tuple[int, ...], monkeypatch) -> tuple[Tensor, Tensor]:
@@ -180,9 +176,6 @@ def test_the_basis_interpolates_and_its_rounding_is_nothing(n):
             assert error[column].item() == pytest.approx(remainder, rel=1e-12, abs=1e-300)
 
 
-# -- the plan
-
-
 @pytest.mark.parametrize("n_classes", [2, 100, 1000, 20_000])
 def test_the_plan_has_every_channel_once_in_blocks_that_fit_the_memory(n_classes):
     reach = torch.logspace(-6, 2, 600, dtype=torch.float64)
@@ -201,20 +194,11 @@ def test_the_plan_has_every_channel_once_in_blocks_that_fit_the_memory(n_classes
 @pytest.mark.parametrize(("spread", "most"), [(0.1, 1.5), (0.6, 1.0), (2.0, 0.3)])
 def test_few_classes_are_computed_again(spread, most, monkeypatch):
     """The bound is tight enough: of sixty classes one or two are left over for most of the rows."""
-    pairs = []
-
-    def counted(x, prepared, rows, labels):
-        pairs.append(len(rows))
-        return squared_sums(x, prepared, rows, labels)
-
-    squared_sums = nearest.squared_sums
+    counted = Mock(side_effect=nearest.squared_sums)
     monkeypatch.setattr(nearest, "squared_sums", counted)
     x, means, std = sample(600, 60, 60, spread)
     nearest._search(x, gaussian.prepare_nearest(means, std))
-    assert sum(pairs) <= most * 600
-
-
-# -- sums of squares
+    assert sum(len(call.args[2]) for call in counted.call_args_list) <= most * 600
 
 
 def test_squares_to_the_last_digits_and_where_they_overflow():
