@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from igeood import files
 from igeood.errors import GuardFileError, InputError
-from igeood.files import only_one, read_record, whole, write_record, write_whole
+from igeood.files import only_one, read_record, write_record, write_whole
 from igeood.version import __version__
 
 
@@ -40,12 +40,6 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch, error, 
     assert not there or path.read_bytes() == b"old"
 
 
-def test_an_error_of_another_file_keeps_its_name(tmp_path):
-    with pytest.raises(FileNotFoundError) as caught, whole(tmp_path / "a"):
-        (tmp_path / "missing").read_bytes()
-    assert caught.value.filename == str(tmp_path / "missing")
-
-
 def test_permissions_are_the_usual_ones_or_those_of_the_old_file(tmp_path):
     path, umask = tmp_path / "a", os.umask(0)
     os.umask(umask)
@@ -69,11 +63,8 @@ def test_a_link_stays_and_its_target_is_replaced(tmp_path):
 
 def test_paths_that_name_no_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    for path, message in (
-        (tmp_path, "is a folder"),
-        (tmp_path / "pipe", "no ordinary file; name a file"),
-    ):
-        with pytest.raises(InputError, match=f"^path: .*{message}"):
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(InputError, match=r"^path: .* is a folder, or no ordinary file; name a file"):
             write_whole(path, b"")
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
 
@@ -116,7 +107,6 @@ def test_writers_at_once_never_mix(tmp_path):
     assert (tmp_path / "a").read_bytes() in contents
 
 
-# Records.
 TENSORS = {"x": torch.arange(6.0).reshape(2, 3), "empty": torch.zeros(0, 3), "keys": torch.from_numpy(np.empty(0, int))}
 
 
@@ -136,9 +126,8 @@ def test_a_record_comes_back(path):
 def test_every_truncation_and_every_flipped_byte_is_refused(path):
     content = path.read_bytes()
     cuts = [content[:size] for size in range(0, len(content), 31)] + [content[:-1], content + b"\0"]
-    flips = [
-        content[:at] + bytes([content[at] ^ (1 << at % 8)]) + content[at + 1 :] for at in range(0, len(content), 3)
-    ]
+    places = range(0, len(content), 3)
+    flips = [content[:at] + bytes([content[at] ^ (1 << at % 8)]) + content[at + 1 :] for at in places]
     same = content.replace(b"0.06666666666666667", b"0.06666666666666666")  # another text of the same number
     for damaged in [*cuts, *flips, same]:
         path.write_bytes(damaged)

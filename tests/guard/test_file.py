@@ -1,12 +1,10 @@
 """A guard's file: what it keeps, which models it serves, and what is refused."""
 
 import copy
-import json
 
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
 from torch import nn
 
 import igeood
@@ -34,32 +32,19 @@ def test_everything_but_the_training_sample_comes_back(guard, model, data, path)
     with pytest.raises(NotReadyError, match="tune: a loaded guard has no training sample; call fit again first"):
         loaded.tune(data.held_out, data.ood)
     loaded.fit(data.train).tune(data.held_out, data.ood)
-    with safe_open(path, "pt") as file:
-        record = json.loads(file.metadata()["igeood"])
+    record = read_record(path)[0]
     assert (record["schema"], record["kind"], record["method"]) == (2, "guard", "igeood")
-    assert (record["layers"], record["n_classes"]) == (["2", "6"], 4)
-    assert record["model"] == igeood.load(path, model).inputs.fingerprint
-
-
-class Compiled(nn.Module):
-    """Holds a model as `torch.compile` does."""
-
-    def __init__(self, model):
-        super().__init__()
-        self._orig_mod = model
-
-    def forward(self, x):
-        return self._orig_mod(x)
+    assert (record["layers"], record["n_classes"], record["model"]) == (["2", "6"], 4, guard.inputs.fingerprint)
 
 
 def test_wrapped_models_serve_the_bare_one_and_the_reverse(guard, model, data, path, tmp_path):
-    wrapper, scores = nn.DataParallel(Compiled(model)), guard.score(data.test)
+    wrapper, scores = nn.DataParallel(model), guard.score(data.test)
     assert torch.equal(igeood.load(path, wrapper).score(data.test), scores)
     wrapped = igeood.white_box(wrapper).fit(data.train)
     assert wrapped.layers == guard.layers
     wrapped.save(tmp_path / "wrapped.safetensors")
     assert torch.equal(igeood.load(tmp_path / "wrapped.safetensors", model).score(data.test), scores)
-    assert igeood.white_box(wrapper, layers=["module._orig_mod.2"]).fit(data.train).layers == ["2"]
+    assert igeood.white_box(wrapper, layers=["module.2"]).fit(data.train).layers == ["2"]
 
 
 def test_another_model_is_refused_by_its_fingerprint(guard, model, data, path, tmp_path):
@@ -79,17 +64,12 @@ def test_another_model_is_refused_by_its_fingerprint(guard, model, data, path, t
         igeood.load(tmp_path / "arrays.safetensors", model)
 
 
-def test_files_that_are_refused(model, path, tmp_path):
-    with pytest.raises(GuardFileError, match="path: there is no guard file"):
-        igeood.load(tmp_path / "none")
+def test_files_that_are_refused(model, path):
     record, tensors = read_record(path)
     forged = {"n_classes": 5, "layers": None, "epsilon": "x", "calibration": {"tpr": 0.95}, "preparation": {"size": 0}}
     for changes, message in (
         *(({name: value}, "does not describe a guard") for name, value in forged.items()),
         ({"method": "mystery"}, "method 'mystery', which is not registered here; import the module"),
-        ({"kind": "summary"}, "holds a summary, not a guard"),
-        ({"schema": 3}, "has schema 3, written by igeood .*; upgrade igeood"),
-        ({"schema": 1}, r"was written by igeood 0.1 \(schema 1\); .* fit the guard again"),
     ):
         write_record(path, {**record, **changes}, tensors)
         with pytest.raises(GuardFileError, match=message):
