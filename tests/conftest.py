@@ -1,91 +1,56 @@
 """Data that many tests share: small, made here, seeded."""
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: small work is quicker so, and two workers share two cores
 
 import pytest
 import torch
 from hypothesis import settings
-from torch import Tensor, nn
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from igeood.outputs import HEAD, Outputs
-from igeood.summary import Needs
 
-settings.register_profile(
-    "igeood", deadline=None, derandomize=True
-)  # no verdict by the clock, the same examples always
+settings.register_profile("igeood", deadline=None, derandomize=True)  # the same examples, whatever the clock says
 settings.load_profile("igeood")
 
 
-@dataclass(frozen=True)
-class Classifier:
+def make_classifier(n_classes=10, n=400, margin=8.0, seed=0):
     """Logits of a pretend classifier: confident where it knows, unsure where it does not."""
-
-    train: Tensor
-    labels: Tensor
-    held_out: Tensor
-    test: Tensor
-    ood: Tensor
-
-
-def make_classifier(n_classes: int = 10, n: int = 400, margin: float = 8.0, seed: int = 0) -> Classifier:
     generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % n_classes
 
-    def known() -> tuple[Tensor, Tensor]:
-        labels = torch.arange(n) % n_classes
+    def known():
         logits = torch.randn(n, n_classes, generator=generator)
         logits[torch.arange(n), labels] += margin * (0.6 + 0.4 * torch.rand(n, generator=generator))
-        return logits, labels
+        return logits
 
-    train, labels = known()
-    ood = torch.randn(n, n_classes, generator=generator) * 1.5
-    return Classifier(train, labels, known()[0], known()[0], ood)
+    train, ood = known(), torch.randn(n, n_classes, generator=generator) * 1.5
+    return SimpleNamespace(train=train, labels=labels, ood=ood, held_out=known(), test=known())
 
 
-def with_features(logits: Tensor, labels: Tensor | None, seed: int, shift: float) -> Outputs:
+def with_features(logits, labels, seed, shift):
     """Outputs with two layers of features: about the class's mean, or about nothing for OOD samples."""
     generator = torch.Generator().manual_seed(seed)
-    n_classes = logits.shape[1]
     features = {}
     for layer, width in (("early", 6), ("block.late", 9)):
-        means = torch.randn(n_classes, width, generator=torch.Generator().manual_seed(width)) * 2
+        means = torch.randn(logits.shape[1], width, generator=torch.Generator().manual_seed(width)) * 2
         noise = torch.randn(len(logits), width, generator=generator)
         features[layer] = noise * 1.5 + shift if labels is None else means[labels] + noise
     return Outputs(logits, features, labels)
 
 
-@dataclass(frozen=True)
-class Known:
+def make_known(n_classes=10, n=400, seed=0):
     """A classifier's outputs, layers and all."""
-
-    train: Outputs
-    held_out: Outputs
-    test: Outputs
-    ood: Outputs
-
-
-def make_known(n_classes: int = 10, n: int = 400, seed: int = 0) -> Known:
     c = make_classifier(n_classes, n, seed=seed)
-    parts = (c.train, c.held_out, c.test)
-    inside = [with_features(part, c.labels, 10 * seed + i, 0.0) for i, part in enumerate(parts)]
-    return Known(*inside, with_features(c.ood, None, 10 * seed + 9, 3.0))
+    parts = {"train": c.train, "held_out": c.held_out, "test": c.test}
+    inside = {name: with_features(part, c.labels, 10 * seed + i, 0.0) for i, (name, part) in enumerate(parts.items())}
+    return SimpleNamespace(**inside, ood=with_features(c.ood, None, 10 * seed + 9, 3.0))
 
 
-@pytest.fixture(scope="session")
-def known() -> Known:
-    return make_known()
-
-
-@pytest.fixture(scope="session")
-def make_known_() -> Callable[..., Known]:
-    """`make_known`, for tests that need another size."""
-    return make_known
-
-
-def suit(outputs: Outputs, needs: Needs) -> Outputs:
+def suit(outputs, needs):
     """The same samples with the blocks that a method needs: another statistic of the layers, the input of the head."""
     ending = "" if needs.statistic == "mean" else f"|{needs.statistic}"
     features = {f"{layer}{ending}": value for layer, value in outputs.features.items() if "|" not in layer}
@@ -96,34 +61,83 @@ def suit(outputs: Outputs, needs: Needs) -> Outputs:
 
 
 @pytest.fixture(scope="session")
-def suited() -> Callable[[Outputs, Needs], Outputs]:
-    """`suit`, for tests of every method."""
-    return suit
-
-
-@pytest.fixture(scope="session")
-def classifier() -> Classifier:
-    return make_classifier()
-
-
-@pytest.fixture(scope="session")
 def make():
     """`make_classifier`, for tests that need another size."""
     return make_classifier
 
 
-@pytest.fixture
-def reader_names(classifier):
-    """What a reader of the README or of a page of the documentation is taken to have: a model, loaders, arrays."""
+@pytest.fixture(scope="session")
+def make_known_():
+    """`make_known`, for tests that need another size."""
+    return make_known
+
+
+@pytest.fixture(scope="session")
+def suited():
+    """`suit`, for tests of every method."""
+    return suit
+
+
+@pytest.fixture(scope="session")
+def classifier():
+    return make_classifier()
+
+
+@pytest.fixture(scope="session")
+def known():
+    return make_known()
+
+
+def images(n, seed, *, flipped=False):
+    """Noisy prototypes of four classes; those that are half flipped are out-of-distribution."""
+    prototypes = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(4, (n,), generator=generator)
+    chosen = prototypes[labels] if not flipped else 0.4 * prototypes[labels] + 0.6 * prototypes[labels].flip(-1)
+    return (0.2 + 0.6 * chosen + 0.15 * torch.randn(n, 3, 8, 8, generator=generator)).clamp(0, 1), labels
+
+
+def loader(n, seed, **options):
+    return DataLoader(TensorDataset(*images(n, seed, **options)), batch_size=64)
+
+
+@pytest.fixture(scope="session")
+def model():
+    """A small trained classifier of images."""
     torch.manual_seed(0)
-    images, labels = torch.rand(200, 3, 8, 8), torch.arange(200) % 4
-    images += 0.3 * labels[:, None, None, None]
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.Conv2d(8, 16, 3, 2, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(64, 4),
+    )  # fmt: skip
+    x, y = images(800, 1)
+    parameters = list(net.parameters())
+    for _ in range(25):  # by hand: torch.optim takes seconds to import
+        gradients = torch.autograd.grad(nn.functional.cross_entropy(net(x), y), parameters)
+        with torch.no_grad():
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.sub_(gradient, alpha=0.3)
+    return net.eval()
+
+
+@pytest.fixture(scope="session")
+def data():
+    """Loaders and tensors: training, held-out, OOD validation, test and foreign images; makers of more."""
+    return SimpleNamespace(
+        images=images, train=loader(800, 1), held_out=loader(400, 2), ood=loader(200, 5, flipped=True),
+        test=images(300, 3)[0], foreign=images(200, 4, flipped=True)[0],
+    )  # fmt: skip
+
+
+@pytest.fixture
+def reader_names(classifier, model, data):
+    """What a reader of the README or of a page of the documentation is taken to have: a model, loaders, arrays."""
     return {
-        "model": nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)),
-        "train_loader": [(images[:100], labels[:100])],
-        "held_out_loader": [(images[100:], labels[100:])],
-        "ood_loader": [torch.rand(50, 3, 8, 8) * 3],
-        "x": images[:3],
+        "model": model,
+        "train_loader": data.train,
+        "held_out_loader": data.held_out,
+        "ood_loader": data.ood,
+        "x": data.test[:3],
         "torch": torch,
         "train_logits": classifier.train.numpy(),
         "train_labels": classifier.labels.numpy(),

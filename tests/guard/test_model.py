@@ -121,10 +121,10 @@ def test_mapping_batches_of_tokens(build):
     assert guard.calibration.left_out == guard.tuning.n_id
     assert guard.predict(foreign).score.isfinite().all()
     assert guard.explain(batch).score.shape == (90,)
-    with pytest.raises(InputError, match="token ids cannot be perturbed"):
-        guard.tune([held_out], "fgsm")
-    with pytest.raises(InputError, match="token ids cannot be perturbed"):
-        igeood.grey_box(Text()).fit([batch]).score(batch)
+    grey = igeood.grey_box(Text()).fit([batch])
+    for step in (lambda: guard.tune([held_out], "fgsm"), lambda: grey.score(batch)):
+        with pytest.raises(InputError, match="token ids cannot be perturbed"):
+            step()
 
 
 @pytest.mark.parametrize("kind", ["grey", "white"])
@@ -175,15 +175,13 @@ def test_weights_that_change(model, data):
 
 
 BAD = {
-    "no labels": (lambda m, d: igeood.white_box(m).fit([d.test]), "labels: this method needs the class of each row"),
     "labels": (lambda m, d: igeood.white_box(m).fit((d.test, torch.full((300,), 4))), "data: batch 0: labels: "),
-    "a class": (lambda m, d: igeood.white_box(m).fit((d.test, torch.zeros(300).long())), "labels: no sample of cla"),
-    "a number": (lambda m, _: igeood.black_box(m).fit(3), "data: expected a batch or a loader of them, got int"),
-    "layer": (lambda m, _: igeood.white_box(m, layers=["fifth"]), "layers: the model has no 'fifth'"),
+    "data": (lambda m, _: igeood.black_box(m).fit(3), "data: expected a batch or a loader of them, got int"),
+    "layers": (lambda m, _: igeood.white_box(m, layers=["fifth"]), "layers: the model has no 'fifth'"),
     "mean": (lambda m, _: igeood.white_box(m, mean="x"), "mean: expected a finite number, or one for each channel"),
     "std": (lambda m, _: igeood.grey_box(m, std=(0.2, -0.1, 0.3)), "std: expected a finite, positive number"),
     "epsilon": (lambda m, _: igeood.grey_box(m, epsilon=-1), "epsilon: must be a finite number ≥ 0"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", BAD)
