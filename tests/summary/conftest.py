@@ -9,8 +9,9 @@ from igeood.outputs import HEAD, Outputs
 SIZES = (230, 90, 50, 24, 6)  # rows of each class
 
 
-def make_rows(seed: int = 0) -> Outputs:
-    generator = torch.Generator().manual_seed(seed)
+@pytest.fixture(scope="session")
+def rows() -> Outputs:
+    generator = torch.Generator().manual_seed(0)
     labels = torch.repeat_interleave(torch.arange(len(SIZES)), torch.tensor(SIZES))
     n = len(labels)
     logits = torch.randn(n, len(SIZES), generator=generator)
@@ -22,13 +23,3 @@ def make_rows(seed: int = 0) -> Outputs:
     order[:60] = order[60:80].repeat(3)  # twenty rows come four times
     assert len(np.unique(rows[order].keys)) < n - 40
     return rows[order]
-
-
-@pytest.fixture(scope="session")
-def rows() -> Outputs:
-    return make_rows()
-
-
-@pytest.fixture(scope="session")
-def unlabelled(rows) -> Outputs:
-    return Outputs(rows.logits, rows.features, keys=rows.keys)

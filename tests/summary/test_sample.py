@@ -13,13 +13,9 @@ from igeood.summary import Sample
 from igeood.summary.sample import quota
 
 
-def make_sample(strata=5, budget=1 << 20, dtype=torch.float32):
-    return Sample(5, {}, strata, budget, dtype)
-
-
-def budget_of(capacity):
-    """The least bytes that hold so many float32 rows of 5 values, their keys, labels and counts, and some slack."""
-    return -(-capacity * (4 * 5 + 24) * 33 // 32)
+def make_sample(capacity, strata=5):
+    """Holds so many float32 rows of 5 values, with their keys, labels and counts, and some slack."""
+    return Sample(5, {}, strata, -(-capacity * (4 * 5 + 24) * 33 // 32), torch.float32)
 
 
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=6), st.integers(0, 80))
@@ -53,7 +49,7 @@ def content(sample):
 @pytest.mark.parametrize("capacity", [5, 23, 77, 290, 1000])
 @pytest.mark.parametrize("size", [1, 7, 64, 400])
 def test_rows_are_those_of_the_rule(rows, capacity, size):
-    sample = make_sample(budget=budget_of(capacity))
+    sample = make_sample(capacity)
     assert sample.capacity == capacity
     for i in range(0, 400, size):
         sample.add(rows[i : i + size])
@@ -68,20 +64,13 @@ def test_rows_are_those_of_the_rule(rows, capacity, size):
     assert len(sample) == len(kept) == sample.kept.sum()
 
 
-def test_without_labels_there_is_one_stratum(rows, unlabelled):
-    sample = make_sample(1, budget_of(37))
-    sample.add(unlabelled)
-    assert content(sample) == brute_force(rows, 37, strata=1)
-    assert sample.outputs()[1].sum() == pytest.approx(400)
-
-
 @given(st.lists(st.integers(1, 399), min_size=1, max_size=4), st.integers(5, 300), st.randoms())
 @settings(max_examples=40)
 def test_law_addition_is_commutative_and_associative(rows, cuts, capacity, order):
     edges = [0, *sorted(cuts), 400]
     parts = []
     for a, b in itertools.pairwise(edges):
-        parts.append(make_sample(budget=budget_of(capacity)))
+        parts.append(make_sample(capacity))
         parts[-1].add(rows[a:b])
     order.shuffle(parts)
     while len(parts) > 1:
@@ -92,29 +81,32 @@ def test_law_addition_is_commutative_and_associative(rows, cuts, capacity, order
     assert content(parts[0]) == brute_force(Outputs.concat([rows, rows[:100]]), capacity)
 
 
-def test_compaction_in_the_midst_of_a_large_batch_loses_nothing(rows):
+def test_without_labels_there_is_one_stratum_and_a_large_batch_is_compacted_in_its_midst(rows):
     """Many more rows than fit, in one call, with the smallest keys last."""
+    sample = make_sample(37, strata=1)
+    sample.add(rows.replace(labels=None))
+    assert content(sample) == brute_force(rows, 37, strata=1)
+    assert sample.outputs()[1].sum() == pytest.approx(400)
     many = Outputs(torch.randn(3000, 5, generator=torch.Generator().manual_seed(1)), labels=torch.arange(3000) % 5)
     many = many[torch.from_numpy(np.argsort(many.keys)[::-1].copy())]
-    sample = make_sample(budget=budget_of(40))
+    sample = make_sample(40)
     sample.add(many)
     assert content(sample) == brute_force(many, 40)
 
 
 def test_a_few_of_each_class(rows):
-    sample = make_sample()
+    sample = make_sample(1000)
     sample.add(rows)
-    kept, weights = sample.outputs(per_class=8)
-    keys = sample.outputs()[0]
+    (kept, weights), (whole, _) = sample.outputs(per_class=8), sample.outputs()
     assert np.array_equal(torch.bincount(kept.labels), np.minimum(sample.kept, 8))
     for c, total in enumerate(torch.bincount(rows.labels).tolist()):
         assert weights[kept.labels == c].sum() == pytest.approx(total)
-        assert np.array_equal(kept.keys[kept.labels == c], keys.keys[keys.labels == c][:8])
+        assert np.array_equal(kept.keys[kept.labels == c], whole.keys[whole.labels == c][:8])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_memory_stays_within_the_budget(dtype):
-    sample = make_sample(2, budget=1 << 20, dtype=dtype)
+    sample = Sample(5, {}, 2, 1 << 20, dtype)
     generator = torch.Generator().manual_seed(0)
     for _ in range(8):
         logits = torch.randn(20_000, 5, generator=generator).to(dtype)
