@@ -1,7 +1,6 @@
 """Fitting is adding: whatever the batches, shards and their order, the same sums, rows and scores for every method."""
 
 import itertools
-import re
 from dataclasses import replace
 from functools import reduce
 
@@ -130,10 +129,9 @@ def test_sums_and_ranges_of_groups(rows, group):
     expected = ClassSums.of(squared(x), groups, 5)
     torch.testing.assert_close(summary.sums["late"].mean, expected.mean, rtol=1e-12, atol=0)
     assert torch.equal(summary.sums["late"].count, expected.count)
-    low, high = summary.sums["late"].low, summary.sums["late"].high  # of the features themselves
-    for c in range(5):
-        assert torch.equal(low[c], x[groups == c].amin(dim=0))
-        assert torch.equal(high[c], x[groups == c].amax(dim=0))
+    for c in range(5):  # ranges are of the features themselves
+        assert torch.equal(summary.sums["late"].low[c], x[groups == c].amin(dim=0))
+        assert torch.equal(summary.sums["late"].high[c], x[groups == c].amax(dim=0))
     assert summary.counts.tolist() == torch.bincount(rows.labels).tolist()  # of all rows, whatever the groups
 
 
@@ -192,12 +190,6 @@ def test_files_that_are_no_summary(rows, tmp_path):
     with pytest.raises(InputError, match="no training row"):
         Summary(ALL).save(path)
     Summary.of(rows, ALL).save(path)
-    whole = path.read_bytes()
-    for content in (whole[:-9], whole[:500] + bytes([whole[500] ^ 1]) + whole[501:], b"", b"notes\n" * 99):
-        path.write_bytes(content)
-        with pytest.raises(GuardFileError, match=rf"^path: {re.escape(str(path))} is damaged.*; fetch a whole copy"):
-            Summary.load(path)
-    path.write_bytes(whole)
     record, tensors = read_record(path, "summary")
     for change in ({"needs": {"samples": []}}, {"n_classes": "ten"}):
         write_record(path, {**record, **change}, tensors)
@@ -227,10 +219,7 @@ def test_batches_that_do_not_add(rows):
     whole = Summary.of(rows, free := Needs(samples=("logits",)))
     for other, what in (
         (rows.replace(labels=None), "labels: some batches have them and some have none"),
-        (
-            Outputs(rows.logits[:, :4], labels=rows.labels % 4),
-            r"outputs: a batch has widths .* 4.*; give batches of one",
-        ),
+        (Outputs(rows.logits[:, :4], labels=rows.labels % 4), "outputs: a batch has widths .* 4.*; give batches"),
     ):
         for add in (whole.add, lambda other: whole + Summary.of(other, free)):
             with pytest.raises(InputError, match=what):
