@@ -12,9 +12,7 @@ FOLDER = Path(__file__).parent.parent / "examples"
 README = (FOLDER / "README.md").read_text(encoding="utf-8")
 EXAMPLES = sorted(FOLDER.glob("*.py"))
 NEEDS = {"hugging_face_text": "transformers", "image_folder": "PIL"}
-
-# A line that each must print: what it shows has happened.
-KEY = {
+KEY = {  # a line that each must print: what it shows has happened
     "hugging_face_text": r"white box: \d\.\d% of known topics refused, (100|[89]\d)\.\d% of the foreign one",
     "image_folder": r"  foreign/[89]/\d+\.png p=0\.0\d+, taken for a [0-7]; sample \d+: score .* = output",
     "sklearn_logits": r"  digits 8, 9 +[6-9]\d\.\d% refused",
@@ -32,16 +30,12 @@ def test_it_runs(path, tmp_path):
     if path.stem in NEEDS:
         pytest.importorskip(NEEDS[path.stem])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONIOENCODING": "utf-8"}
-    command = [sys.executable, "-W", "error", str(path)]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, encoding="utf-8", timeout=600, check=False
-    )
+    options = {"cwd": tmp_path, "env": environment, "capture_output": True, "encoding": "utf-8", "timeout": 600}
+    done = subprocess.run([sys.executable, "-W", "error", str(path)], **options, check=False)
     assert done.returncode == 0, done.stderr
-    messages = [line for line in done.stderr.splitlines() if not line.startswith("calibrate: left out")]
-    assert messages == []
+    assert [line for line in done.stderr.splitlines() if not line.startswith("calibrate: left out")] == []
     assert re.search(f"^{KEY[path.stem]}", done.stdout, re.M), done.stdout
     shown = re.search(rf"`{path.name}`.*?```text\n(.*?)```", README, re.S)
-    assert shown is not None
     assert shape(done.stdout) == shape(shown[1]), done.stdout
     assert list(tmp_path.iterdir()) == []
 
