@@ -4,7 +4,6 @@ In-distribution is the positive class, as in the paper; a higher score is more o
 fractions. Scores come as NumPy arrays, tensors or lists.
 """
 
-import itertools
 import math
 from dataclasses import dataclass
 from fractions import Fraction
@@ -17,8 +16,6 @@ from igeood.errors import InputError
 from igeood.outputs import ArrayLike, as_tensor, as_vector
 
 Sorted = np.ndarray[Any, np.dtype[np.float64]]
-
-_BLOCK = 1 << 15  # scores merged together: what they need stays in the cache
 
 
 @dataclass(frozen=True)
@@ -82,25 +79,13 @@ def _tnr(inside: Sorted, outside: Sorted, tpr: float) -> float:
 
 
 def _areas(inside: Sorted, outside: Sorted) -> tuple[float, float]:
-    """AUROC and AUPR from one merge of both sides, block by block."""
-    pivots = sorted({*inside[_BLOCK::_BLOCK].tolist(), inside[-1]})  # equal scores are in one block
-    ends = [itertools.pairwise([0, *np.searchsorted(side, pivots, "right").tolist()]) for side in (inside, outside)]
-    twice_below, precision = 0, 0.0
-    for (first, end), (low, high) in zip(*ends, strict=True):
-        part = inside[first:end]
-        last = np.flatnonzero(np.append(part[1:] != part[:-1], True))  # of each group of ties
-        score = part[last]
-        kept = last + (first + 1)  # in-distribution scores at or below each
-        tied = np.diff(kept, prepend=first)
-        # a stable sort of two sorted runs is one merge; of equals, the OOD scores come first
-        order = np.argsort(np.concatenate([outside[low:high], score]), kind="stable")
-        not_above = np.flatnonzero(order >= high - low) + (low - np.arange(len(score)))  # OOD scores at or below each
-        equal = np.flatnonzero(outside[not_above - 1] == score)  # where none is below: the greatest, which is not equal
-        below = np.searchsorted(outside, score[equal], "left")
-        twice_below += 2 * int(tied @ not_above) - int(tied[equal] @ (not_above[equal] - below))
-        precision += float((tied * (kept / (kept + not_above))).sum())
+    """AUROC and AUPR, from counts of OOD scores below and at each in-distribution score."""
+    scores, tied = np.unique(inside, return_counts=True)
+    below, not_above = (np.searchsorted(outside, scores, side) for side in ("left", "right"))
+    kept = np.cumsum(tied)  # in-distribution scores at or below each
     twice_pairs = 2 * len(inside) * len(outside)
-    return (twice_pairs - twice_below) / twice_pairs, precision / len(inside)
+    precision = float((tied * (kept / (kept + not_above))).sum()) / len(inside)
+    return (twice_pairs - int(tied @ (below + not_above))) / twice_pairs, precision
 
 
 def _sorted(scores: ArrayLike, name: str) -> Sorted:
