@@ -1,7 +1,5 @@
 """What the base class and the registry say and keep: warnings, names, the order of layers, input steps."""
 
-import warnings
-
 import numpy as np
 import pytest
 import torch
@@ -34,23 +32,18 @@ def test_logits_that_look_like_probabilities_are_a_warning():
 @pytest.mark.parametrize("row", [[1.2, -0.1, -0.1], [0.5, 0.3, 0.1], [0.5, 0.3, 0.3]])
 def test_one_row_that_is_none_is_enough_not_to_warn(row):
     rows = torch.cat([likely(), torch.tensor([row])])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        detector = igeood.MaxSoftmax().fit(rows)
-        detector.score(rows)
-        detector.score(rows[:0])
-        igeood.MaxSoftmax(probabilities=True).fit(likely()).score(likely())
+    detector = igeood.MaxSoftmax().fit(rows)  # a warning would be an error
+    assert detector.score(rows).isfinite().all()
+    assert len(detector.score(rows[:0])) == 0
 
 
-@pytest.mark.parametrize("off", [-2e-3, -9e-4, 9e-4, 2e-3])
-def test_probabilities_may_be_off_by_a_thousandth(off):
-    rows = torch.tensor([[0.5, 0.25, 0.25 + off]])
+def test_probabilities_may_be_off_by_a_thousandth():
     detector = igeood.MaxSoftmax(probabilities=True).fit(likely())
-    if abs(off) < 1e-3:
-        assert detector.score(rows).isfinite().all()
-    else:
+    for off in (-9e-4, 9e-4):
+        assert detector.score(torch.tensor([[0.5, 0.25, 0.25 + off]])).isfinite().all()
+    for off in (-2e-3, 2e-3):
         with pytest.raises(InputError, match=rf"row 0 sums to {1 + off:g}, .*\(1 of 1 rows are not\)"):
-            detector.score(rows)
+            detector.score(torch.tensor([[0.5, 0.25, 0.25 + off]]))
 
 
 @pytest.mark.parametrize("kind", [Igeood, IgeoodFeatures, MahalanobisLayers])
@@ -69,14 +62,10 @@ def test_layers_keep_their_order_whatever_order_a_file_gives(known, kind):
 
 def test_the_input_steps_of_layers(known):
     """The score itself; IGEOOD's is its output's, for all layers; Mahalanobis has one of each layer."""
-    energy = igeood.Energy().fit(known.train)
-    ((score, layers),) = energy.step_scores(known.test)
-    assert layers is None
-    assert torch.equal(score, energy.score(known.test))
-    whole = Igeood().fit(known.train)
-    ((score, layers),) = whole.step_scores(known.test)
-    assert layers is None
-    torch.testing.assert_close(score, igeood.IgeoodLogits().fit(known.train).score(known.test), rtol=1e-9, atol=1e-9)
+    for detector, output in ((igeood.Energy(), igeood.Energy()), (Igeood(), igeood.IgeoodLogits())):
+        ((score, layers),) = detector.fit(known.train).step_scores(known.test)
+        assert layers is None
+        torch.testing.assert_close(score, output.fit(known.train).score(known.test), rtol=1e-9, atol=1e-9)
     expected = Mahalanobis().fit(known.train).layer_scores(known.test)
     for detector in (MahalanobisLayers().fit(known.train), Mahalanobis().fit(known.train)):
         steps = detector.step_scores(known.test)
@@ -98,22 +87,25 @@ def test_another_temperature_is_a_fit_at_it(name, known):
 
 
 def test_options_are_checked_against_their_annotations():
-    for name, value, expected in (
-        ("k", 0, "a whole number, at least 1 or 'auto'"),
-        ("k", "most", "a whole number, at least 1 or 'auto'"),
-        ("rows", 2.5, "a whole number, at least 1"),
-        ("rows", True, "a whole number, at least 1"),
+    whole, positive = "a whole number, at least 1", "a positive finite number"
+    for method, option, value, expected in (
+        *(("knn", "k", value, f"{whole} or 'auto'") for value in (0, "most")),
+        *(("knn", "rows", value, whole) for value in (2.5, True)),
+        *((name, "temperature", value, positive) for name in BLACK for value in (0.0, -1.0, np.nan, np.inf, "hot")),
+        ("igeood-logits", "centroid_temperature", -1.0, f"{positive} or None"),
+        ("mahalanobis", "relative", "yes", "True or False"),
     ):
-        with pytest.raises(InputError, match=f"^{name}: expected {expected}, got {value!r}$"):
-            igeood.detector("knn", **{name: value})
-    with pytest.raises(InputError, match=r"^relative: expected True or False, got 'yes'$"):
-        Mahalanobis(relative="yes")
+        with pytest.raises(InputError, match=f"^{option}: expected {expected}, got {value!r}$"):
+            igeood.detector(method, **{option: value})
+    with pytest.raises(InputError, match="reduce: expected 'sum' or 'min', got 'mean'"):
+        igeood.KLDivergence(reduce="mean")
     assert repr(igeood.detector("knn", k=np.int64(3), rows=9)) == "KNN(k=3, rows=9)"
-    assert repr(igeood.IgeoodLogits(temperature=np.float32(2), centroid_temperature=1)).count("temperature=") == 2
+    assert igeood.IgeoodLogits(temperature=np.float32(2), centroid_temperature=1).centroid_temperature == 1.0
+    defaults = {name: igeood.detector(name).temperature for name in BLACK}
+    assert defaults == {name: 1000.0 if name == "odin" else 1.0 for name in BLACK}
 
 
 def test_an_unknown_name_gets_the_nearest():
-    with pytest.raises(InputError, match=r"^method: no 'MSP'; did you mean 'msp'\? there are msp, odin"):
-        igeood.detector("MSP")
-    with pytest.raises(InputError, match=r"^method: no 'zzz'; there are msp, odin"):
-        igeood.detector("zzz")
+    for name, said in (("MSP", r"did you mean 'msp'\? there are msp, odin"), ("zzz", "there are msp, odin")):
+        with pytest.raises(InputError, match=f"^method: no '{name}'; {said}"):
+            igeood.detector(name)

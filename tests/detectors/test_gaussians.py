@@ -119,19 +119,15 @@ def test_whitened_distances_of_awkward_shapes():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_gradients_agree_with_finite_differences_in_every_chunk(known, kind, monkeypatch):
-    detector = kind().fit(with_layer(known.train, known.train.features["early"]))
-    monkeypatch.setattr(precision, "CHUNK_ELEMENTS", 8)
-    x = known.test.features["early"][:9].double().requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: detector.score(with_layer(known.test[:9], x)), x, rtol=1e-4)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_chunks_do_not_matter(known, kind, monkeypatch):
+def test_chunks_do_not_matter_and_gradients_agree_with_finite_differences(known, kind, monkeypatch):
     detector = kind().fit(known.train)
     whole = detector.layer_scores(known.test), detector._explain(known.test, 4)
     monkeypatch.setattr(precision, "CHUNK_ELEMENTS", 64)
     torch.testing.assert_close((detector.layer_scores(known.test), detector._explain(known.test, 4)), whole)
+    detector = kind().fit(with_layer(known.train, known.train.features["early"]))
+    monkeypatch.setattr(precision, "CHUNK_ELEMENTS", 8)
+    x = known.test.features["early"][:9].double().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: detector.score(with_layer(known.test[:9], x)), x, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -146,19 +142,6 @@ def test_channel_parts_add_up_to_the_squared_distance(known, kind):
         assert (parts >= 0).all()
 
 
-# -- awkward channels and classes
-
-
-def test_dead_channels_are_floored_counted_and_finite(known):
-    features = {k: v.clone() for k, v in known.train.features.items()}
-    features["early"][:, 2] = 0.5
-    detector = igeood.Igeood().fit(Outputs(known.train.logits, features, known.train.labels))
-    part = detector.parts_["layers"]
-    assert detector.notes_ == ("layer 'early': 1 dead channels, deviation raised to a floor",)
-    assert detector.score(known.test).isfinite().all()  # where the channel is alive again
-    assert (part.std_["early"] > 0).all()
-
-
 def test_channels_that_are_constant_up_to_rounding_are_dead(known):
     """A constant that has no exact float: its variance comes out as 1e-34, not as 0."""
     x = torch.randn(400, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -169,21 +152,18 @@ def test_channels_that_are_constant_up_to_rounding_are_dead(known):
     torch.testing.assert_close(scores[0], scores[1], rtol=1e-6, atol=1e-6)
 
 
-def sums_of(std, means=0.0):
-    """Sums of two classes with these deviations and means: two samples of each, on either side."""
-    std, means = torch.tensor(std, dtype=torch.float64), torch.as_tensor(means, dtype=torch.float64).expand(2, len(std))
-    return ClassSums.of(torch.cat([means + std, means - std]), torch.tensor([0, 1, 0, 1]), 2)
-
-
 def test_the_floor_of_deviations():
     """A ten-thousandth of the median of those that vary; a channel just on it is not dead."""
-    std, dead = module.floored_std(sums_of([1.0, 1.0, 1.0, 1e-4, 0.9e-4, 0.0]))
-    assert std.tolist() == pytest.approx([1.0, 1.0, 1.0, 1e-4, 1e-4, 1e-4])
-    assert dead.tolist() == [False] * 4 + [True] * 2
-    std, dead = module.floored_std(sums_of([0.0, 0.0]))
-    assert (std.tolist(), dead.tolist()) == ([1.0, 1.0], [True, True])
-    _, dead = module.floored_std(sums_of([1.0, 1.0], [[1e9, 1.0], [0.0, 0.0]]))  # the first is a mean's rounding
-    assert dead.tolist() == [True, False]
+    for deviations, means, expected, dead in (
+        ([1, 1, 1, 1e-4, 0.9e-4, 0], [0] * 6, [1, 1, 1, 1e-4, 1e-4, 1e-4], [4, 5]),
+        ([0, 0], [0, 0], [1, 1], [0, 1]),
+        ([1, 1], [1e9, 1], [1e-4, 1], [0]),  # the first is a mean's rounding
+    ):
+        apart, centre = torch.tensor(deviations, dtype=torch.float64), torch.tensor(means, dtype=torch.float64)
+        x = torch.stack([centre + apart, apart, centre - apart, -apart])  # two classes, the second about 0
+        std, is_dead = module.floored_std(ClassSums.of(x, torch.tensor([0, 1, 0, 1]), 2))
+        assert is_dead.nonzero()[:, 0].tolist() == dead
+        assert std.tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("method", ["igeood", "mahalanobis"])

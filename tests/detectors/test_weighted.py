@@ -36,13 +36,8 @@ KINDS = [Igeood, IgeoodPlus, MahalanobisLayers, Any3, Logits2]
 
 
 @pytest.fixture(params=KINDS)
-def kind(request):
-    return request.param
-
-
-@pytest.fixture
-def fitted(kind, known):
-    return kind().fit(known.train)
+def fitted(request, known):
+    return request.param().fit(known.train)
 
 
 def columns_of(detector, outputs):
@@ -56,11 +51,10 @@ def test_before_tuning_it_is_the_output_and_the_last_layer(known, kind):
     def z(column, train_column):
         return (column - train_column.mean()) / train_column.std(correction=0)
 
-    expected = z(fr0.score(known.test), fr0.score(known.train)) + z(
-        last.layer_scores(known.test)[:, -1], last.layer_scores(known.train)[:, -1]
-    )
+    output = z(fr0.score(known.test), fr0.score(known.train))
+    layer = z(*(last.layer_scores(part)[:, -1] for part in (known.test, known.train)))
     detector = kind().fit(known.train)
-    torch.testing.assert_close(detector.score(known.test), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(detector.score(known.test), output + layer, rtol=1e-6, atol=1e-6)
     assert detector.columns_ == ["output", "early", "block.late"]
     assert detector.weights_.tolist() == [1.0, 0.0, 1.0]
 
@@ -90,9 +84,6 @@ def test_rows_of_a_sample_are_standardised_by_what_they_stand_for():
     repeated = columns[[0, 1, 1, 1, 2, 2]]
     torch.testing.assert_close(centre, repeated.mean(0))
     assert scale.tolist() == pytest.approx([repeated[:, 0].std(correction=0), 1.0])  # of a flat column it is 1
-
-
-# -- weights
 
 
 def test_weights_are_those_of_the_regression(fitted, known):
@@ -144,17 +135,16 @@ def test_the_strength_is_the_best_of_the_folds(known, kind):
 
 
 def test_folds_are_seeded_disjoint_complete_and_alike():
-    judged = []
-    for learn, judge in module._folds((range(60), range(40)), 0):
+    folds = [list(module._folds((range(60), range(40)), seed)) for seed in (0, 0, 1)]
+    for learn, judge in folds[0]:
         assert [len(part) for part in (*learn, *judge)] == [48, 32, 12, 8]
         assert not set(learn[0].tolist()) & set(judge[0].tolist())
-        judged += judge[0].tolist()
-    assert sorted(judged) == list(range(60))
+    judged = [[judge[0].tolist() for _, judge in each] for each in folds]
+    assert sorted(i for fold in judged[0] for i in fold) == list(range(60))
+    assert judged[0] == judged[1] != judged[2]
     for learn, judge in module._folds((range(60), range(60)), 2):  # a sample and its attack stay together
         assert np.array_equal(learn[0], learn[1])
         assert np.array_equal(judge[0], judge[1])
-    first = [next(iter(module._folds((range(60), range(40)), seed)))[1][0].tolist() for seed in (0, 0, 1)]
-    assert first[0] == first[1] != first[2]
 
 
 def test_too_few_samples_for_the_regression(fitted, known):
@@ -166,25 +156,17 @@ def test_too_few_samples_for_the_regression(fitted, known):
     assert 0 <= fitted.learn_weights(known.held_out[:10], known.ood[:10]).tnr <= 1
 
 
-# -- IGEOOD+
-
-
 def test_plus_learns_the_ood_gaussian_and_only_then(known):
     detector = IgeoodPlus().fit(known.train)
-    detector.learn_weights(known.held_out, known.ood[:200])
-    assert detector.columns_ == ["output", "early", "block.late", "early (OOD)", "block.late (OOD)"]
-    part = OodFeatures().fit(known.ood[:200])
-    torch.testing.assert_close(columns_of(detector, known.test)[:, 3:], part.layer_scores(known.test))
+    for ood in (known.ood[:200], known.ood[200:]):  # again: of other OOD samples alone
+        detector.learn_weights(known.held_out, ood)
+        assert detector.columns_ == ["output", "early", "block.late", "early (OOD)", "block.late (OOD)"]
+        part = OodFeatures().fit(ood)
+        torch.testing.assert_close(columns_of(detector, known.test)[:, 3:], part.layer_scores(known.test))
     loaded = IgeoodPlus().load_state(detector.state(), 10, detector.widths_)
     assert loaded.columns_ == detector.columns_
     assert torch.equal(loaded.score(known.test), detector.score(known.test))
-    detector.learn_weights(known.held_out, known.ood[200:])  # again: of other OOD samples alone
-    part = OodFeatures().fit(known.ood[200:])
-    torch.testing.assert_close(columns_of(detector, known.test)[:, 3:], part.layer_scores(known.test))
     assert detector.fit(known.train).columns_ == ["output", "early", "block.late"]
-
-
-# -- parts
 
 
 def test_another_temperature_keeps_the_layers(known):
@@ -200,7 +182,8 @@ def test_notes_of_two_classes_and_dead_channels(make_known_):
     data = make_known_(2).train
     early = data.features["early"].clone()
     early[:, 1] = 3.0
-    notes = Igeood().fit(igeood.Outputs(data.logits, {"early": early}, data.labels)).notes_
-    assert len(notes) == 2
-    assert notes[0].startswith("two classes: ")
-    assert notes[1] == "layer 'early': 1 dead channels, deviation raised to a floor"
+    detector = Igeood().fit(igeood.Outputs(data.logits, {"early": early}, data.labels))
+    two, dead = detector.notes_
+    assert two.startswith("two classes: ")
+    assert dead == "layer 'early': 1 dead channels, deviation raised to a floor"
+    assert detector.score(data).isfinite().all()  # where the channel is alive again
