@@ -9,7 +9,8 @@ import re
 import resource
 import signal
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 CALLS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod"}  # audit events that change the disk
 WARM = (
@@ -19,24 +20,22 @@ WARM = (
 PATIENCE = 300  # seconds
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(NamedTuple):
     """What happens: killed before the call of this number, or while a file grows beyond so many bytes; or no space."""
 
     kind: str = "none"  # "call", "bytes" or "full"
     at: int = 0
 
 
-@dataclass(frozen=True)
-class Ended:
+class Ended(NamedTuple):
     """How a command ended: its exit code (-9 or -25 if it was killed), what it printed, its calls to the disk."""
 
     code: int
     text: str
-    calls: tuple[str, ...]
+    calls: list[str]
 
 
-def run(command, folder, fault=Fault(), url=""):  # noqa: B008 (it is frozen)
+def run(command, folder, fault, url):
     """Run `igeood COMMAND` in a folder."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(WARM))
@@ -48,7 +47,7 @@ def run(command, folder, fault=Fault(), url=""):  # noqa: B008 (it is frozen)
         text = file.read()  # to the child's end
     process.join()
     calls = re.findall("^call (.*)", text, re.MULTILINE)
-    return Ended(process.exitcode, re.sub(r"^call .*\n", "", text, flags=re.MULTILINE), tuple(calls))
+    return Ended(process.exitcode, re.sub(r"^call .*\n", "", text, flags=re.MULTILINE), calls)
 
 
 def _child(command, folder, writer, fault, url):
@@ -100,8 +99,8 @@ def _hurry(url):
 
     observing.SHARD, tuning.SWEEP_POINTS, tuning.REFINEMENTS, cells.EPSILONS = 40, 4, 0, (0.0, 0.001)
     layouts = {split: ((f"cifar-10-batches-bin/{split}.bin",),) for split in ("train", "test")}
-    known = replace(DATASETS["cifar-10"], counts={"train": 60, "test": 60}, layouts=layouts, downloads=(Download(url),))
-    DATASETS["cifar-10"] = known
+    changes = {"counts": {"train": 60, "test": 60}, "layouts": layouts, "downloads": (Download(url),)}
+    DATASETS["cifar-10"] = replace(DATASETS["cifar-10"], **changes)
 
 
 def _save_in_turn():
