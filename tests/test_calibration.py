@@ -45,53 +45,38 @@ def test_the_threshold_is_the_score_of_that_rank(guarantee):
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=30), st.lists(st.integers(0, 9), max_size=10))
 def test_p_values_are_what_counting_gives(cal, scores):
-    p = p_values(np.array(cal, float), np.array(scores, float))
-    assert p.tolist() == [(1 + sum(c >= s for c in cal)) / (len(cal) + 1) for s in scores]
+    expected = [(1 + sum(c >= s for c in cal)) / (len(cal) + 1) for s in scores]
+    for kind, convert in ((np.ndarray, np.array), (torch.Tensor, torch.tensor)):
+        p = p_values(convert([float(c) for c in cal]), convert([float(s) for s in scores]))
+        assert isinstance(p, kind)
+        assert p.tolist() == expected
 
 
-def test_the_kind_of_array_is_kept_and_nothing_is_nothing():
-    assert isinstance(p_values(np.arange(10.0), torch.zeros(2)), torch.Tensor)
-    assert isinstance(p_values(torch.arange(10.0), [1.0]), np.ndarray)
-    assert len(p_values([1.0], [])) == 0
-
-
-def test_promises_in_words():
-    assert Calibration(torch.arange(50.0), 0.9).promise == (
-        "at least 90% of in-distribution inputs are kept, on average over calibration sets of 50"
-    )
-    assert Calibration(torch.arange(500.0), 0.9, "tolerance", 0.995).promise == (
-        "with 99.5% confidence, at least 90% of in-distribution inputs are kept"
-    )
-    assert Calibration(torch.arange(50.0), trained_on=3).promise == (
-        "nothing is promised: of 50 calibration samples 3 were trained on"
-    )
-    made = Calibration(torch.arange(50.0))
+def test_promises_in_words_and_defaults():
+    made, kept = Calibration(torch.arange(500.0)), "at least 90% of in-distribution inputs are kept"
     assert (made.tpr, made.guarantee, made.confidence, made.left_out) == (0.95, "marginal", 0.95, 0)
+    for options, promise in (
+        ({"tpr": 0.9}, f"{kept}, on average over calibration sets of 500"),
+        ({"tpr": 0.9, "guarantee": "tolerance", "confidence": 0.995}, f"with 99.5% confidence, {kept}"),
+        ({"trained_on": 3}, "nothing is promised: of 500 calibration samples 3 were trained on"),
+    ):
+        assert Calibration(made.scores, **options).promise == promise
 
 
-SCORES = np.arange(100.0)
-
-
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (lambda: threshold(SCORES, 1.0), r"tpr: must lie strictly between 0 and 1, got 1\.0"),
-        (lambda: threshold(SCORES, guarantee="exact"), "guarantee: expected 'marginal' or 'tolerance', got 'exact'"),
-        (lambda: threshold(SCORES, 0.9, "marginal", 1.0), "confidence: must lie strictly"),
-        (lambda: threshold(SCORES * np.nan), r"id_scores: NaN at position 0 \(100 of 100\)"),
-        (lambda: threshold(SCORES[:18], 0.9, "tolerance", 0.99), r".*tpr=0\.9 with confidence 0\.99; at least 44 are"),
-        (lambda: Calibration(torch.arange(18.0)), r"id_scores: 18 calibration samples cannot promise tpr=0\.95; at"),
-        (lambda: p_values([], [1.0]), "id_scores: empty; give calibration scores"),
-        (lambda: p_values([0.0, np.nan], [1.0]), "id_scores: NaN at position 1"),
-        (lambda: p_values([0.0], [np.nan]), "scores: NaN at position 0"),
-    ],
-)
-def test_bad_input(call, said):
-    with pytest.raises(InputError, match=f"^{said}"):
-        call()
-
-
-# -- the margin for rounding
+def test_bad_input():
+    scores = np.arange(18.0)
+    for function, arguments, said in (
+        (threshold, (scores, 1.0), r"tpr: must lie strictly between 0 and 1, got 1\.0"),
+        (threshold, (scores, 0.9, "exact"), "guarantee: expected 'marginal' or 'tolerance', got 'exact'"),
+        (threshold, (scores, 0.9, "marginal", 1.0), "confidence: must lie strictly"),
+        (threshold, (scores * np.nan,), r"id_scores: NaN at position 0 \(18 of 18\)"),
+        (threshold, (scores, 0.9, "tolerance", 0.99), r".*tpr=0\.9 with confidence 0\.99; at least 44 are"),
+        (Calibration, (torch.from_numpy(scores),), r"id_scores: 18 calibration samples cannot promise tpr=0\.95; at"),
+        (p_values, ([], [1.0]), "id_scores: empty; give calibration scores"),
+        (p_values, ([0.0], [np.nan]), "scores: NaN at position 0"),
+    ):
+        with pytest.raises(InputError, match=f"^{said}"):
+            function(*arguments)
 
 
 @pytest.mark.parametrize("levels", [None, 3, 1])

@@ -13,7 +13,6 @@ from igeood import metrics
 from igeood.errors import InputError
 
 KINDS = {"continuous": 9, "tied": 1, "heavily tied": 0, "constant": -3}  # digits that are left
-ALL = [metrics.tnr_at_tpr, metrics.auroc, metrics.aupr, metrics.evaluate]
 
 
 def counted_tnr(id_scores, ood_scores, tpr):
@@ -85,18 +84,13 @@ def test_infinite_scores_have_their_place():
     assert metrics.evaluate([np.inf, 0.0], [-np.inf, np.inf, -0.0]).auroc == pytest.approx((0.5 + 1.5) / 6)
 
 
-@pytest.mark.parametrize("metric", ALL)
-@pytest.mark.parametrize(
-    ("bad", "said"),
-    [([], "empty"), ([0.0, np.nan], "NaN at position 1"), ([[0.0]], r".*shape \(N,\)"), (["a"], "expected real")],
-)
-def test_bad_scores(metric, bad, said):
-    for name, pair in (("id_scores", (bad, [0.0])), ("ood_scores", ([0.0], bad))):
-        with pytest.raises(InputError, match=f"^{name}: {said}"):
-            metric(*pair)
-
-
-def test_bad_tpr():
+@pytest.mark.parametrize("metric", [metrics.tnr_at_tpr, metrics.auroc, metrics.aupr, metrics.evaluate])
+def test_bad_scores_and_rates(metric):
+    bad = [([], "empty"), ([0.0, np.nan], r"NaN at position 1 \(1 of 2\); remove"), (["a"], "expected real")]
+    for scores, said in [*bad, ([[0.0]], r"expected .*shape \(N,\); got \(1, 1\); flatten")]:
+        for name, pair in (("id_scores", (scores, [0.0])), ("ood_scores", ([0.0], scores))):
+            with pytest.raises(InputError, match=f"^{name}: {said}"):
+                metric(*pair)
     for tpr in (0.0, 1.0, np.nan, "0.95", True):
         with pytest.raises(InputError, match=r"^tpr: must lie strictly between 0 and 1, got "):
             metrics.tnr_at_tpr([1.0], [2.0], tpr)
