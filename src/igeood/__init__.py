@@ -9,11 +9,12 @@ from igeood.version import __version__
 # isort: off
 if TYPE_CHECKING:
     from igeood import calibration, errors, geometry, metrics
+    from igeood.bench.diagnose import diagnose
     from igeood.detectors import (
         METHODS, Detector, Energy, Igeood, IgeoodFeatures, IgeoodLogits, IgeoodPlus, KLDivergence, Mahalanobis,
         MaxSoftmax, Odin, detector, register,
     )
-    from igeood.guard import Guard, Verdict, black_box, diagnose, grey_box, load, summarise, white_box
+    from igeood.guard import Guard, Verdict, black_box, grey_box, load, summarise, white_box
     from igeood.model.reader import extract
     from igeood.outputs import Outputs
     from igeood.summary import Needs, Summary
@@ -27,10 +28,10 @@ __all__ = [
 ]
 # isort: on
 # fmt: on
-# Names are imported on first use: `igeood --help` should not wait for torch.
+# Names are imported on first use, from the first home that has them: `igeood --help` should not wait for torch.
 _MODULES = {name: name for name in ("calibration", "errors", "geometry", "metrics")}
 _MODULES |= {"benchmark": "bench.runs", "datasets": "bench.datasets", "networks": "bench.networks"}  # names of 0.1
-_HOMES = ("outputs", "summary", "detectors", "guard", "model.reader", "tables")  # where the other names are sought
+_HOMES = ("outputs", "summary", "detectors", "guard", "model.reader", "tables", "bench.diagnose")
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,7 @@ import torch
 
 import igeood
 from igeood.errors import IgeoodWarning, InputError, NotReadyError
-from igeood.guard import shares
+from igeood.guard.tuning import chosen
 from igeood.outputs import row_keys
 
 
@@ -72,7 +72,7 @@ def test_generators_of_blocks_that_reuse_their_memory(guard, classifier):
 
 def test_tune_uses_a_share_and_calibrate_leaves_it_out(guard, classifier, caplog):
     guard.tune(classifier.held_out, classifier.ood)
-    used = shares.chosen(row_keys(classifier.held_out), 0.5, 0)
+    used = chosen(row_keys(classifier.held_out), 0.5, 0)
     assert 160 < int(used.sum()) == guard.tuning.n_id < 240
     guard.calibrate(classifier.held_out)
     assert f"left out {guard.tuning.n_id} of 400 samples" in caplog.text

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 import igeood
 from igeood.errors import InputError, MissingExtraError
-from igeood.guard import shares
 from igeood.guard.guard import EPSILONS
-from igeood.guard.tuning import SWEEP_RANGE, preference, tune_temperature
+from igeood.guard.tuning import SWEEP_RANGE, chosen, preference, tune_temperature, unused
 from igeood.metrics import evaluate
 from igeood.outputs import Outputs, row_keys
 from igeood.summary import Summary
@@ -133,13 +132,13 @@ def test_samples_are_chosen_by_content_and_seed():
     rows = torch.randn(20_000, 5, generator=torch.Generator().manual_seed(1))
     keys = row_keys(rows)
     for share in (0.1, 0.5, 0.9):
-        used = shares.chosen(keys, share, seed=3)
+        used = chosen(keys, share, seed=3)
         assert abs(used.double().mean() - share) < 4 * (share * (1 - share) / 20_000) ** 0.5
     order = torch.randperm(20_000, generator=torch.Generator().manual_seed(2))
-    half = shares.chosen(keys, 0.5, 3)
-    assert torch.equal(shares.chosen(row_keys(rows[order]), 0.5, 3), half[order])
-    assert 0.48 < (half == shares.chosen(keys, 0.5, 4)).double().mean() < 0.52
-    assert shares.chosen(keys, 1.0, 0).all()
+    half = chosen(keys, 0.5, 3)
+    assert torch.equal(chosen(row_keys(rows[order]), 0.5, 3), half[order])
+    assert 0.48 < (half == chosen(keys, 0.5, 4)).double().mean() < 0.52
+    assert chosen(keys, 1.0, 0).all()
 
 
 small = st.lists(st.integers(0, 5), max_size=20).map(lambda x: np.array(x, dtype=np.uint64))
@@ -147,6 +146,6 @@ small = st.lists(st.integers(0, 5), max_size=20).map(lambda x: np.array(x, dtype
 
 @given(small, small)
 def test_unused_takes_out_as_many_as_were_used_and_merge_keeps_the_larger_count(keys, used):
-    fresh = shares.unused(keys, used).numpy()
+    fresh = unused(keys, used).numpy()
     assert Counter(keys[fresh].tolist()) == Counter(keys.tolist()) - Counter(used.tolist())
-    assert Counter(shares.merge(keys, used).tolist()) == Counter(keys.tolist()) | Counter(used.tolist())
+    assert Counter(merge(keys, used).tolist()) == Counter(keys.tolist()) | Counter(used.tolist())

@@ -17,6 +17,7 @@ from torch import Tensor
 from typing_extensions import Self, dataclass_transform
 
 from igeood.errors import IgeoodWarning, InputError, NotReadyError
+from igeood.geometry.centroids import check_every_class
 from igeood.outputs import Array, ArrayLike, Outputs
 from igeood.summary import Needs, Sample, Summary
 from igeood.summary.needs import check_covers
@@ -90,7 +91,7 @@ class Detector(ABC):
         check_covers(summary.described, self.needs.describe(), type(self).__name__)
         learnt = copy.copy(self)._of_shape(summary.n_classes, summary.widths)  # an error leaves this one as it was
         if self.needs.labels:
-            summary.check_classes()
+            check_every_class(summary.counts)
         with torch.no_grad():
             learnt._learn(summary)
             learnt._prepare()

@@ -1,12 +1,8 @@
 """Guards: a model, a detector, an input step and a threshold together."""
 
 from igeood.guard.build import black_box, grey_box, white_box
-from igeood.guard.diagnose import LayerDiagnostics, diagnose
 from igeood.guard.explain import Explanation
 from igeood.guard.file import load
 from igeood.guard.guard import Guard, Verdict, summarise
 
-__all__ = [
-    "Explanation", "Guard", "LayerDiagnostics", "Verdict", "black_box", "diagnose", "grey_box", "load", "summarise",
-    "white_box",
-]  # fmt: skip
+__all__ = ["Explanation", "Guard", "Verdict", "black_box", "grey_box", "load", "summarise", "white_box"]

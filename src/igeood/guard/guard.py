@@ -16,10 +16,9 @@ from torch import Tensor
 from igeood.calibration import Calibration, Guarantee, needed_samples
 from igeood.detectors import Detector
 from igeood.errors import IgeoodWarning, InputError, NotReadyError
-from igeood.guard import shares
 from igeood.guard.explain import Explanation, explain
 from igeood.guard.inputs import ArrayInputs, ModelInputs, is_numpy
-from igeood.guard.tuning import Progress, Search, Tuning, Validation, tune_detector
+from igeood.guard.tuning import Progress, Search, Tuning, Validation, chosen, merge, tune_detector, unused
 from igeood.model.reader import random_state_kept
 from igeood.model.step import check_epsilon
 from igeood.outputs import NO_KEYS, Array, Keys, Outputs, as_kind, recut
@@ -216,7 +215,7 @@ class Guard:
             check_epsilon(epsilon, "epsilons")
         check_epsilon(attack, "attack")
         self.inputs.check_weights(strict=True)
-        validation = Validation(self.inputs, id_data, ood, lambda keys: shares.chosen(keys, share, seed), attack)
+        validation = Validation(self.inputs, id_data, ood, lambda keys: chosen(keys, share, seed), attack)
         samples = {} if self.summary is None else self.summary.samples
         with random_state_kept(), torch.no_grad():
             tuned, tuning = tune_detector(
@@ -225,7 +224,7 @@ class Guard:
             )  # fmt: skip
         self.detector, self.tuning, self.calibration = tuned, tuning, None
         self.inputs.epsilon = tuning.epsilon
-        self._tuned_on = shares.merge(self._tuned_on, validation.used)
+        self._tuned_on = merge(self._tuned_on, validation.used)
         if tuning.after <= tuning.before:
             log.warning("tune: no more OOD validation samples are refused than before, %.1f%%", 100 * tuning.before)
         return self
@@ -246,14 +245,14 @@ class Guard:
         needed = needed_samples(tpr, guarantee, confidence)
         self.inputs.check_weights(strict=True)
         scores, _, keys = self._judge(id_data, "id_data", keyed=True)
-        unused = shares.unused(keys, self._tuned_on)
-        kept, left_out = int(unused.sum()), int((~unused).sum())
+        fresh = unused(keys, self._tuned_on)
+        kept, left_out = int(fresh.sum()), int((~fresh).sum())
         if kept < needed:
             used = f" ({left_out} more were used by tune)" if left_out else ""
             cure = f"at least {needed} are needed that neither training nor tune has used"
             raise InputError(f"id_data: {kept} samples{used} cannot promise tpr={tpr:g}; {cure}")
-        trained_on = int(np.isin(keys[unused.numpy()], self.fitted_on).sum())
-        calibration = Calibration(scores.cpu()[unused], tpr, guarantee, confidence, left_out, trained_on)
+        trained_on = int(np.isin(keys[fresh.numpy()], self.fitted_on).sum())
+        calibration = Calibration(scores.cpu()[fresh], tpr, guarantee, confidence, left_out, trained_on)
         if trained_on:
             problem = f"{trained_on} of {kept} samples are training samples, which classifiers are surer of"
             cure = "the threshold's promise does not hold; calibrate on samples kept apart"

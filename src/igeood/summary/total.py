@@ -10,7 +10,6 @@ from torch import Tensor
 
 from igeood.errors import GuardFileError, InputError
 from igeood.files import read_record, write_record
-from igeood.geometry.centroids import check_every_class
 from igeood.outputs import NO_KEYS, Keys, Outputs, check_alike
 from igeood.summary.needs import Needs
 from igeood.summary.sample import Sample
@@ -154,10 +153,6 @@ class Summary:
         if self.shape is None:
             raise InputError("data: no training row; give at least one, or a new loader if this one was read already")
         return self.shape
-
-    def check_classes(self) -> None:
-        """Raise unless every class has a row."""
-        check_every_class(self.counts)
 
     def __add__(self, other: "Summary") -> "Summary":
         if not isinstance(other, Summary):

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from igeood.bench import datasets
 from igeood.bench.datasets import ImageSet
+from igeood.bench.diagnose import diagnose
 from igeood.bench.runs.network import Network
 from igeood.bench.runs.observing import Notify, Observer, key_of
 from igeood.bench.runs.plan import ATTACK, NO_VALIDATION, TPR, Cell, Plan, cells
@@ -27,7 +28,6 @@ from igeood.detectors.base import Samples
 from igeood.detectors.weighted import FEWEST
 from igeood.errors import InputError
 from igeood.files import SCHEMA, only_one, write_record
-from igeood.guard.diagnose import diagnose
 from igeood.guard.guard import EPSILONS
 from igeood.guard.tuning import tune_detector
 from igeood.metrics import evaluate
