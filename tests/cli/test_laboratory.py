@@ -12,9 +12,7 @@ def test_bench_then_paper_then_report(run, good, laboratory, tmp_path):
     (cell,) = map(json.loads, good(*line, "--json", root=laboratory).splitlines())
     assert (cell["method"], cell["setting"]) == ("energy", "black-box")
     again = run(*line, "--method", "msp", root=laboratory)
-    assert [text.split()[:3] for text in again.stdout.splitlines()] == [
-        ["resnet-10-16", "black-box", method] for method in ("energy", "msp")
-    ]
+    assert [text.split()[2] for text in again.stdout.splitlines()] == ["energy", "msp"]
     assert f"TNR {100 * cell['tnr']:.1f}" in again.stdout
     assert f"2 results in {out}; `igeood paper all --results {out}`" in again.stderr
     noted = [json.loads(text)["command"] for text in (out / "commands.jsonl").read_text().splitlines()]
@@ -42,15 +40,13 @@ def test_train(run, laboratory, tmp_path):
     assert set(json.loads(result.stdout)) == {"network", "data", "out", "accuracy"}
     assert "20 training images, 20 test images\n" in result.stderr
     assert "epoch 1: loss " in result.stderr
-    assert "exists already" in run(*line, root=laboratory).stderr
     line[-1] = tmp_path / "other.safetensors"
     assert "igeood data get cifar-10" in run(*line, root=tmp_path / "none").stderr
 
 
-def test_data(run, good, laboratory):
-    result = run("data", "list", root=laboratory)
-    assert result.stderr == f"Data sets in {laboratory}\n"
-    assert [line.split()[0] for line in result.stdout.splitlines()] == list(DATASETS)
+def test_data(good, laboratory):
+    listed = good("data", "list", root=laboratory)
+    assert [line.split()[0] for line in listed.splitlines()] == list(DATASETS)
     records = [json.loads(line) for line in good("data", "list", "--root", laboratory, "--json").splitlines()]
     states = {record["name"]: record["state"] for record in records if record["state"] != "missing"}
     assert states == {"cifar-10": "partial", "gaussian": "ok"}
