@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import igeood
 from igeood.errors import InputError, MissingExtraError
 from igeood.guard.guard import EPSILONS
-from igeood.guard.tuning import SWEEP_RANGE, chosen, preference, tune_temperature, unused
+from igeood.guard.tuning import SWEEP_RANGE, chosen, merge, preference, tune_temperature, unused
 from igeood.metrics import evaluate
 from igeood.outputs import Outputs, row_keys
 from igeood.summary import Summary
