@@ -7,6 +7,7 @@ one and some broken ones, to show that each law can fail.
 import copy
 import tempfile
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -28,21 +29,18 @@ def law(function):
     return function
 
 
-def close(scores, expected, tolerance=1e-9):
-    torch.testing.assert_close(scores, expected, rtol=tolerance, atol=tolerance)
+def close(scores, expected):
+    torch.testing.assert_close(scores, expected, rtol=1e-9, atol=1e-9)
+
+
+def same(one, other):
+    """Tensors, or tuples and mappings of them, to the bit."""
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 def converted(outputs, convert):
     """Outputs with every array but the labels converted."""
     return Outputs(convert(outputs.logits), {k: convert(v) for k, v in outputs.features.items()}, outputs.labels)
-
-
-def same_state(one, other):
-    states = one.state(), other.state()
-    return states[0].keys() == states[1].keys() and all(torch.equal(v, states[1][k]) for k, v in states[0].items())
-
-
-# -- scores
 
 
 @law
@@ -115,11 +113,7 @@ def neither_what_is_given_nor_the_original_of_a_copy_changes(case):
     copy.copy(case.fitted).fit(case.part(8)).score(case.test)
     assert torch.equal(case.fitted.score(case.test), score)
     for one, other in zip(before, (case.train, case.test), strict=True):
-        assert torch.equal(one.logits, other.logits)
-        assert all(torch.equal(one.features[k], other.features[k]) for k in one.features)
-
-
-# -- fitting
+        same((one.logits, one.features), (other.logits, other.features))
 
 
 @law
@@ -127,8 +121,7 @@ def fits_are_equal_to_the_bit(case):
     """Of the same samples: again, after a fit of others, and from their summary."""
     again, second, third = case.make(), case.make().fit(case.part(9)), case.make()
     for detector in (again.fit(case.train), second.fit(case.train), third.learn(Summary.of(case.train, case.needs))):
-        assert same_state(detector, case.fitted)
-        assert torch.equal(detector.score(case.test), case.fitted.score(case.test))
+        same((detector.state(), detector.score(case.test)), (case.fitted.state(), case.fitted.score(case.test)))
     assert again.fit(case.train) is again
 
 
@@ -137,19 +130,17 @@ def a_fit_that_fails_says_why_and_leaves_the_detector_as_it_was(case):
     detector, train = copy.copy(case.fitted), case.train
     before = detector.score(case.test)
     few = train[train.labels != 3]
-    bad = [("data: no training row", train[:0])]
+    bad = {"^data: no training row": train[:0], "row 0 has NaN": train.logits * torch.nan}
     if case.needs.labels:
-        bad.append(("labels: no sample of class 3 \\(1 of 5 classes have none\\); give every", few))
-        bad.append(("labels: this method needs the class of each row; give", few.replace(labels=None)))
+        bad[r"^labels: no sample of class 3 \(1 of 5 classes have none\); give every"] = few
+        bad["^labels: this method needs the class of each row; give"] = few.replace(labels=None)
     else:
         assert case.make().fit(few.replace(labels=None)).score(case.test).isfinite().all()
     if case.needs.blocks(train.features):
-        bad.append(("", Outputs(train.logits, labels=train.labels)))
-    for said, outputs in bad:
-        with pytest.raises(InputError, match=f"^{said}"):
+        bad["^outputs: no features to learn from; give"] = Outputs(train.logits, labels=train.labels)
+    for said, outputs in bad.items():
+        with pytest.raises(InputError, match=said):
             detector.fit(outputs)
-    with pytest.raises(InputError, match="row 0 has NaN"):
-        detector.fit(train.logits * torch.nan, train.labels)
     assert torch.equal(detector.score(case.test), before)
 
 
@@ -170,15 +161,11 @@ def what_cannot_be_scored_is_refused_by_name(case):
             case.fitted.score(Outputs(case.test.logits, {**others, block: wider}))
 
 
-# -- names, options and files
-
-
 @law
 def names_and_options_lead_back_to_the_detector(case):
     detector, method = case.make(), METHODS[case.name]
     assert method_name(detector) == case.name
-    assert method.title
-    assert len(method.style) == 3
+    assert (bool(method.title), len(method.style)) == (True, 3)
     assert method.needs_layers == bool(case.needs.blocks(case.test.features))
     assert type(detector)(**detector.params()).params() == detector.params()
     assert all(f"{option}=" in repr(detector) for option in parameter_names(case.kind))
@@ -203,21 +190,19 @@ def a_guard_is_saved_and_loaded_to_the_bit(case):
     with tempfile.TemporaryDirectory() as folder:
         case.guard.save(Path(folder) / "guard")
         loaded = igeood.load(Path(folder) / "guard")
-    assert type(loaded.detector) is case.kind
-    assert loaded.detector.params() == case.fitted.params()
-    for one, other in zip(*(vars(guard.predict(case.test)).values() for guard in (loaded, case.guard)), strict=True):
-        assert torch.equal(one, other)
+    assert (type(loaded.detector), loaded.detector.params()) == (case.kind, case.fitted.params())
+    same(vars(loaded.predict(case.test)), vars(case.guard.predict(case.test)))
 
 
 @law
 def declared_probabilities_are_their_logarithms(case):
     if "probabilities" not in METHODS[case.name].options:
         return
-    try:
-        detector = igeood.detector(case.name, probabilities=True)
-    except InputError as error:
-        assert "probabilities: energy needs logits" in str(error)  # noqa: PT017 (others may refuse them, with a reason)
+    if case.name == "energy":
+        with pytest.raises(InputError, match=r"^probabilities: energy needs logits"):
+            igeood.detector(case.name, probabilities=True)
         return
+    detector = igeood.detector(case.name, probabilities=True)
     chances = [part.replace(logits=part.logits.double().softmax(1)) for part in (case.train, case.test)]
     logs = [part.replace(logits=part.logits.log()) for part in chances]
     close(detector.fit(chances[0]).score(chances[1]), case.make().fit(logs[0]).score(logs[1]))
@@ -226,9 +211,6 @@ def declared_probabilities_are_their_logarithms(case):
     for wrong, place in (([[0.9, 0, 0, 0, 0]], "row 0 sums to 0.9"), ([[1.5, -0.5, 0, 0, 0]], "row 0 has a negative")):
         with pytest.raises(InputError, match=rf"^probabilities: {place}.*; renormalise"):
             detector.score(Outputs(wrong, {k: v[:1] for k, v in case.test.features.items()}))
-
-
-# -- explanations
 
 
 @law
@@ -252,8 +234,7 @@ def reasons_name_the_nearest_class_and_distinct_channels(case):
     for layer, shares in told.channel_shares.items():
         channels, width = told.channels[layer], case.test.features[layer].shape[1]
         assert shares.shape == channels.shape == (len(case.test), 3)
-        assert ((channels >= 0) & (channels < width)).all()
-        assert all(len(set(row)) == 3 for row in channels.tolist())
+        assert all(len(set(row) & set(range(width))) == 3 for row in channels.tolist())
         assert ((shares >= 0) & (shares <= 1 + 1e-12)).all()
         assert (shares.diff(dim=1) <= 0).all()
         whole = case.guard.explain(case.test, top=width).channel_shares[layer]
@@ -262,9 +243,6 @@ def reasons_name_the_nearest_class_and_distinct_channels(case):
     if told.centroid_distance is not None:
         assert (told.centroid_distance >= 0).all()
         assert torch.equal(told.centroid_distance.argmin(dim=1), case.test.labels)
-
-
-# -- every law for every method
 
 
 @pytest.mark.parametrize("name", LAWS)
@@ -321,10 +299,7 @@ BROKEN = {
     "a_higher_score_is_more_out_of_distribution": {"_score": lambda self, batch: -Mine._score(self, batch)},
     "batches_and_the_order_of_samples_do_not_matter": {"_score": lambda self, b: Mine._score(self, b) / len(b)},
     "fits_are_equal_to_the_bit": {"_learn": chancy},
-    "state_goes_out_and_in_again_to_the_bit": {
-        "_learn": forgetful,
-        "_score": lambda self, batch: self.size * Mine._score(self, batch),
-    },
+    "state_goes_out_and_in_again_to_the_bit": {"_learn": forgetful, "_score": lambda s, b: s.size * Mine._score(s, b)},
     "the_score_has_a_finite_gradient": {"_score": lambda self, batch: Mine._score(self, batch).detach()},
     "contributions_sum_to_the_score_and_change_with_the_input": {
         "_contributions": lambda _, batch: torch.ones(len(batch), 1, dtype=torch.float64)
@@ -336,15 +311,13 @@ BROKEN = {
 @pytest.fixture
 def registered(make_case):
     """Register a class for one test."""
-    before = dict(METHODS)
 
     def add(kind, name="my-method", **options):
         register(name, title="Mine", **options)(kind)
         return make_case(name)
 
-    yield add
-    METHODS.clear()
-    METHODS.update(before)
+    with patch.dict(METHODS):
+        yield add
 
 
 @pytest.mark.parametrize("name", LAWS)
@@ -365,8 +338,6 @@ def test_a_guard_of_a_method_that_is_not_registered_here(registered, tmp_path):
     with pytest.raises(GuardFileError, match=r"of method 'mine-elsewhere', which is not registered here; import the"):
         igeood.load(tmp_path / "guard")
     with pytest.raises(InputError, match=r"^detector: Mine is not registered; decorate its class with"):
-        method_name(case.guard.detector)
-    with pytest.raises(InputError, match=r"^detector: Mine is not registered"):
         case.guard.save(tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
