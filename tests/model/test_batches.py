@@ -109,5 +109,5 @@ def test_a_loader_that_ends_early_is_a_warning():
             return torch.zeros(3)
 
     loader = torch.utils.data.DataLoader(Ends(range(10)), batch_size=2)
-    with pytest.warns(IgeoodWarning, match="data: the loader ended after 3 of its batches"):
+    with pytest.warns(IgeoodWarning, match="data: the loader ended after 3 batches"):
         assert len(list(batches(loader, "data"))) == 3

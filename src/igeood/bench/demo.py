@@ -16,12 +16,12 @@ from igeood.bench.inputs import learning_task
 from igeood.bench.networks import Recipe, read_weights, train
 from igeood.bench.runs import Network, Plan, Results, load_network
 from igeood.bench.runs import run as run_benchmark
+from igeood.bench.runs.averages import raised
 from igeood.bench.runs.cells import Rows
 from igeood.bench.runs.observing import Notify
 from igeood.errors import InputError
 from igeood.files import only_one
 from igeood.guard import Guard, Verdict, white_box
-from igeood.guard.explain import raised
 
 NETWORK, KNOWN, VALIDATION = "resnet-10-16", "demo:digits", "demo:small-letters"
 OOD = ("demo:left-out", "demo:letters", "demo:photographs", "gaussian")

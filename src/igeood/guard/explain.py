@@ -1,11 +1,9 @@
 """Why a sample got its score: layers, classes, channels."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from igeood.detectors import Detector
-from igeood.detectors.gaussians import OOD_SUFFIX
 from igeood.outputs import Array, Outputs, as_kind
 
 
@@ -51,26 +49,6 @@ class Explanation:
             near = f" (nearest class {int(self.nearest[name][row])})" if name in self.nearest else ""
             parts.append(f"{name} {values[i]:+.3g}{near}")
         return f"sample {row}: score {float(self.score[row]):.4g} = " + ", ".join(parts)
-
-
-def raised(columns: Sequence[str], contributions: Sequence[float], usual: Sequence[float]) -> dict[str, float]:
-    """How much each part of the network raised a score above what is usual, the most first.
-
-    Parameters
-    ----------
-    columns : sequence of str
-        As in `Explanation`; a layer's distance and its distance to OOD statistics (IGEOOD+) count as one part.
-    contributions, usual : sequence of float
-        Of the sample, and on average of in-distribution ones.
-
-    >>> raised(["output", "a", "a (OOD)"], [1.0, 2.0, 3.0], [0.5, -1.0, 1.5])
-    {'a': 4.5, 'output': 0.5}
-    """
-    parts: dict[str, float] = {}
-    for column, value, mean in zip(columns, contributions, usual, strict=True):
-        part = column.removesuffix(OOD_SUFFIX)
-        parts[part] = parts.get(part, 0.0) + float(value) - float(mean)
-    return dict(sorted(parts.items(), key=lambda pair: -pair[1]))
 
 
 def explain(detector: Detector, outputs: Outputs, top: int = 5, *, to_numpy: bool = False) -> Explanation:

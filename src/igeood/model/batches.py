@@ -99,7 +99,7 @@ def batches(source: Any, name: str = "x") -> Iterator[Batch]:
         raise InputError(f"{name}: empty: no batch in the loader; give a new one if it was a generator, read already")
     if isinstance(source, DataLoader) and number + 1 < length_hint(source):  # a dataset's StopIteration ends it early
         warnings.warn(
-            f"{name}: the loader ended after {number + 1} of its batches; fix it", IgeoodWarning, stacklevel=2
+            f"{name}: the loader ended after {number + 1} batches, too early; fix it", IgeoodWarning, stacklevel=2
         )
 
 

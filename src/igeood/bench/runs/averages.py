@@ -14,9 +14,9 @@ import numpy as np
 from igeood.bench.datasets import DATASETS, EMBEDDED, canonical
 from igeood.bench.runs.plan import TPR, TUNED_ON
 from igeood.bench.runs.results import Record, Results
+from igeood.detectors.gaussians import OOD_SUFFIX
 from igeood.errors import InputError
 from igeood.files import read_record
-from igeood.guard.explain import raised
 from igeood.metrics import exact_fraction
 
 Search = tuple[list[float], list[float], float]  # values tried, the TNR of each, and the value chosen
@@ -180,3 +180,23 @@ def _alike(records: Iterable[Record]) -> list[Record]:
         options[_options(r)] = {**cells, (r["method"], r["ood"], str(r["seed"])): r}  # the last used comes last
     chosen = [max(reversed(options.values()), key=len) for options in groups.values()]
     return [record for cells in chosen for record in cells.values()]
+
+
+def raised(columns: Sequence[str], contributions: Sequence[float], usual: Sequence[float]) -> dict[str, float]:
+    """How much each part of the network raised a score above what is usual, the most first.
+
+    Parameters
+    ----------
+    columns : sequence of str
+        As in `Explanation`; a layer's distance and its distance to OOD statistics (IGEOOD+) count as one part.
+    contributions, usual : sequence of float
+        Of the sample, and on average of in-distribution ones.
+
+    >>> raised(["output", "a", "a (OOD)"], [1.0, 2.0, 3.0], [0.5, -1.0, 1.5])
+    {'a': 4.5, 'output': 0.5}
+    """
+    parts: dict[str, float] = {}
+    for column, value, mean in zip(columns, contributions, usual, strict=True):
+        part = column.removesuffix(OOD_SUFFIX)
+        parts[part] = parts.get(part, 0.0) + float(value) - float(mean)
+    return dict(sorted(parts.items(), key=lambda pair: -pair[1]))
