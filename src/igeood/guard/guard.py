@@ -83,9 +83,7 @@ class Guard:
     def __init__(
         self, detector: Detector, inputs: ArrayInputs | ModelInputs | None = None, access: Access = "black box"
     ) -> None:
-        self.detector = detector
-        self.access = access
-        self.inputs = inputs or ArrayInputs()
+        self.detector, self.inputs, self.access = detector, inputs or ArrayInputs(), access
         self.summary: Summary | None = None  # of the training samples; files do not keep it
         self.calibration: Calibration | None = None
         self.tuning: Tuning | None = None
