@@ -7,17 +7,15 @@ import signal
 import subprocess
 import sys
 import warnings
+from unittest.mock import Mock
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import igeood
 from igeood.cli import COMMANDS
 from igeood.terminal import progress_bars
-
-IGEOOD = [sys.executable, "-m", "igeood.cli"]
 
 
 def test_help_needs_neither_torch_nor_the_laboratory():
@@ -33,10 +31,8 @@ def test_help_needs_neither_torch_nor_the_laboratory():
     assert all(f"\n  {name} " in ended.stdout for name in COMMANDS)
 
 
-def test_version_and_help_without_a_command(run, good):
+def test_version(good):
     assert good("--version") == f"igeood, version {igeood.__version__}\n"
-    assert "Commands:" in run().output
-    assert "Commands:" in run("data").output
 
 
 @pytest.mark.parametrize("arguments", [["fot"], ["--fot"], ["fit", "--fot"], ["data", "fot"], ["score"]])
@@ -47,22 +43,18 @@ def test_a_mistyped_line_is_one_line_that_says_where_to_look(run, arguments):
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "line"),
+    ("error", "line"),
     [
-        (igeood.errors.InputError("two\nlines: bad"), 2, "two lines: bad"),
-        (PermissionError(13, "Permission denied", "place"), 2, "place: Permission denied"),
-        (OSError(28, "No space left on device"), 2, "system: No space left on device"),
-        (KeyboardInterrupt(), 130, "stopped"),
+        (igeood.errors.InputError("two\nlines: bad"), "two lines: bad"),
+        (PermissionError(13, "Permission denied", "place"), "place: Permission denied"),
+        (OSError(28, "No space left on device"), "system: No space left on device"),
     ],
 )
-def test_errors_are_one_line(run, files, monkeypatch, error, code, line):
-    def fail(*_, **__):
-        raise error
-
-    monkeypatch.setattr("igeood.guard.Guard.save", fail)
+def test_errors_are_one_line(run, files, monkeypatch, error, line):
+    monkeypatch.setattr("igeood.guard.Guard.save", Mock(side_effect=error))
     before = sorted(files.iterdir())
     result = run("calibrate", "fitted.safetensors", "held_out.npz")
-    assert (result.exit_code, result.stdout, result.stderr.strip()) == (code, "", f"igeood: {line}")
+    assert (result.exit_code, result.stdout, result.stderr.strip()) == (2, "", f"igeood: {line}")
     assert sorted(files.iterdir()) == before
 
 
@@ -80,13 +72,11 @@ def test_a_warning_is_a_line_once(run, files, monkeypatch):
 @pytest.fixture(scope="module")
 def big(tmp_path_factory):
     """1,000,000 × 10 logits in one row group, and a guard."""
-    folder, n = tmp_path_factory.mktemp("big"), 1_000_000
-    logits = np.random.default_rng(0).normal(size=(n, 10)).astype(np.float32)
-    logits[np.arange(n), np.arange(n) % 10] += 4
-    column = pa.FixedSizeListArray.from_arrays(pa.array(logits.reshape(-1)), 10)
-    table = pa.table({"logits": column, "label": np.arange(n) % 10})
-    pq.write_table(table, folder / "big.parquet", row_group_size=n, compression="none")
-    guard = igeood.black_box().fit(logits[:5000], np.arange(5000) % 10).calibrate(logits[5000:8000])
+    folder, labels = tmp_path_factory.mktemp("big"), np.arange(1_000_000) % 10
+    logits = np.random.default_rng(0).normal(size=(1_000_000, 10)).astype(np.float32)
+    logits[np.arange(1_000_000), labels] += 4
+    igeood.write_logits(folder / "big.parquet", logits, labels)
+    guard = igeood.black_box().fit(logits[:5000], labels[:5000]).calibrate(logits[5000:8000])
     guard.save(folder / "guard.safetensors")
     return folder, guard, logits
 
@@ -124,7 +114,7 @@ def test_a_million_rows_are_scored_in_bounded_memory(big, tmp_path):
 def test_ctrl_c_leaves_nothing_behind(big, tmp_path, line):
     words = line.format(guard=big[0] / "guard.safetensors", big=big[0] / "big.parquet").split()
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([*IGEOOD, *words], cwd=tmp_path, **pipes) as process:
+    with subprocess.Popen([sys.executable, "-m", "igeood.cli", *words], cwd=tmp_path, **pipes) as process:
         assert re.match(r"(score|fit): [\d,]+ of 1,000,000\n", process.stderr.readline())
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
@@ -133,7 +123,7 @@ def test_ctrl_c_leaves_nothing_behind(big, tmp_path, line):
 
 
 def test_a_closed_pipe_is_quiet(big):
-    line = f"{' '.join(IGEOOD)} score {big[0]}/guard.safetensors {big[0]}/big.parquet | head -1"
+    line = f"{sys.executable} -m igeood.cli score {big[0]}/guard.safetensors {big[0]}/big.parquet | head -1"
     shell = [shutil.which("bash"), "-c", f"{line}; exit ${{PIPESTATUS[0]}}"]
     ended = subprocess.run(shell, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout.count("\n")) == (1, 1)
