@@ -6,6 +6,7 @@ import os
 import pickle
 import tarfile
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from safetensors.torch import save
+from safetensors.torch import save_file
 
 import igeood
 from igeood.bench import datasets
@@ -31,68 +32,55 @@ OUTPUTS = igeood.Outputs(LOGITS, FEATURES, LABELS)
 PIXELS = DRAW.integers(0, 255, (8, 8, 3), dtype=np.uint8)
 
 
-def written(write):
-    """What a function writes to the path that it gets, as bytes."""
-
-    def make(folder):
-        write(folder / "seed")
-        return (folder / "seed").read_bytes()
-
-    return make
+def write_table(path):
+    igeood.write_logits(path, OUTPUTS)
 
 
-def archived(kind):
-    def make(_):
-        made = io.BytesIO()
-        if kind == "zip":
-            with zipfile.ZipFile(made, "w") as archive:
-                archive.writestr("set/a", b"content")
-        else:
-            with tarfile.open(fileobj=made, mode="w:gz") as tar:
-                info = tarfile.TarInfo("set/a")
-                info.size = 7
-                tar.addfile(info, io.BytesIO(b"content"))
-        return made.getvalue()
-
-    return make
+def write_zip(path):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("set/a", b"content")
 
 
-IDX = bytes([0, 0, 8, 3]) + np.array([2, 5, 4], ">u4").tobytes() + bytes(40)
+def write_tar(path):
+    with tarfile.open(path, "w:gz") as tar:
+        info = tarfile.TarInfo("set/a")
+        info.size = 7
+        tar.addfile(info, io.BytesIO(b"content"))
+
+
+def read_table(path):
+    return list(igeood.read_logits(path))
+
+
+def read_archive(path):
+    return unpack(path, path.parent / "into", folders={"set"})
+
+
+IDX = gzip.compress(bytes([0, 0, 8, 3]) + np.array([2, 5, 4], ">u4").tobytes() + bytes(40), mtime=0)
+LINES = b'{"a": 1}\n{"a": [2.5, null]}\n'
 GUARD = igeood.white_box().fit(OUTPUTS).calibrate(igeood.Outputs(LOGITS + 1, FEATURES))
 STATE = {"weight": torch.ones(3, 4), "bias": torch.zeros(3)}
-
-
-def make_table(kind):
-    def write(path):
-        igeood.write_logits(path.with_suffix(kind), OUTPUTS)
-        path.with_suffix(kind).replace(path)
-
-    return written(write)
-
-
-READERS = {  # the file's name, its right content, and who reads it
-    "guard": ("g", written(GUARD.save), igeood.load),
-    "summary": ("s", written(igeood.summarise(igeood.white_box(), OUTPUTS).save), igeood.Summary.load),
-    "weights": ("w.safetensors", lambda _: save(STATE), lambda path: load_weights(torch.nn.Linear(4, 3), path)),
-    "weights of torch": ("w.pt", written(lambda path: torch.save(STATE, path)), read_weights),
-    "npz": ("x.npz", make_table(".npz"), lambda path: list(igeood.read_logits(path))),
-    "parquet": ("x.parquet", make_table(".parquet"), lambda path: list(igeood.read_logits(path))),
-    "results": ("x.jsonl", lambda _: b'{"a": 1}\n{"a": [2.5, null]}\n', lambda path: Lines(path, frozenset("a"))),
-    "idx": ("x.gz", lambda _: gzip.compress(IDX, mtime=0), lambda path: datasets.load(f"idx:{path}").images()),
-    "image": (
-        "x.png",
-        written(lambda path: Image.fromarray(PIXELS).save(path, "PNG")),
-        lambda path: datasets.load(f"folder:{path.parent}").images(),
-    ),
-    "zip": ("x.zip", archived("zip"), lambda path: unpack(path, path.parent / "into", folders={"set"})),
-    "tar": ("x.tar.gz", archived("tar"), lambda path: unpack(path, path.parent / "into", folders={"set"})),
+READERS = {  # the file's name, who writes its right content, and who reads it
+    "guard": ("g", GUARD.save, igeood.load),
+    "summary": ("s", igeood.summarise(igeood.white_box(), OUTPUTS).save, igeood.Summary.load),
+    "weights": ("w.safetensors", partial(save_file, STATE), partial(load_weights, torch.nn.Linear(4, 3))),
+    "weights of torch": ("w.pt", partial(torch.save, STATE), read_weights),
+    "npz": ("x.npz", write_table, read_table),
+    "parquet": ("x.parquet", write_table, read_table),
+    "results": ("x.jsonl", lambda path: path.write_bytes(LINES), lambda path: Lines(path, frozenset("a"))),
+    "idx": ("x.gz", lambda path: path.write_bytes(IDX), lambda path: datasets.load(f"idx:{path}").images()),
+    "image": ("x.png", Image.fromarray(PIXELS).save, lambda path: datasets.load(f"folder:{path.parent}").images()),
+    "zip": ("x.zip", write_zip, read_archive),
+    "tar": ("x.tar.gz", write_tar, read_archive),
 }
 
 
 @pytest.fixture(scope="module")
 def seeds(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("seeds")
-    return {name: make(folder) for name, (_, make, _) in READERS.items()}
+    paths = {name: tmp_path_factory.mktemp("seeds") / file for name, (file, _, _) in READERS.items()}
+    for name, path in paths.items():
+        READERS[name][1](path)
+    return {name: path.read_bytes() for name, path in paths.items()}
 
 
 def check_read_or_refused(name, content, folder):
@@ -167,24 +155,19 @@ class Evil:
         return os.mkdir, (str(self.mark),)
 
 
-def object_arrays(mark):
-    made, evil = io.BytesIO(), np.empty((2, 2), object)
-    evil[:] = Evil(mark)
-    np.savez(made, logits=evil, labels=evil)
-    return made.getvalue()
+PICKLES = {
+    "plain": pickle.dump,
+    "arrays": lambda evil, file: np.savez(file, logits=np.full((2, 2), evil), labels=np.full(2, evil)),
+    "torch": lambda evil, file: torch.save({"weight": evil}, file),
+}
 
 
-def torch_file(mark):
-    made = io.BytesIO()
-    torch.save({"weight": Evil(mark)}, made)
-    return made.getvalue()
-
-
-@pytest.mark.parametrize("make", [lambda mark: pickle.dumps(Evil(mark)), object_arrays, torch_file])
+@pytest.mark.parametrize("kind", PICKLES)
 @pytest.mark.parametrize("name", READERS)
-def test_pickles_under_any_name_are_not_executed(tmp_path, name, make):
-    content, mark = make(tmp_path / "executed"), tmp_path / "executed"
-    taken = check_read_or_refused(name, content, tmp_path)
+def test_pickles_under_any_name_are_not_executed(tmp_path, name, kind):
+    file, mark = io.BytesIO(), tmp_path / "executed"
+    PICKLES[kind](Evil(mark), file)
+    taken = check_read_or_refused(name, file.getvalue(), tmp_path)
     assert not mark.exists()
     assert not taken or name in ("zip", "results")  # unpacked, for nobody to open; or a line that was cut
 
