@@ -186,9 +186,6 @@ def test_the_plan_has_every_channel_once_in_blocks_that_fit_the_memory(n_classes
         most, size = (512, (n + 1) * n_classes / (1 << 20)) if n else (32, n_classes / (1 << 14))
         assert 1 <= last - first <= most
         assert last - first == 1 or (last - first) * size <= 1
-    counts = [n or math.inf for first, last, n in sorted(blocks) for _ in range(first, last)]
-    assert counts == sorted(counts)  # a wider reach takes more nodes, too wide a reach none
-    assert ({3, math.inf} < set(counts)) == (n_classes > 2)  # two classes are quicker computed than interpolated
 
 
 @pytest.mark.parametrize(("spread", "most"), [(0.1, 1.5), (0.6, 1.0), (2.0, 0.3)])

@@ -102,13 +102,6 @@ def test_models_that_work_in_place(net, images):
     assert x.grad.abs().sum() > 0
 
 
-RETURNS = {
-    "a tuple": lambda f: (f, f.sum()),
-    "a list, none first": lambda f: [None, f],
-    "a named tuple": lambda f: Named(f, f.sum()),
-    "an ordered mapping": lambda f: OrderedDict(hidden=f[:, :2], logits=f),
-    "an object": lambda f: SimpleNamespace(loss=None, logits=f),
-}
 NO_LOGITS = {
     "a mapping without": (lambda f: {"out": f}, "model: returned dict without logits; make it .* by the name 'logits'"),
     "a row too few": (lambda f: f[1:], r"model: returned \d+ rows for \d+ samples"),
@@ -117,11 +110,17 @@ NO_LOGITS = {
 }
 
 
-@pytest.mark.parametrize("kind", RETURNS)
-def test_what_models_return(net, images, kind):
+def test_what_models_return(net, images):
     expected = extract(net, images, ()).logits
-    net.finish = RETURNS[kind]
-    assert torch.equal(extract(net, images, ()).logits, expected)
+    for finish in (
+        lambda f: (f, f.sum()),
+        lambda f: [None, f],
+        lambda f: Named(f, f.sum()),
+        lambda f: OrderedDict(hidden=f[:, :2], logits=f),
+        lambda f: SimpleNamespace(loss=None, logits=f),
+    ):
+        net.finish = finish
+        assert torch.equal(extract(net, images, ()).logits, expected)
 
 
 @pytest.mark.parametrize("kind", NO_LOGITS)
@@ -146,8 +145,9 @@ def test_arguments_that_are_none(net, images):
         Reader("msp")
     with pytest.raises(InputError, match="statistic: no 'median'"):
         extract(net, images, ["conv"], statistic="median")
-    with pytest.raises(InputError, match="layers: the model has no 'cnov'; near names: 'conv'"):
-        extract(net, iter([]), "cnov")  # before any batch is read
+    for name, near in (("cnov", "conv"), (5, "")):
+        with pytest.raises(InputError, match=f"layers: the model has no {name!r}; near names: '{near}"):
+            extract(net, iter([]), ["act", name])  # before any batch is read
 
 
 def test_another_statistic_has_blocks_of_its_own(net, images, monkeypatch):

@@ -43,16 +43,6 @@ def trained():
     return net, x, labels
 
 
-def test_the_step_is_in_pixel_units():
-    """ε/std for each channel: after un-normalising, every pixel has moved by ε, up to the sign of its gradient."""
-    std = (0.2, 0.5, 1.0)
-    x, gradient = torch.zeros(2, 3, 4, 4), torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
-    gradient[0, 0] = 0.0
-    moved = signed_step(x, gradient, 0.01, std)
-    torch.testing.assert_close(moved * torch.tensor(std)[:, None, None], 0.01 * gradient.sign())
-    assert (moved[0, 0] == 0).all()
-
-
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
 def test_the_step_by_hand(trained, left_as_found, mode):
     net, x, _ = trained
