@@ -49,7 +49,7 @@ def find(table, start):
 
 
 def test_ours_and_theirs_side_by_side(results):
-    tnr, auroc, aupr = extended(Averages(results), "black-box", "tab:black_box_extended")
+    tnr, auroc, aupr = extended(Averages(results), "tab:black_box_extended")
     assert find(tnr, "Tiny") == ["Tiny-ImageNet", "50.0 (59.4)", "60.0 (85.0)", "70.0 (88.0)", "**80.0** (87.8)"]
     assert find(tnr, "Gaussian")[1] == "20.0 (88.1)"
     assert find(tnr, "SVHN") == ["SVHN", *(f"{MISSING} ({v:.1f})" for v in (40.4, 52.0, 49.6, 50.1))]
@@ -108,7 +108,7 @@ def test_methods_are_averaged_over_the_same_sets(results):
     results.cells.append(cell(method="msp", ood="svhn", tnr=0.9))
     first = averages(Averages(results), "black-box", "tab:black_box_avg").rows[0]
     assert first[1:3] == ["2", "35.0 ± 15 (52.5 ± 16)"]
-    table = extended(Averages(results), "black-box", "tab:black_box_extended")[0]
+    table = extended(Averages(results), "tab:black_box_extended")[0]
     assert find(table, "SVHN")[1] == "90.0 (40.4)"
     assert find(table, "mean, sets: 2")[1].startswith("35.0 ")
 
@@ -151,7 +151,7 @@ def test_every_name_is_made(whole, network, tmp_path):
 def test_tables_of_a_real_run(whole):
     ours = Averages(whole)
     cells = [c for c in whole.cells.records if (c["setting"], c["method"]) == ("black-box", "msp")]
-    table = extended(ours, "black-box", "tab:black_box_extended")[0]
+    table = extended(ours, "tab:black_box_extended")[0]
     assert [row[1].strip("*") for row in table.rows[:2]] == [f"{100 * c['tnr']:.1f}" for c in cells]
     [attacked] = TABLES["adversarial"](ours)
     assert MISSING not in find(attacked, "resnet-10-16")

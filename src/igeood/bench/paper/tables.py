@@ -15,6 +15,7 @@ from igeood.bench.runs.results import Record
 MISSING = "–"
 METRICS = {"tnr": "TNR at TPR-95%", "auroc": "AUROC", "aupr": "AUPR"}
 NETWORK = "network, in-distribution"
+SEEDS, OTHERS = "tab:seed_model_error", ("tab:other_comparisons", "tab:other_comparisons_adv")
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,9 @@ def mean(values: Iterable[float | None]) -> Number:
     return (fmean(known), pstdev(known) if len(known) > 1 else None) if known else None
 
 
-def _pairs(ours: Sequence[Number], theirs: Sequence[Number]) -> list[str]:
-    """Cells of one row, our best number in bold unless all are the same."""
-    cells, printed = list(map(pair, ours, theirs)), {f"{number[0]:.1f}": number[0] for number in ours if number}
+def _pairs(numbers: Sequence[tuple[Number, Number]]) -> list[str]:
+    """Cells of one row from our numbers and the paper's, our best in bold unless all are the same."""
+    cells, printed = [pair(*both) for both in numbers], {f"{ours[0]:.1f}": ours[0] for ours, _ in numbers if ours}
     best = max(printed, key=lambda text: printed[text]) if len(printed) > 1 else ""
     return [f"**{best}**{cell.removeprefix(best)}" if best and cell.split(" ")[0] == best else cell for cell in cells]
 
@@ -73,11 +74,12 @@ def _printed(field: str, **fields: str) -> list[str]:
 
 
 def _both(
-    ours: Averages, setting: str, keys: Sequence[Key], sets: Sequence[str], methods: Sequence[str], /, **paper: str
-) -> tuple[list[Number], list[Number]]:
+    ours: Averages, keys: Sequence[Key], sets: Sequence[str], methods: Sequence[str], /, **paper: str
+) -> list[tuple[Number, Number]]:
     """Of each method, our mean over classifiers and OOD sets, and the paper's number with these fields."""
-    mine = [mean(ours.value(setting, k, ood, m, paper["metric"]) for k in keys for ood in sets) for m in methods]
-    return mine, [reported.number(**paper, method=method) for method in methods]
+    setting, metric = paper["setting"], paper["metric"]
+    mine = [mean(ours.value(setting, k, ood, m, metric) for k in keys for ood in sets) for m in methods]
+    return [(number, reported.number(**paper, method=m)) for number, m in zip(mine, methods, strict=True)]
 
 
 def rows_of(ours: Averages, label: str) -> list[Key]:
@@ -102,7 +104,7 @@ def averages(ours: Averages, setting: str, label: str) -> Table:
         sets, theirs = ours.ood(setting, key, methods), {"label": label, "setting": setting, **key.paper}
         row = [str(key), str(len(sets)) if sets else MISSING]
         for metric in ("tnr", "auroc"):
-            row += _pairs(*_both(ours, setting, [key], sets, methods, metric=metric, **theirs))
+            row += _pairs(_both(ours, [key], sets, methods, metric=metric, **theirs))
         rows.append(row)
     columns = [f"{name}, {METRICS[metric]}" for metric in ("tnr", "auroc") for name in _names(methods)]
     over = ", ".join(map(title, ours.ood(setting))) or "none"
@@ -133,38 +135,46 @@ def _how(ours: Averages, setting: str) -> list[str]:
     return notes
 
 
-def extended(
-    ours: Averages, setting: str, label: str, metrics: Iterable[str] = METRICS, what: str = "", also: str = ""
-) -> list[Table]:
+def extended(ours: Averages, label: str, what: str = "", also: str = "") -> list[Table]:
     """Each OOD set, for each metric and each of our classifiers; the paper's own where there is nothing of ours.
 
-    Methods are those of the label, or of the label `also`.
+    Methods are those of the label, or of the label `also`. Trainings of one architecture are one in the table of seeds.
     """
     tables, methods = [], reported.methods(label=also or label)
-    mine = [key for key in ours.classifiers() if ours.of(setting, key)]
-    for key in mine or rows_of(Averages(), label):
+    setting = next(r.setting for r in reported.find(label=label) if r.setting)
+    metrics = [metric for metric in METRICS if reported.find(label=label, metric=metric)]
+    groups: dict[Key, list[Key]] = {}
+    for key in [k for k in ours.classifiers() if ours.of(setting, k)] or rows_of(Averages(), label):
+        groups.setdefault(Key(**key.paper) if label == SEEDS else key, []).append(key)
+    for key, trainings in groups.items():
         theirs = {"label": label, "setting": setting, **key.paper}
         printed = _printed("ood", **theirs)
-        shared = [o for o in ours.ood(setting, key, methods) if o in printed or not printed] if key.weights else printed
+        shared = [ood for ood in ours.ood(setting, key, methods) if ood in printed or not printed] or printed
+        notes = (
+            [f"Trainings of ours: {sum(bool(k.weights) for k in trainings)}; the paper's are 5."]
+            if label == SEEDS
+            else []
+        )
+        notes += _how(ours, setting) if ours.of(setting) else []
         for metric in metrics:
             numbers = {
-                ood: _both(ours, setting, [key], [ood], methods, metric=metric, ood=ood, **theirs)
+                ood: _both(ours, trainings, [ood], methods, metric=metric, ood=ood, **theirs)
                 for ood in dict.fromkeys([*ours.ood(setting, key), *printed])
             }
-            rows = [[title(ood), *_pairs(*both)] for ood, both in numbers.items()]
-            rows.append([f"mean, sets: {len(shared)}", *_common([numbers[ood] for ood in shared], len(methods))])
-            name, notes = f"{what or setting}: {key}: {METRICS[metric]}", _how(ours, setting) if key.weights else ()
+            rows = [[title(ood), *_pairs(both)] for ood, both in numbers.items()]
+            rows.append([f"mean, sets: {len(shared)}", *_common([numbers[ood] for ood in shared])])
+            name = f"{what}{setting}: {key}: {METRICS[metric]}"
             tables.append(Table(label, name, ["OOD set", *_names(methods)], rows, notes))
     return tables
 
 
-def _common(shared: Sequence[tuple[Sequence[Number], Sequence[Number]]], columns: int) -> list[str]:
-    """Means over the OOD sets that both have; over all of ours where the paper has none."""
+def _common(shared: Sequence[Sequence[tuple[Number, Number]]]) -> list[str]:
+    """Means of each column over the OOD sets that both have; missing where one of them is."""
     cells = []
-    for i in range(columns):
-        mine, theirs = ([number[0] for both in shared if (number := both[side][i])] for side in (0, 1))
-        is_whole = theirs and len(theirs) == len(shared)
-        cells.append(pair((fmean(mine), None) if mine else None, (fmean(theirs), None) if is_whole else None))
+    for column in zip(*shared, strict=True):
+        known = ([number[0] for number in side if number] for side in zip(*column, strict=True))
+        ours, theirs = ((fmean(values), None) if len(values) == len(shared) else None for values in known)
+        cells.append(pair(ours, theirs))
     return cells
 
 
@@ -207,24 +217,6 @@ def validation_choice(ours: Averages) -> list[Table]:
     return tables
 
 
-def seeds(ours: Averages) -> list[Table]:
-    """Mean and deviation over trainings of one architecture."""
-    label, tables = "tab:seed_model_error", []
-    methods = reported.methods(label=label)
-    for kind in dict.fromkeys(Key(k.network, k.in_distribution) for k in rows_of(ours, label)):
-        trainings = [k for k in ours.classifiers() if k.paper == kind.paper and ours.of("black-box", k)]
-        note = f"Trainings of ours: {len(trainings)}; the paper's mean ± deviation is over 5."
-        theirs = {"label": label, **kind.paper}
-        sets = [ood for key in trainings for ood in ours.ood("black-box", key)]
-        sets = list(dict.fromkeys([*sets, *_printed("ood", **theirs)]))
-        for metric in ("tnr", "auroc"):
-            both = [_both(ours, "black-box", trainings, [o], methods, metric=metric, ood=o, **theirs) for o in sets]
-            rows = [[title(ood), *_pairs(*numbers)] for ood, numbers in zip(sets, both, strict=True)]
-            name = f"training seeds: {kind}: {METRICS[metric]}"
-            tables.append(Table(label, name, ["OOD set", *_names(methods)], rows, [note]))
-    return tables
-
-
 def accuracy(ours: Averages) -> list[Table]:
     """Test accuracy by softmax and by the nearest centroid."""
     columns = {"accuracy": "softmax", "accuracy_fisher_rao": "Fisher–Rao"}
@@ -257,22 +249,6 @@ def _of_networks(ours: Averages, label: str, what: str, columns: dict[str, str],
     return by_network(ours, label, what, {**cells, "images": lambda key: counts.get(key.weights, MISSING)})
 
 
-def others(ours: Averages) -> list[Table]:
-    """Other white-box methods, whose numbers are quoted as the paper reports them."""
-    tables = []
-    note = "In parentheses as the paper reports them; it quotes all but IGEOOD and IGEOOD+ from their authors."
-    for label, setting in (("tab:other_comparisons", "white-box"), ("tab:other_comparisons_adv", "white-box-fgsm")):
-        rows, methods = [], reported.methods(label=label)
-        for key in rows_of(ours, label):
-            theirs = {"label": label, "metric": "tnr", **key.paper}
-            for ood in dict.fromkeys([*ours.ood(setting, key), *_printed("ood", **theirs)]):
-                both = _both(ours, setting, [key], [ood], methods, ood=ood, **theirs)
-                rows.append([str(key), title(ood), *_pairs(*both)])
-        name, header = f"other white-box methods, {setting}: {METRICS['tnr']}", [NETWORK, "OOD set", *_names(methods)]
-        tables.append(Table(label, name, header, rows, [note]))
-    return tables
-
-
 def covariance(ours: Averages) -> list[Table]:
     """How Gaussian each layer is, and how well its covariance and the diagonal of it are conditioned."""
     label, tables = "sec:covariance", []
@@ -292,7 +268,7 @@ def covariance(ours: Averages) -> list[Table]:
 
 
 def _box(average: str, each: str, setting: str, ours: Averages) -> list[Table]:
-    return [averages(ours, setting, average), *extended(ours, setting, each, also=average)]
+    return [averages(ours, setting, average), *extended(ours, each, also=average)]
 
 
 def example(_: Averages) -> list[Table]:
@@ -312,12 +288,14 @@ TABLES: dict[str, Callable[[Averages], list[Table]]] = {
     "grey-box": partial(_box, "tab:grey_box_avg", "tab:grey_box_extended", "grey-box"),
     "white-box": partial(_box, "tab:white_box_avg", "tab:wb_ood_extended", "white-box"),
     "white-box-fgsm": partial(_box, "tab:white_box_avg", "tab:wb_adv_extended", "white-box-fgsm"),
-    "kl": lambda ours: extended(ours, "black-box", "tab:kl", ("tnr",), "Fisher–Rao and KL, black-box"),
+    "kl": partial(extended, label="tab:kl", what="Fisher–Rao and KL, "),
     "hyperparameters": hyperparameters,
     "validation-choice": validation_choice,
-    "seeds": seeds,
+    "seeds": partial(extended, label=SEEDS, what="training seeds, "),
     "accuracy": accuracy,
     "adversarial": adversarial,
-    "others": others,
+    "others": lambda ours: [
+        t for label in OTHERS for t in extended(ours, label, "other methods, quoted from their authors, ")
+    ],
     "gaussianity": covariance,
 }
