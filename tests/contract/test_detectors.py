@@ -277,11 +277,9 @@ class Mine(igeood.Detector):
 
 
 def constant_reasons(self, batch, top):
-    (block,) = self.mean_
-    channels = torch.arange(top).expand(len(batch), top)
-    shares = 0.5 ** (channels + 1.0)
-    nearest = batch.logits.argmax(dim=1)
-    return {"nearest": {block: nearest}, "channels": {block: channels}, "channel_shares": {block: shares}}
+    reasons, channels = Mine._explain(self, batch, top), torch.arange(top).expand(len(batch), top)
+    constant = {"channels": channels, "channel_shares": 0.5 ** (channels + 1.0)}
+    return reasons | {name: dict.fromkeys(self.mean_, value) for name, value in constant.items()}
 
 
 def chancy(self, summary):

@@ -167,10 +167,14 @@ def test_law_kl_is_not_negative_and_bounds_the_distance(f):
 
 
 @pytest.mark.parametrize("pairwise", [pairwise, pairwise_kl])
-def test_reducing_in_chunks_is_reducing_the_whole(pairwise, monkeypatch):
+def test_rows_alone_and_reduced_in_chunks_are_those_of_the_whole(pairwise, monkeypatch):
     generator = torch.Generator().manual_seed(1)
     logits, centres = (torch.randn(n, 7, dtype=torch.float64, generator=generator) * 4 for n in (53, 5))
+    logits[3, 5] = centres[2, 5] = -torch.inf
+    centres[0] = logits[0]  # a pair whose chord is measured
     whole = pairwise(logits, centres, 2.0)
+    alone = torch.cat([pairwise(row[None], centres, 2.0) for row in logits])
+    torch.testing.assert_close(alone, whole, rtol=1e-12, atol=1e-12)
     monkeypatch.setattr("igeood.geometry.precision.CHUNK_ELEMENTS", 70)
     torch.testing.assert_close(pairwise(logits, centres, 2.0), whole, rtol=1e-12, atol=1e-12)
     for reduce in (lambda d: d.sum(dim=1), lambda d: d.argmin(dim=1)):
@@ -183,21 +187,6 @@ def test_reducing_in_chunks_is_reducing_the_whole(pairwise, monkeypatch):
     torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_rows_alone_are_those_among_others():
-    generator = torch.Generator().manual_seed(2)
-    f, c = torch.randn(30, 40, generator=generator) * 3, torch.randn(7, 40, generator=generator) * 3
-    f[3, 5] = c[2, 5] = -torch.inf
-    c[0] = f[0]  # a pair whose chord is measured
-    for function in (pairwise, pairwise_kl):
-        whole = function(f, c, 2.0)
-        assert whole.dtype == torch.float64
-        alone = torch.cat([function(row[None], c, 2.0) for row in f])
-        torch.testing.assert_close(alone, whole, rtol=1e-12, atol=1e-12)
-    assert torch.equal(pairwise(f, c, 2.0), categorical.pairwise_distance(f.double(), c, 2.0))
-    for a, b, dtype in ((f, c, torch.float32), (f.half(), c.half(), torch.float32), (f, c.double(), torch.float64)):
-        assert categorical.pairwise_distance(a, b).dtype == dtype
-
-
 def test_divergences_from_classes_without_mass():
     """Each counts its p for 10,000: the logarithm of 0 in q."""
     p = torch.tensor([[0.0, 0.0, -torch.inf], [0.0, -torch.inf, -torch.inf]], dtype=torch.float64)
@@ -207,8 +196,12 @@ def test_divergences_from_classes_without_mass():
     torch.testing.assert_close(pairwise_kl(p, q), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_temperature_applies_to_the_logits_alone():
+def test_types_are_as_wide_as_the_widest_and_temperature_applies_to_the_logits_alone():
     f, c = torch.randn(2, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for a, b, dtype in ((f.float(), c.half(), torch.float32), (f.half(), c, torch.float64)):
+        assert categorical.pairwise_distance(a, b).dtype == dtype
+        assert pairwise(a, b).dtype == pairwise_kl(a, b).dtype == torch.float64
+    assert torch.equal(pairwise(f, c, 2.0), categorical.pairwise_distance(f, c, 2.0))
     for function in (categorical.pairwise_distance, pairwise_kl):
         torch.testing.assert_close(function(f, c, np.float32(2.5)), function(f / 2.5, c), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(categorical.log_softmax(f, 2.5), torch.log_softmax(f / 2.5, 1), rtol=1e-12, atol=1e-12)

@@ -10,11 +10,6 @@ from torch import nn
 from igeood.model.fingerprint import Versions, fingerprint
 
 
-@torch.no_grad()
-def one_value(model):
-    model.fc.weight[0, 0] += 1.0
-
-
 def optimised(model):
     model(torch.rand(4, 2, 5, 5)).sum().backward()
     torch.optim.SGD(model.parameters(), lr=0.1).step()
@@ -25,7 +20,7 @@ def loaded(model, **options):
 
 
 CHANGES = {
-    "one value": one_value,
+    "one tensor": lambda model: nn.init.constant_(model.fc.bias, 3.0),
     "an optimiser": optimised,
     "one buffer": lambda model: model.train()(torch.rand(4, 2, 5, 5)),
     "other storage": lambda model: setattr(model.fc.weight, "data", model.fc.weight.data * 2),

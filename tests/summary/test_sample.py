@@ -10,21 +10,11 @@ from hypothesis import strategies as st
 
 from igeood.outputs import Outputs
 from igeood.summary import Sample
-from igeood.summary.sample import quota
 
 
 def make_sample(capacity, strata=5):
     """Holds so many float32 rows of 5 values, with their keys, labels and counts, and some slack."""
     return Sample(5, {}, strata, -(-capacity * (4 * 5 + 24) * 33 // 32), torch.float32)
-
-
-@given(st.lists(st.integers(0, 60), min_size=1, max_size=6), st.integers(0, 80))
-def test_the_quota_is_the_largest_that_fits(totals, more):
-    capacity = len(totals) + more
-    q = quota(np.array(totals), capacity)
-    fitting = [k for k in range(1, 61) if sum(min(n, k) for n in totals) <= capacity]
-    assert sum(min(n, q) for n in totals) == sum(min(n, fitting[-1]) for n in totals)
-    assert q == fitting[-1] or q == max(1, *totals)
 
 
 def brute_force(rows, capacity, *, strata=5):
