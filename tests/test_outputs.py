@@ -130,12 +130,10 @@ def test_blocks_do_not_depend_on_how_rows_came(sizes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "BLOCK_VALUES", 30)  # 10 rows of 3 values
         total = sum(sizes)
-        rows = Outputs(torch.arange(3.0 * total).reshape(-1, 3))
-        ends = np.cumsum(sizes)
-        blocks = list(recut(rows[int(end - size) : int(end)] for size, end in zip(sizes, ends, strict=True)))
-    expected = [min(10, total - start) for start in range(0, total, 10)] or [0]
-    assert [len(block) for block in blocks] == expected
-    assert torch.equal(torch.cat([block.logits for block in blocks]), rows.logits)
+        rows = torch.arange(3.0 * total).reshape(-1, 3)
+        blocks = [block.logits for block in recut(map(Outputs, rows.split(sizes)))]
+    assert [len(block) for block in blocks] == ([min(10, total - start) for start in range(0, total, 10)] or [0])
+    assert torch.equal(torch.cat(blocks), rows)
 
 
 def test_equal_rows_have_equal_keys_and_others_have_not():
@@ -150,23 +148,17 @@ def test_equal_rows_have_equal_keys_and_others_have_not():
     assert not (row_keys(moved) == keys).any()
     assert not (row_keys(values, values) == keys).any()
     assert not (row_keys(values[:, [1, 0, 2, 3, 4]]) == keys).any()
+    coarse = torch.cartesian_prod(*[torch.arange(9.0)] * 5)  # logits of few levels, as quantised networks give
+    for rows in (coarse, coarse / 8):
+        assert len(np.unique(row_keys(rows))) == len(rows)
 
 
-def test_coarse_rows_do_not_collide():
-    """Logits of few levels, as quantised networks give: 60,000 rows that differ have as many keys."""
-    rows = torch.cartesian_prod(*[torch.arange(9.0)] * 5)
-    assert len(np.unique(row_keys(rows))) == len(rows)
-    assert len(np.unique(row_keys(rows / 8))) == len(rows)
-
-
-@pytest.mark.parametrize("rows", ["random", "counted"])
-def test_keys_are_uniform(rows):
+def test_keys_are_uniform():
     """So that the rows with the smallest keys are a random sample: χ² of the top and of the bottom byte."""
-    generator = torch.Generator().manual_seed(0)
-    table = torch.randn(50_000, 4, generator=generator) if rows == "random" else torch.arange(100_000.0).reshape(-1, 2)
-    keys = row_keys(table)
-    for byte in (keys >> np.uint64(56), keys & np.uint64(255)):
-        assert chisquare(np.bincount(byte.astype(int), minlength=256)).pvalue > 1e-6
+    random = torch.randn(50_000, 4, generator=torch.Generator().manual_seed(0))
+    for keys in (row_keys(random), row_keys(torch.arange(100_000.0).reshape(-1, 2))):
+        for byte in (keys >> np.uint64(56), keys & np.uint64(255)):
+            assert chisquare(np.bincount(byte.astype(int), minlength=256)).pvalue > 1e-6
 
 
 def test_keys_of_rows_are_of_what_is_left_of_them():

@@ -32,10 +32,7 @@ class Logits2(Weighted):
         return {"sure": MaxSoftmax(), "energy": Energy()}
 
 
-KINDS = [Igeood, IgeoodPlus, MahalanobisLayers, Any3, Logits2]
-
-
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[Igeood, IgeoodPlus, MahalanobisLayers, Any3, Logits2])
 def fitted(request, known):
     return request.param().fit(known.train)
 

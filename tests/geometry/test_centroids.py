@@ -105,7 +105,7 @@ def test_awkward_classes_reach_the_optimum(name, logits, labels, temperature, pa
 
 
 def test_one_sample_identical_samples_and_more_than_half_identical_are_their_centroid():
-    """Of a cluster of equal samples that is not the start: the iteration has to land on it."""
+    """A cluster of equal samples that is not the start: the iteration has to land on it."""
     logits = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
     expected = categorical.log_softmax(logits)
     torch.testing.assert_close(centroids(logits, torch.arange(4), 4), expected, rtol=0, atol=1e-12)

@@ -93,12 +93,8 @@ def test_what_is_no_batch(source, message):
 
 
 def test_a_loaders_own_exception_passes_through():
-    def broken():
-        yield X
-        raise OSError("the disk is gone")
-
-    with pytest.raises(OSError, match="disk"):
-        list(batches(broken()))
+    with pytest.raises(ZeroDivisionError):
+        list(batches(X * (1 // i) for i in (1, 0)))
 
 
 def test_a_loader_that_ends_early_is_a_warning():
