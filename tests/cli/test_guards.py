@@ -126,18 +126,6 @@ def test_what_is_there_is_not_written_over(run, good, files):
     assert [guard.calibration is None for guard in guards] == [True, False]
 
 
-def test_a_score_that_fails_leaves_no_file(run, files, known):
-    logits = known.test.logits.numpy().copy()
-    logits[399] = np.nan
-    np.savez("nan.npz", logits=logits)
-    before = sorted(files.iterdir())
-    for name in ("o.parquet", "o.csv"):
-        result = run("score", "guard.safetensors", "nan.npz", "--out", name)
-        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-        assert "nan.npz: logits: row 399 has NaN" in result.stderr
-    assert sorted(files.iterdir()) == before
-
-
 MISMATCHED = [
     (["--access", "grey-box"], "model: "),
     (["--access", "black-box", "--layers", "early"], "layers: a black-box guard has no such option"),

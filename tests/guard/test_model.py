@@ -32,8 +32,8 @@ def test_the_whole_way(model, data, kind, tmp_path, caplog):
     assert verdict.is_ood.double().mean() < 0.13
     assert guard.predict(data.foreign).is_ood.double().mean() > 0.8
     assert torch.equal(verdict.label, model(data.test).argmax(1))  # of the clean input
-    reasons = guard.explain(data.test).contributions  # of the input that was scored
-    torch.testing.assert_close(reasons.sum(1), verdict.score, rtol=1e-9, atol=1e-9)
+    reasons = guard.explain(data.test).contributions.sum(1)  # of the input that was scored
+    torch.testing.assert_close(reasons, verdict.score, rtol=1e-9, atol=1e-9)
     guard.save(tmp_path / "guard.safetensors")
     loaded = igeood.load(tmp_path / "guard.safetensors", model)
     again = loaded.predict(data.test)
@@ -93,9 +93,8 @@ def test_numpy_in_numpy_out(model, data):
     x, y = data.images(200, 1)
     guard = igeood.white_box(model, layers="2").fit(x.numpy(), y.numpy()).calibrate(data.test.numpy())
     assert guard.layers == ["2"]
-    assert isinstance(guard.score(x.numpy()), np.ndarray)
-    assert isinstance(guard.predict(x.numpy()).label, np.ndarray)
-    assert isinstance(guard.score(x), torch.Tensor)
+    results = guard.score(x.numpy()), guard.predict(x.numpy()).label, guard.score(x)
+    assert list(map(type, results)) == [np.ndarray, np.ndarray, torch.Tensor]
     assert len(guard.predict(x[:0])) == 0
 
 
@@ -161,31 +160,27 @@ def test_weights_that_change(model, data):
     before = guard.predict(data.test)
     with torch.no_grad():
         mine[0].weight[0, 0, 0, 0] += 1e-3
-    error = pytest.raises(InputError, match="model: its weights have changed since the guard was fitted")
-    with error:
-        guard.tune(data.held_out, data.ood)
     with pytest.warns(IgeoodWarning, match="its weights have changed"):
         guard.predict(data.test)
     guard.predict(data.test)  # warns once
-    for step in (guard.calibrate, guard.save):
-        with error:
+    for step in (guard.calibrate, guard.save, lambda inside: guard.tune(inside, data.ood)):
+        with pytest.raises(InputError, match="model: its weights have changed since the guard was fitted"):
             step(data.held_out)
     guard.fit(data.train).calibrate(data.held_out)
     assert not torch.equal(guard.predict(data.test).score, before.score)
 
 
-BAD = {
-    "labels": (lambda m, d: igeood.white_box(m).fit((d.test, torch.full((300,), 4))), "data: batch 0: labels: "),
-    "data": (lambda m, _: igeood.black_box(m).fit(3), "data: expected a batch or a loader of them, got int"),
-    "layers": (lambda m, _: igeood.white_box(m, layers=["fifth"]), "layers: the model has no 'fifth'"),
-    "mean": (lambda m, _: igeood.white_box(m, mean="x"), "mean: expected a finite number, or one for each channel"),
-    "std": (lambda m, _: igeood.grey_box(m, std=(0.2, -0.1, 0.3)), "std: expected a finite, positive number"),
-    "epsilon": (lambda m, _: igeood.grey_box(m, epsilon=-1), "epsilon: must be a finite number ≥ 0"),
-}
+BAD = [
+    (lambda m, d: igeood.white_box(m).fit((d.test, torch.full((300,), 4))), "data: batch 0: labels: "),
+    (lambda m, _: igeood.black_box(m).fit(3), "data: expected a batch or a loader of them, got int"),
+    (lambda m, _: igeood.white_box(m, layers=["fifth"]), "layers: the model has no 'fifth'"),
+    (lambda m, _: igeood.white_box(m, mean="x"), "mean: expected a finite number, or one for each channel"),
+    (lambda m, _: igeood.grey_box(m, std=(0.2, -0.1, 0.3)), "std: expected a finite, positive number"),
+    (lambda m, _: igeood.grey_box(m, epsilon=-1), "epsilon: must be a finite number ≥ 0"),
+]
 
 
-@pytest.mark.parametrize("what", BAD)
-def test_bad_input(model, data, what):
-    step, message = BAD[what]
-    with pytest.raises(InputError, match=f"^{message}"):
-        step(model, data)
+def test_bad_input(model, data):
+    for step, message in BAD:
+        with pytest.raises(InputError, match=f"^{message}"):
+            step(model, data)

@@ -13,44 +13,31 @@ from igeood.outputs import HEAD
 SAME = {"rtol": 0.0, "atol": 1e-4}  # a network's outputs differ in their last digits from batch to batch
 
 
-def cut(data, size):
-    """Training batches of some size."""
-    x, y = data.images(800, 1)
-    return list(zip(x.split(size), y.split(size), strict=True))
-
-
-def same_sample(one, other):
-    return all(np.array_equal(sample.keys, other.samples[kind].keys) for kind, sample in one.samples.items())
-
-
 @pytest.mark.parametrize("build", [igeood.black_box, igeood.white_box])
 @pytest.mark.parametrize("size", [1, 7, 64])
-def test_batches_and_shards_give_one_guard(model, data, build, size):
+def test_batches_and_shards_give_one_guard(model, data, build, size, tmp_path):
     """The sample is the same to the row, above the budget too; the scores are, up to rounding in the network."""
     budget = 20_000 if build is igeood.black_box else 40_000
-    whole = build(model).fit(data.images(800, 1), budget=budget)
-    batches = cut(data, size)
+    x, y = data.images(800, 1)
+    whole = build(model).fit((x, y), budget=budget)
+    batches = list(zip(x.split(size), y.split(size), strict=True))
     assert 0 < len(whole.summary.samples["logits"]) < 800
     plain = build(model).fit(batches, budget=budget)
     guard, at = build(model), len(batches) // 3
-    shards = [igeood.summarise(guard, part, budget=budget) for part in (batches[:at], batches[at:])]
+    shards = []
+    for part in (batches[:at], batches[at:]):
+        igeood.summarise(guard, part, budget=budget).save(tmp_path / "shard")
+        shards.append(igeood.Summary.load(tmp_path / "shard"))
     with pytest.raises(igeood.errors.NotReadyError):
         guard.score(data.test)  # to summarise is not to fit
     for fitted in (plain, build(model).fit(shards[0] + shards[1]), build(model).fit(shards[1] + shards[0])):
-        assert same_sample(fitted.summary, whole.summary)
+        for kind, sample in whole.summary.samples.items():
+            assert np.array_equal(fitted.summary.samples[kind].keys, sample.keys)
+        assert np.array_equal(fitted.fitted_on, whole.fitted_on)
         assert fitted.layers == whole.layers
         torch.testing.assert_close(fitted.score(data.test), whole.score(data.test), **SAME)
-
-
-def test_a_summary_is_saved_added_and_fitted_elsewhere(model, data, tmp_path):
-    batches, paths = cut(data, 64), [tmp_path / f"{i}.safetensors" for i in range(2)]
-    for path, part in zip(paths, (batches[:5], batches[5:]), strict=True):
-        igeood.summarise(igeood.white_box(model), part).save(path)
-    fitted = igeood.white_box(model).fit(igeood.Summary.load(paths[0]) + igeood.Summary.load(paths[1]))
-    whole = igeood.white_box(model).fit(batches)
-    assert np.array_equal(fitted.fitted_on, whole.fitted_on)
-    scores = [guard.tune(data.held_out, data.ood).score(data.test) for guard in (fitted, whole)]
-    torch.testing.assert_close(*scores, **SAME)
+    tuned = [each.tune(data.held_out, data.ood).score(data.test) for each in (fitted, whole)]
+    torch.testing.assert_close(*tuned, **SAME)
 
 
 def test_summaries_that_do_not_fit(model, data, known):
