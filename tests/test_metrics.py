@@ -70,18 +70,15 @@ def test_law_monotone_maps_change_nothing_and_evaluate_is_the_three(inside, outs
     assert evaluation.tnr_at_tpr == metrics.tnr_at_tpr(inside, outside, 0.95)
 
 
-def test_any_kind_of_array_and_precision():
+def test_any_kind_of_array_and_precision_and_infinite_scores():
     inside, outside = [0.0, 1.0, 2.0], [1.5, 2.5]
     for convert in (list, np.array, torch.tensor, lambda x: torch.tensor(x, dtype=torch.float16)):
         assert metrics.auroc(convert(inside), convert(outside)) == 5 / 6
-    third = np.float32(1 / 3)  # is the float64 of the same value, and not its neighbour
-    assert metrics.auroc(np.array([third]), np.array([float(third), 1 / 3, 0.5])) == pytest.approx(1.5 / 3)
-
-
-def test_infinite_scores_have_their_place():
     assert metrics.auroc([-np.inf, 0.0], [np.inf, np.inf]) == 1.0
     assert metrics.auroc([-np.inf, np.inf], [np.inf, -np.inf]) == 0.5
     assert metrics.evaluate([np.inf, 0.0], [-np.inf, np.inf, -0.0]).auroc == pytest.approx((0.5 + 1.5) / 6)
+    third = np.float32(1 / 3)  # is the float64 of the same value, and not its neighbour
+    assert metrics.auroc(np.array([third]), np.array([float(third), 1 / 3, 0.5])) == pytest.approx(1.5 / 3)
 
 
 @pytest.mark.parametrize("metric", [metrics.tnr_at_tpr, metrics.auroc, metrics.aupr, metrics.evaluate])

@@ -96,11 +96,13 @@ def test_the_class_of_the_nearest_centroid(classifier):
     assert detector.predict_class(np.empty((0, 10))).shape == (0,)
 
 
-def test_fr0_is_about_28_when_confident_and_25_when_uniform():
-    """Ten classes: near one centroid and π from nine others, or equally far from all."""
+def test_extremes_in_closed_form():
+    """FR₀ of ten classes: near one centroid and π from nine others, or equally far from all."""
     vertices = torch.eye(10).log()
     assert family.fr0(torch.eye(10) * 1e3, vertices)[0].item() == pytest.approx(9 * math.pi, rel=1e-12)
     assert family.fr0(torch.zeros(1, 10), vertices).item() == pytest.approx(24.98, abs=0.01)
+    assert family.energy(torch.tensor([[1e38, 0.0], [-1e38, -1e38]]), 0.001).isfinite().all()
+    assert family.energy(torch.tensor([[3.0, -torch.inf]]), 2.0).item() == -3.0
 
 
 def test_two_classes_use_the_minimum_and_say_so(make):
@@ -123,8 +125,3 @@ def test_centroid_temperature_is_the_authors_rescaling(classifier):
     torch.testing.assert_close(fitted.centroids_, torch.log_softmax(at_one / 5.0, dim=1))
     own = igeood.IgeoodLogits(temperature=5.0).fit(classifier.train, classifier.labels)
     assert (fitted.score(classifier.test) - own.score(classifier.test)).abs().max() > 1e-3
-
-
-def test_energy_of_extreme_logits():
-    assert family.energy(torch.tensor([[1e38, 0.0], [-1e38, -1e38]]), 0.001).isfinite().all()
-    assert family.energy(torch.tensor([[3.0, -torch.inf]]), 2.0).item() == -3.0

@@ -99,6 +99,9 @@ def test_rows_alone_in_chunks_with_gaps_and_with_threads(monkeypatch):
     for again in ways:
         torch.testing.assert_close(again[0], distance, rtol=1e-13, atol=0)
         assert torch.equal(again[1], label)
+    assert gaussian.nearest_distance(torch.empty(0, 7), torch.ones(2, 7), torch.ones(7))[1].shape == (0,)
+    distance, label = gaussian.nearest_distance(torch.empty(3, 0), torch.empty(2, 0), torch.empty(0))
+    assert distance.tolist() == label.tolist() == [0, 0, 0]  # without a channel
 
 
 def approximation(x: Tensor, means: Tensor, nodes: tuple[int, ...], monkeypatch) -> tuple[Tensor, Tensor]:
@@ -206,9 +209,3 @@ def test_squares_to_the_last_digits_and_where_they_overflow():
         with mpmath.workdps(40):
             expected = [float(mpmath.asinh(mpmath.mpf(v)) ** 2) for v in rows[:, 0].tolist()]
         np.testing.assert_allclose(sums.numpy(), expected, rtol=2e-15)
-
-
-def test_no_channel_and_no_row():
-    distance, label = gaussian.nearest_distance(torch.empty(3, 0), torch.empty(2, 0), torch.empty(0))
-    assert distance.tolist() == label.tolist() == [0, 0, 0]
-    assert gaussian.nearest_distance(torch.empty(0, 7), torch.ones(2, 7), torch.ones(7))[1].shape == (0,)

@@ -143,20 +143,16 @@ def test_held_out_rows_are_in_the_sample_and_not_in_the_ranges(rows):
     assert float(Summary.of(data, replace(ALL, holdout=False)).sums["late"].high.max()) > 1e5
 
 
-def test_ids_are_keys(rows):
+def test_ids_are_keys_and_those_of_training_rows_are_bounded(rows, monkeypatch):
     """The rows with the smallest ids' hashes are kept, not those with the smallest hashes of their content."""
     ids = np.random.default_rng(0).integers(2**64, size=400, dtype=np.uint64)
     summary = Summary.of(Outputs(rows.logits, keys=ids), Needs(samples=("logits",)), budget=SMALL)
     sample = summary.samples["logits"]
     assert np.array_equal(sample.keys, np.sort(ids)[: sample.quota])
     assert np.array_equal(summary.keys, np.sort(ids))
-
-
-def test_keys_of_training_rows_are_bounded(rows, monkeypatch):
     monkeypatch.setattr(module, "KEYS", 50)
-    expected = np.unique(rows.only([]).keys)[:50]
     for summary in ways(rows, Needs(), module.BUDGET):
-        assert np.array_equal(summary.keys, expected)
+        assert np.array_equal(summary.keys, np.unique(rows.only([]).keys)[:50])
 
 
 def test_save_and_load(rows, tmp_path):
@@ -197,18 +193,15 @@ def test_files_that_are_no_summary(rows, tmp_path):
         Summary.load(path)
 
 
-@pytest.mark.parametrize(
-    ("other", "what"),
-    [
+def test_summaries_that_do_not_add(rows):
+    one = Summary(ALL, model="one").add(rows)
+    for other, what in (
         (Summary(replace(ALL, sums="diagonal"), model="one"), "sums differ: 'full' and 'diagonal'"),
         (Summary(replace(ALL, transform=squared), model="one"), "transform differ: None and 'squared'"),
         (Summary(ALL, model="two"), "^summary: model differ: 'one' and 'two'; add those of one method and model"),
-    ],
-)
-def test_summaries_that_do_not_add(rows, other, what):
-    one = Summary(ALL, model="one").add(rows)
-    with pytest.raises(InputError, match=what):
-        one + other.add(rows[:9])
+    ):
+        with pytest.raises(InputError, match=what):
+            one + other.add(rows[:9])
     assert_same(one, Summary.of(rows, ALL))
 
 
