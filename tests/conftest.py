@@ -31,23 +31,17 @@ def make_classifier(n_classes=10, n=400, margin=8.0, seed=0):
     return SimpleNamespace(train=train, labels=labels, ood=ood, held_out=known(), test=known())
 
 
-def with_features(logits, labels, seed, shift):
-    """Outputs with two layers of features: about the class's mean, or about nothing for OOD samples."""
-    generator = torch.Generator().manual_seed(seed)
-    features = {}
-    for layer, width in (("early", 6), ("block.late", 9)):
-        means = torch.randn(logits.shape[1], width, generator=torch.Generator().manual_seed(width)) * 2
-        noise = torch.randn(len(logits), width, generator=generator)
-        features[layer] = noise * 1.5 + shift if labels is None else means[labels] + noise
-    return Outputs(logits, features, labels)
-
-
 def make_known(n_classes=10, n=400, seed=0):
-    """A classifier's outputs, layers and all."""
-    c = make_classifier(n_classes, n, seed=seed)
-    parts = {"train": c.train, "held_out": c.held_out, "test": c.test}
-    inside = {name: with_features(part, c.labels, 10 * seed + i, 0.0) for i, (name, part) in enumerate(parts.items())}
-    return SimpleNamespace(**inside, ood=with_features(c.ood, None, 10 * seed + 9, 3.0))
+    """A classifier's outputs with two layers of features: about the class's mean, or about nothing for OOD samples."""
+    c, parts = make_classifier(n_classes, n, seed=seed), {}
+    for part, offset in (("train", 0), ("held_out", 1), ("test", 2), ("ood", 9)):
+        generator, features = torch.Generator().manual_seed(10 * seed + offset), {}
+        for layer, width in (("early", 6), ("block.late", 9)):
+            means = torch.randn(n_classes, width, generator=torch.Generator().manual_seed(width)) * 2
+            noise = torch.randn(n, width, generator=generator)
+            features[layer] = noise * 1.5 + 3.0 if part == "ood" else means[c.labels] + noise
+        parts[part] = Outputs(getattr(c, part), features, None if part == "ood" else c.labels)
+    return SimpleNamespace(**parts)
 
 
 def suit(outputs, needs):
@@ -139,10 +133,8 @@ def reader_names(classifier, model, data):
         "ood_loader": data.ood,
         "x": data.test[:3],
         "torch": torch,
-        "train_logits": classifier.train.numpy(),
+        **{f"{part}_logits": getattr(classifier, part).numpy() for part in ("train", "held_out", "test")},
         "train_labels": classifier.labels.numpy(),
-        "held_out_logits": classifier.held_out.numpy(),
-        "test_logits": classifier.test.numpy(),
         "id_scores": torch.arange(30.0),
         "ood_scores": torch.arange(20.0, 40.0),
     }

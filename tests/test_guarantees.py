@@ -24,8 +24,6 @@ from igeood.outputs import Outputs
 
 ERROR = 1e-8
 WIDTH = float(norm.isf(ERROR / 2))  # standard errors: 5.7
-
-
 RIGHT = {"threshold": threshold, "guard's": lambda scores, tpr: Calibration(torch.as_tensor(scores), tpr).threshold}
 WRONG = {"plain quantile": np.quantile, "a rank lower": lambda s, tpr: np.sort(s)[rank(len(s), tpr) - 2]}
 

@@ -28,9 +28,8 @@ def test_what_is_written_comes_back(known, tmp_path, suffix, ids):
     assert (file.rows, file.layers) == (400, ["early", "block.late"])
     for _ in range(2):  # it can be read again
         outputs = Outputs.concat(file)
-        assert torch.equal(outputs.logits, known.train.logits)
-        assert torch.equal(outputs.labels, known.train.labels)
-        assert all(torch.equal(outputs.features[layer], known.train.features[layer]) for layer in file.layers)
+        for name in ("logits", "labels", "features"):
+            torch.testing.assert_close(getattr(outputs, name), getattr(known.train, name), rtol=0, atol=0)
         assert outputs.numpy
     names = [str(name) for _, names in file.blocks(ids=True) for name in names]
     assert names == list(map(str, range(400) if ids is None else ids))
@@ -111,7 +110,6 @@ def test_the_key_of_an_id_is_that_of_its_text():
     expected = np.array([0xE75017CACE788F82, 0xCB1ABF8BEFF3192F], dtype=np.uint64)  # the same in every process
     for ids in ([7, "é"], ["7", "é"], np.array(["7", "é"]), pa.array(["7", "é"]), [np.int32(7), "é"]):
         assert np.array_equal(id_keys(ids), expected)
-    assert id_keys([]).dtype == np.uint64
     assert len(np.unique(id_keys(range(10_000)))) == 10_000
 
 
@@ -124,10 +122,9 @@ def test_ids_that_do_not_identify_still_name_rows(tmp_path, ids):
     assert (len(block), names.to_pylist()) == (3, ids.to_pylist())
 
 
-@pytest.mark.parametrize("name", ["label", "labels"])
-def test_labels_have_either_name(tmp_path, name):
-    np.savez(tmp_path / "a.npz", logits=np.eye(3), **{name: np.arange(3)})
-    pq.write_table(pa.table({"logits": list(np.eye(3)), name: np.arange(3)}), tmp_path / "a.parquet")
+def test_labels_have_either_name(tmp_path):
+    np.savez(tmp_path / "a.npz", logits=np.eye(3), label=np.arange(3))
+    pq.write_table(pa.table({"logits": list(np.eye(3)), "labels": np.arange(3)}), tmp_path / "a.parquet")
     for file in ("a.npz", "a.parquet"):
         (block,) = read_logits(tmp_path / file)
         assert block.labels.tolist() == [0, 1, 2]

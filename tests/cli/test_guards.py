@@ -57,7 +57,7 @@ def test_every_output_format_has_the_same_rows(good, files):
     assert Path("o.jsonl").read_text().splitlines() == lines
 
 
-def test_many_blocks_or_no_rows_have_one_header(run, good, files, monkeypatch):
+def test_blocks_share_one_header_and_a_guard_without_threshold_gives_scores_only(run, good, files, monkeypatch):
     np.savez("none.npz", logits=np.empty((0, 10)))
     empty = run("score", "guard.safetensors", "none.npz")
     assert (empty.stdout, empty.stderr) == ("id,score,p_value,is_ood,label\n", "0 of 0 refused\n")
@@ -65,12 +65,9 @@ def test_many_blocks_or_no_rows_have_one_header(run, good, files, monkeypatch):
     assert good("score", "guard.safetensors", "test.npz").count("id,score,p_value,is_ood,label\n") == 1
     good("score", "guard.safetensors", "test.npz", "--out", "o.parquet")
     assert pq.read_table("o.parquet").num_rows == 400
-
-
-def test_a_guard_without_threshold_gives_scores_only(run, files):
-    result = run("score", "fitted.safetensors", "test.npz")
-    assert result.stdout.startswith("id,score\n")
-    assert "not calibrated: scores only; run `igeood calibrate`" in result.stderr
+    scores = run("score", "fitted.safetensors", "test.npz")
+    assert scores.stdout.startswith("id,score\n")
+    assert "not calibrated: scores only; run `igeood calibrate`" in scores.stderr
 
 
 def test_columns_of_other_names(good, files):

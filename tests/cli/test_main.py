@@ -18,7 +18,7 @@ from igeood.cli import COMMANDS
 from igeood.terminal import progress_bars
 
 
-def test_help_needs_neither_torch_nor_the_laboratory():
+def test_help_needs_neither_torch_nor_the_laboratory(good):
     code = (
         "import sys, igeood.cli as c\n"
         "for words in [[], ['data', 'list'], ['data', 'get'], *([name] for name in c.COMMANDS)]:\n"
@@ -29,9 +29,6 @@ def test_help_needs_neither_torch_nor_the_laboratory():
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     assert all(f"\n  {name} " in ended.stdout for name in COMMANDS)
-
-
-def test_version(good):
     assert good("--version") == f"igeood, version {igeood.__version__}\n"
 
 
@@ -148,6 +145,5 @@ def test_progress_on_a_terminal_is_bars(monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     with progress_bars() as report:
         for n in range(12):
-            report(f"part {n}", 1, 2)
             report(f"part {n}", 2, 2)
     assert "part 11" in capsys.readouterr().err

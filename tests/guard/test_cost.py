@@ -4,19 +4,19 @@ import copy
 import subprocess
 import sys
 from collections import Counter
+from unittest.mock import Mock
 
 import pytest
 from torch import nn
 
 import igeood
 
-BUILDS = {
-    "black": igeood.black_box,
-    "white": igeood.white_box,
-    "grey": lambda m: igeood.grey_box(m, epsilon=0.001),
-    "white, step": lambda m: igeood.white_box(m, epsilon=0.001),
-}
-PASSES = {"black": 1, "white": 1, "grey": 2, "white, step": 2}  # forward passes for each batch
+BUILDS = [  # with the forward passes for each batch
+    (igeood.black_box, {}, 1),
+    (igeood.white_box, {}, 1),
+    (igeood.grey_box, {"epsilon": 0.001}, 2),
+    (igeood.white_box, {"epsilon": 0.001}, 2),
+]
 
 
 @pytest.fixture
@@ -34,24 +34,19 @@ def counted(model, monkeypatch):
     return mine, counts
 
 
-@pytest.mark.parametrize("kind", BUILDS)
-def test_predict_is_one_pass_and_hashes_nothing(counted, data, kind, monkeypatch):
+@pytest.mark.parametrize(("build", "options", "passes"), BUILDS)
+def test_predict_is_one_pass_and_hashes_nothing(counted, data, build, options, passes, monkeypatch):
     """One more for the input step; a hook for each layer that is read; no look at all weights, nor at the content."""
     model, counts = counted
-    guard = BUILDS[kind](model).fit(data.train).calibrate(data.held_out)
-
-    def never(*_, **__):
-        raise AssertionError("hashed")
-
-    for name in ("guard.inputs", "model.fingerprint"):
-        monkeypatch.setattr(f"igeood.{name}.fingerprint", never)
-    for name in ("model.batches", "outputs"):
-        monkeypatch.setattr(f"igeood.{name}.row_keys", never)
+    guard = build(model, **options).fit(data.train).calibrate(data.held_out)
+    hashes = ("guard.inputs.fingerprint", "model.fingerprint.fingerprint", "model.batches.row_keys", "outputs.row_keys")
+    for name in hashes:
+        monkeypatch.setattr(f"igeood.{name}", Mock(side_effect=AssertionError("hashed")))
     for step in (guard.predict, guard.score):
         counts.clear()
         step(data.test[:32])
-        assert counts["passes"] == PASSES[kind]
-        assert counts["hooks"] <= PASSES[kind] * len(guard.layers)
+        assert counts["passes"] == passes
+        assert counts["hooks"] <= passes * len(guard.layers)
 
 
 def test_fit_and_tune_read_each_batch_once(counted, data):

@@ -24,8 +24,9 @@ def path(guard, tmp_path):
 
 
 def test_everything_but_the_training_sample_comes_back(guard, model, data, path):
-    loaded = igeood.load(path, model)
-    assert torch.equal(loaded.predict(data.test).p_value, guard.predict(data.test).p_value)
+    for same in (model, nn.DataParallel(model)):
+        loaded = igeood.load(path, same)
+        assert torch.equal(loaded.predict(data.test).p_value, guard.predict(data.test).p_value)
     assert (loaded.calibration.tpr, loaded.promise) == (0.9, guard.promise)
     assert (loaded.inputs.mean, loaded.inputs.std) == (0.5, [0.2, 0.3, 0.4])
     assert np.array_equal(loaded.fitted_on, guard.fitted_on)  # so that calibrating on them is noticed
@@ -35,16 +36,6 @@ def test_everything_but_the_training_sample_comes_back(guard, model, data, path)
     record = read_record(path)[0]
     assert (record["schema"], record["kind"], record["method"]) == (2, "guard", "igeood")
     assert (record["layers"], record["n_classes"], record["model"]) == (["2", "6"], 4, guard.inputs.fingerprint)
-
-
-def test_wrapped_models_serve_the_bare_one_and_the_reverse(guard, model, data, path, tmp_path):
-    wrapper, scores = nn.DataParallel(model), guard.score(data.test)
-    assert torch.equal(igeood.load(path, wrapper).score(data.test), scores)
-    wrapped = igeood.white_box(wrapper).fit(data.train)
-    assert wrapped.layers == guard.layers
-    wrapped.save(tmp_path / "wrapped.safetensors")
-    assert torch.equal(igeood.load(tmp_path / "wrapped.safetensors", model).score(data.test), scores)
-    assert igeood.white_box(wrapper, layers=["module.2"]).fit(data.train).layers == ["2"]
 
 
 def test_another_model_is_refused_by_its_fingerprint(guard, model, data, path, tmp_path):
