@@ -57,11 +57,8 @@ def test_the_file_describes_its_training_and_loads(trained, task):
     assert json.loads(about["training"])["recipe"]["rate"] == 0.05
     assert accuracy(load_weights(build("resnet-10-16", 4), path), task) == share
     assert [p.name for p in path.parent.iterdir()] == [path.name]  # neither checkpoint nor lock
-
-
-def test_it_learns(tmp_path):
-    recipe = Recipe(epochs=5, batch=20, rate=0.05, augment=False)
-    assert train("resnet-10-16", make_task(240), tmp_path / "n.safetensors", recipe) > 0.9
+    with pytest.raises(InputError, match="exists already; delete it"):
+        train("resnet-10-16", task, path, SHORT)
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
@@ -126,13 +123,6 @@ def test_a_checkpoint_of_another_run_is_refused(task, tmp_path):
         train("resnet-10-16", task, path, SHORT)
 
 
-def test_a_finished_file_is_not_overwritten(trained, task):
-    before = trained[0].read_bytes()
-    with pytest.raises(InputError, match="exists already; delete it"):
-        train("resnet-10-16", task, trained[0], SHORT)
-    assert trained[0].read_bytes() == before
-
-
 def test_seeds_differ_and_repeat_and_leave_the_random_state(task):
     before = torch.get_rng_state(), np.random.get_state()[1].copy()
     runs = [Run("resnet-10-16", task, replace(SHORT, seed=seed)) for seed in (0, 0, 1)]
@@ -157,7 +147,9 @@ def test_a_network_of_ones_own_with_a_parameter_without_decay(task, tmp_path):
     assert read_weights(tmp_path / "n.safetensors")[1]["network"] == "mine"
 
 
-def test_the_rate_steps_at_half_and_three_quarters():
+def test_it_learns_at_a_rate_that_steps_at_half_and_three_quarters(tmp_path):
+    recipe = Recipe(epochs=5, batch=20, rate=0.05, augment=False)
+    assert train("resnet-10-16", make_task(240), tmp_path / "n.safetensors", recipe) > 0.9
     rates = [Recipe(epochs=300).rate_at(epoch) for epoch in (0, 149, 150, 224, 225, 299)]
     assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
 
@@ -188,22 +180,15 @@ def test_recipes_that_cannot_be(bad):
         Recipe(**bad)
 
 
-def test_a_loss_that_is_not_finite(task, tmp_path):
-    with pytest.raises(InputError, match=r"^rate: the loss is no longer finite"):
-        train("resnet-10-16", task, tmp_path / "n.safetensors", Recipe(epochs=30, batch=16, rate=1e12))
-
-
-def test_tasks_that_cannot_be():
+def test_tasks_and_networks_that_cannot_be(task, tmp_path):
     images = np.zeros((3, 3, 32, 32), np.uint8)
     with pytest.raises(InputError, match="labels: no training image of 1 classes, of 2 for example"):
         Task("x", 3, images[:2], np.arange(2), images[:1], np.zeros(1, int))
     with pytest.raises(InputError, match="images: 3 images and 2 labels"):
         Task("x", 2, images, np.zeros(2, int), images, np.zeros(3, int))
-
-
-def test_every_network_has_the_classes_asked_for():
+    with pytest.raises(InputError, match=r"^rate: the loss is no longer finite"):
+        train("resnet-10-16", task, tmp_path / "n.safetensors", Recipe(epochs=30, batch=16, rate=1e12))
     assert all(build(name, 7)(torch.zeros(2, 3, 32, 32)).shape == (2, 7) for name in NETWORKS)
-    with pytest.raises(InputError, match="did you mean 'resnet-34'"):
-        build("resnet34")
-    with pytest.raises(InputError, match="classes: must be at least 2"):
-        build("resnet-34", 1)
+    for name, classes, message in (("resnet34", 7, "did you mean 'resnet-34'"), ("resnet-34", 1, "classes: must be")):
+        with pytest.raises(InputError, match=message):
+            build(name, classes)

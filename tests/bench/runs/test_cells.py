@@ -17,7 +17,7 @@ import torch
 import igeood
 from igeood.bench import datasets
 from igeood.bench.runs import Lines, Plan, Results, cells, run
-from igeood.bench.runs.observing import Observer, recall
+from igeood.bench.runs.observing import Observer
 from igeood.bench.runs.plan import cells as planned
 from igeood.errors import InputError
 from igeood.files import only_one, read_record, write_record
@@ -33,14 +33,31 @@ def is_quick(cell):
 
 
 def test_every_cell_is_there_once(whole, plan):
+    assert cells.halves(3000, 7)[0].tolist() == cells.halves(3000, 7)[0].tolist() != cells.halves(3000, 8)[0].tolist()
+    assert sorted(np.concatenate(cells.halves(3000, 7))) == list(range(3000))
+    splits = Plan(ood=("a", "b"), splits=3, settings=("white-box", "black-box"), methods=("igeood", "msp"))
+    counts = Counter((c.setting, c.seed) for c in planned(splits, "cifar-10"))
+    assert counts == {("white-box", 0): 2, ("white-box", 1): 2, ("white-box", 2): 2, ("black-box", 0): 2}
     places = Counter((c["setting"], c["method"], c["validation"], c["ood"], c["seed"]) for c in whole.cells.records)
     assert places == Counter(tuple(asdict(cell).values()) for cell in planned(plan(), "cifar-10"))
     assert {c["method"] for c in whole.cells.records} == set(igeood.METHODS)
+    tunings = {(t["setting"], t["method"]): t["tuning"] for t in whole.tunings.records}
+    assert tunings["black-box", "msp"] is None
+    assert len(tunings["grey-box", "odin"]["steps"]) == 21
+    assert len(tunings["black-box", "odin"]["trials"]) > 33
+    assert tunings["white-box-fgsm", "igeood"]["attack"]["samples"] == 40
 
 
-def test_records_have_what_it_takes_to_redo_them(whole):
+def test_records_have_what_it_takes_to_redo_them_and_tuning_shares_nothing_with_measurement(whole):
+    [line] = whole.networks.records
+    assert dict(line["layers"]) == {"relu": 16, "layer1": 16, "layer2": 32, "layer3": 64, "layer4": 128}
+    assert line["notes"] == ["train: 200 of 50,000 images", "test: 160 of 10,000 images"]
+    assert set(line["diagnostics"]) == set(dict(line["layers"]))
     for cell in whole.cells.records:
-        assert cell["weights"] == whole.networks.records[0]["weights"]
+        assert cell["weights"] == line["weights"]
+        assert cell["validation"] != cell["ood"]
+        assert cell["setting"] != "white-box" or cell["ood_images"] in (30, 40)  # half of 60 and of 80
+        assert cell["id_images"] == (25 if cell["setting"] == "grey-box" else 40)  # of 80, 40 were to tune on
         assert set(cell["data"]) >= {"train", "test", "ood"}
         record, scores = read_record(whole.folder / "scores" / cell["scores"], "scores")
         again = evaluate(scores["id"], scores["ood"], cell["tpr"])
@@ -49,14 +66,6 @@ def test_records_have_what_it_takes_to_redo_them(whole):
         for side in ("id", "ood"):
             assert scores[f"{side}_parts"].shape == (len(scores[side]), len(record["columns"]))
             torch.testing.assert_close(scores[f"{side}_parts"].double().sum(1), scores[side], rtol=1e-4, atol=1e-3)
-
-
-def test_validation_and_measurement_share_nothing(whole):
-    for cell in whole.cells.records:
-        assert cell["validation"] != cell["ood"]
-        if cell["setting"] == "white-box":
-            assert cell["ood_images"] in (30, 40)  # half of 60 and of 80; the other half was to tune on
-        assert cell["id_images"] == (25 if cell["setting"] == "grey-box" else 40)  # of 80, 40 were to tune on
 
 
 @pytest.mark.parametrize(
@@ -86,38 +95,33 @@ def test_a_cell_is_what_a_guard_does(whole, world, network, setting, method):
     torch.testing.assert_close(torch.as_tensor(guard.score(outside)), scores["ood"])
 
 
-def test_tunings_have_what_was_tried(whole):
-    tunings = {(t["setting"], t["method"]): t for t in whole.tunings.records}
-    assert tunings["black-box", "msp"]["tuning"] is None
-    assert len(tunings["grey-box", "odin"]["tuning"]["steps"]) == 21
-    assert len(tunings["black-box", "odin"]["tuning"]["trials"]) > 33
-    assert tunings["white-box-fgsm", "igeood"]["tuning"]["attack"]["samples"] == 40
-
-
-def test_nothing_is_done_twice(whole, world, network, plan, monkeypatch):
+def test_nothing_is_done_twice(whole, world, network, plan, monkeypatch, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in whole.folder.rglob("*") if path.is_file()}
     monkeypatch.setattr(Observer, "_batches", lambda *_: pytest.fail("the network ran again"))
     run([network], plan(), whole.folder, root=world)
     assert before == {path: path.stat().st_mtime_ns for path in whole.folder.rglob("*") if path.is_file()}
-
-
-def test_from_kept_outputs_the_network_does_not_run(whole, world, network, plan, monkeypatch, tmp_path):
     shutil.copytree(whole.folder / "outputs", tmp_path / "outputs")
-    monkeypatch.setattr(Observer, "_batches", lambda *_: pytest.fail("the network ran again"))
+    with only_one(tmp_path / ".lock", "out"), pytest.raises(InputError, match="another process is writing there"):
+        run([network], plan(**QUICK), tmp_path, root=world)
     again = run([network], plan(**QUICK), tmp_path, root=world)
     assert again.cells.records == [c for c in whole.cells.records if is_quick(c)]
 
 
 def test_other_options_and_normalisations_make_other_cells(whole, world, network, plan, tmp_path):
     shutil.copytree(whole.folder, tmp_path / "r")
-    n = len(whole.cells.records)
-    more = run(
-        [network], plan(limit=30, settings=("grey-box",), methods=("odin",)), tmp_path / "r", root=world
-    ).cells.records[n:]
-    assert {(c["setting"], c["method"], c["limit"], c["ood_images"]) for c in more} == {("grey-box", "odin", 30, 30)}
+
+    def more(network, **changes):
+        n = len(Results(tmp_path / "r").cells.records)
+        return run([network], plan(**changes), tmp_path / "r", root=world).cells.records[n:]
+
+    cells = more(network, limit=30, settings=("grey-box",), methods=("odin",))
+    assert {(c["setting"], c["method"], c["limit"], c["ood_images"]) for c in cells} == {("grey-box", "odin", 30, 30)}
     other = replace(network, mean=(0.1, 0.2, 0.3))
-    more = run([other], plan(settings=("black-box",), methods=("msp",)), tmp_path / "r", root=world)
-    assert [c["mean"] for c in more.cells.records[n + 2 :]] == [[0.1, 0.2, 0.3]] * 2
+    cells = more(other, settings=("black-box",), methods=("msp",))
+    assert [c["mean"] for c in cells] == [[0.1, 0.2, 0.3]] * 2
+    cells = more(network, validation=(), settings=("black-box", "grey-box"), methods=("odin", "igeood-logits"))
+    assert {(c["method"], c["temperature"]) for c in cells} == {("odin", 1000.0), ("igeood-logits", 1.0)}
+    assert {(c["setting"], c["epsilon"]) for c in cells} == {("black-box", 0.0), ("grey-box", 0.0012)}
 
 
 def test_a_method_of_ones_own_is_measured(whole, world, network, plan, tmp_path):
@@ -207,11 +211,6 @@ def test_killed_and_resumed(world, plan, tmp_path, times, changes):
     assert results.read_bytes() == wanted
 
 
-def test_two_processes_on_one_folder(world, network, plan, tmp_path):
-    with only_one(tmp_path / ".lock", "out"), pytest.raises(InputError, match="another process is writing there"):
-        run([network], plan(**QUICK), tmp_path, root=world)
-
-
 def test_a_damaged_shard_is_made_again(world, network, plan, whole, tmp_path):
     shutil.copytree(whole.folder / "outputs", tmp_path / "outputs")
     for path in (tmp_path / "outputs").glob("clean-*/*.safetensors"):
@@ -237,30 +236,6 @@ def test_a_full_disk_keeps_finished_work(tmp_path, monkeypatch):
     assert lines.records == [{"a": 1}]
     Lines(tmp_path / "a.jsonl").append({"c": 3})
     assert Lines(tmp_path / "a.jsonl").records[-1] == {"c": 3}
-
-
-def test_recall_finds_what_was_kept(whole, network):
-    digest = next(c["data"]["ood"] for c in whole.cells.records if c["ood"] == "gaussian")
-    kept = recall(whole.folder / "outputs", weights=network.weights, images=digest)
-    assert len(kept) == 80
-    assert list(kept.features) == ["relu", "layer1", "layer2", "layer3", "layer4"]
-    assert recall(whole.folder / "outputs", weights="none", images=digest) is None
-
-
-def test_the_networks_line(whole):
-    [line] = whole.networks.records
-    assert dict(line["layers"]) == {"relu": 16, "layer1": 16, "layer2": 32, "layer3": 64, "layer4": 128}
-    assert (line["train_images"], line["test_images"]) == (200, 80)
-    assert line["notes"] == ["train: 200 of 50,000 images", "test: 160 of 10,000 images"]
-    assert set(line["diagnostics"]) == set(dict(line["layers"]))
-
-
-def test_without_validation_the_defaults_stay(world, network, plan, whole, tmp_path):
-    shutil.copytree(whole.folder / "outputs", tmp_path / "outputs")
-    some = plan(validation=(), settings=("black-box", "grey-box"), methods=("odin", "igeood-logits"))
-    records = run([network], some, tmp_path, root=world).cells.records
-    assert {(c["method"], c["temperature"]) for c in records} == {("odin", 1000.0), ("igeood-logits", 1.0)}
-    assert {(c["setting"], c["epsilon"]) for c in records} == {("black-box", 0.0), ("grey-box", 0.0012)}
 
 
 def test_a_set_is_not_measured_under_another_name(world, network, plan, tmp_path):
@@ -300,12 +275,6 @@ def test_what_cannot_be_measured_is_an_error_before_the_network_runs(
         run([network], plan(**changes), tmp_path / "r", root=world)
 
 
-def test_splits_are_cells_of_their_own():
-    plan = Plan(ood=("a", "b"), splits=3, settings=("white-box", "black-box"), methods=("igeood", "msp"))
-    counts = Counter((c.setting, c.seed) for c in planned(plan, "cifar-10"))
-    assert counts == {("white-box", 0): 2, ("white-box", 1): 2, ("white-box", 2): 2, ("black-box", 0): 2}
-
-
 def test_lines_that_are_no_results(tmp_path):
     for line in ("nonsense", "[1]", '{"setting": "black-box"}'):
         (tmp_path / "results.jsonl").write_text(f"{line}\n")
@@ -313,11 +282,3 @@ def test_lines_that_are_no_results(tmp_path):
             Results(tmp_path)
     with pytest.raises(InputError, match=r"igeood bench --out"):
         Results.existing(tmp_path / "none")
-
-
-def test_halves_are_apart_and_seeded():
-    first, second = cells.halves(3000, 7)
-    assert len(first) == 1000
-    assert sorted(np.concatenate([first, second])) == list(range(3000))
-    assert (cells.halves(3000, 7)[0] == first).all()
-    assert (cells.halves(3000, 8)[0] != first).any()
