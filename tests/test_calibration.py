@@ -47,7 +47,7 @@ def test_the_threshold_is_the_score_of_that_rank(guarantee):
 def test_p_values_are_what_counting_gives(cal, scores):
     expected = [(1 + sum(c >= s for c in cal)) / (len(cal) + 1) for s in scores]
     for kind, convert in ((np.ndarray, np.array), (torch.Tensor, torch.tensor)):
-        p = p_values(convert([float(c) for c in cal]), convert([float(s) for s in scores]))
+        p = p_values(cal, convert([float(s) for s in scores]))  # the kind is that of the scores
         assert isinstance(p, kind)
         assert p.tolist() == expected
 
