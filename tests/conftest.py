@@ -56,19 +56,16 @@ def suit(outputs, needs):
 
 @pytest.fixture(scope="session")
 def make():
-    """`make_classifier`, for tests that need another size."""
     return make_classifier
 
 
 @pytest.fixture(scope="session")
 def make_known_():
-    """`make_known`, for tests that need another size."""
     return make_known
 
 
 @pytest.fixture(scope="session")
 def suited():
-    """`suit`, for tests of every method."""
     return suit
 
 

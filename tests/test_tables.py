@@ -137,7 +137,6 @@ BAD = {
     "logits: row 17 has 2 values, expected 3": {"logits": RAGGED},
     "logits: row 31 has NaN": {"logits": HOLED},
     "logits: expected a list of numbers in each row, got double": {"logits": [1.0, 2.0]},
-    "logits: expected real numbers": {"logits": [["a", "b"]]},
     "label: row 1 is null": {"logits": lists(ROWS[:3]), "label": pa.array([0, None, 2])},
     r"features\['a'\]: .* 44 .*NaN": {"logits": lists(ROWS), "feature.a": lists(NAN)},
     "id: list.* does not name rows": {"logits": lists(ROWS[:1]), "id": [[1]]},

@@ -43,7 +43,6 @@ def test_a_mistyped_line_is_one_line_that_says_where_to_look(run, arguments):
     ("error", "line"),
     [
         (igeood.errors.InputError("two\nlines: bad"), "two lines: bad"),
-        (PermissionError(13, "Permission denied", "place"), "place: Permission denied"),
         (OSError(28, "No space left on device"), "system: No space left on device"),
     ],
 )
