@@ -90,20 +90,6 @@ def test_formulas_in_a_line_are_not_shell_variables_or_code_and_an_unknown_comma
         convert(r"$\nosuch$")
 
 
-def run(commands, folder):
-    """What these commands print, messages too, as a shell runs them."""
-    tools = folder / "tools"
-    tools.mkdir(exist_ok=True)
-    for name, arguments in (("python", ""), ("igeood", " -m igeood.cli")):
-        (tools / name).write_text(f'#!/bin/sh\nexec "{sys.executable}"{arguments} "$@"\n')
-        (tools / name).chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
-    shell = ["/bin/sh", "-ec", f"exec 2>&1\n{commands}"]
-    done = subprocess.run(shell, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    return done.stdout
-
-
 def plain(text):
     """Sorted lines, with numbers in their first digits: the last ones differ between machines."""
     return sorted(re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.3g}", text).splitlines())
@@ -112,6 +98,10 @@ def plain(text):
 @pytest.mark.skipif(not Path("/bin/sh").exists(), reason="needs a shell")
 def test_the_commands_of_the_page_print_what_it_shows(tmp_path):
     blocks = re.findall(r"```sh\n(.*?)```\n(?:\n```\n(.*?)```)?", text_of(ROOT / "docs" / "command-line.md"), re.DOTALL)
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
     assert blocks
     for commands, shown in blocks:
-        assert plain(run(commands, tmp_path)) == plain(shown)
+        done = subprocess.run(["/bin/sh", "-ec", f"exec 2>&1\n{commands}"], check=False, **options)
+        assert done.returncode == 0, done.stdout
+        assert plain(done.stdout) == plain(shown)
