@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from igeood.bench.datasets import load
-from igeood.bench.networks import DenseNet, Recipe, Task, load_weights, normalised, resnet_10_16, train
+from igeood.bench.networks import NETWORKS, DenseNet, Recipe, Task, load_weights, normalised, train
 from igeood.files import only_one, write_whole
 
 FASHION = "idx:/usr/share/datasets/fashion-mnist"
@@ -115,7 +115,7 @@ class DeConfHead(nn.Module):
 
 
 def deconf(classes: int) -> nn.Module:
-    model = resnet_10_16(classes)
+    model = NETWORKS["resnet-10-16"](classes)
     model.fc = DeConfHead(model.fc.in_features, classes)
     return model
 
@@ -254,7 +254,7 @@ def fit_flow(u: Tensor, held_out: Tensor, recipe: Recipe) -> tuple[dict[str, Ten
 
 def train_flows(job: "Job", out: Path, recipe: Recipe, task: Task, log: Callable[[str], None]) -> None:
     """One flow a layer and class; a checkpoint after each layer."""
-    base = load_weights(resnet_10_16(task.classes), out / f"{job.base}.safetensors")
+    base = load_weights(NETWORKS["resnet-10-16"](task.classes), out / f"{job.base}.safetensors")
     target, checkpoint = out / f"{job.name}.safetensors", out / f"{job.name}.training"
     tensors = load_file(checkpoint) if checkpoint.exists() else {}
     features, labels = pooled_features(base, task, task.images), torch.from_numpy(task.labels)
@@ -299,13 +299,13 @@ JOBS = (
     Job("mlp-fashion", "mlp", fashion, mlp, _ADAM),
     Job("cnn-fashion", "cnn", fashion, cnn, _ADAM),
     Job("vit-fashion", "vit", fashion, ViT, _ADAM),
-    Job("resnet-10-16-cifar10-0", "resnet-10-16", cifar, resnet_10_16, _SGD),
+    Job("resnet-10-16-cifar10-0", "resnet-10-16", cifar, NETWORKS["resnet-10-16"], _SGD),
     Job("deconf-c-cifar10", "deconf-c", cifar, deconf, _SGD),
     Job("residual-flow-cifar10", "residual-flow", cifar, Flow, _FLOW, base="resnet-10-16-cifar10-0"),
-    Job("resnet-10-16-mnist-pairs", "resnet-10-16", mnist_pairs, resnet_10_16, _FLAT),
+    Job("resnet-10-16-mnist-pairs", "resnet-10-16", mnist_pairs, NETWORKS["resnet-10-16"], _FLAT),
     Job("densenet-22-12-fashion", "densenet-22-12", fashion, small_densenet, _FLAT),
     *(
-        Job(f"resnet-10-16-cifar10-{s}", "resnet-10-16", cifar, resnet_10_16, replace(_SGD, seed=s))
+        Job(f"resnet-10-16-cifar10-{s}", "resnet-10-16", cifar, NETWORKS["resnet-10-16"], replace(_SGD, seed=s))
         for s in range(1, 5)
     ),
 )

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from igeood.bench.networks import densenet_bc_100, resnet_34
+from igeood.bench.networks import DenseNet, ResNet
 from igeood.errors import InputError
 from igeood.model.batches import as_batch
 from igeood.model.reader import Reader, choose_layers, extract
@@ -31,8 +31,8 @@ def auto(model, x=IMAGES):
 
 
 def test_densenet_and_resnet_have_the_papers_layers_also_inside_another_module():
-    assert auto(densenet_bc_100()) == {"conv1": 24, "trans1": 108, "trans2": 150, "relu": 342}
-    for prefix, model in (("", resnet_34()), ("1.", nn.Sequential(nn.Identity(), resnet_34()))):
+    assert auto(DenseNet()) == {"conv1": 24, "trans1": 108, "trans2": 150, "relu": 342}
+    for prefix, model in (("", ResNet()), ("1.", nn.Sequential(nn.Identity(), ResNet()))):
         layers = auto(model)
         assert list(layers.values()) == [64, 64, 128, 256, 512]
         assert list(layers)[1:] == [f"{prefix}layer{i}" for i in (1, 2, 3, 4)]
@@ -159,7 +159,7 @@ def test_layers_whose_first_axis_is_time_are_not_chosen_and_not_read():
 
 
 def test_names_that_are_none():
-    model = resnet_34()
+    model = ResNet()
     assert Reader(model, ["layer1", "module.layer1"]).layers == ["layer1"]
     with pytest.raises(InputError, match="layers: no layer to read in this model"):
         choose_layers(nn.Sequential(nn.Flatten(), nn.Linear(3072, 3)), as_batch(IMAGES), "last")

@@ -12,12 +12,12 @@ import torch
 
 from igeood.bench import datasets
 from igeood.bench.datasets import ImageSet
+from igeood.bench.datasets.images import Rows
 from igeood.bench.inputs import learning_task
 from igeood.bench.networks import Recipe, read_weights, train
 from igeood.bench.runs import Network, Plan, Results, load_network
 from igeood.bench.runs import run as run_benchmark
 from igeood.bench.runs.averages import raised
-from igeood.bench.runs.cells import Rows
 from igeood.bench.runs.observing import Notify
 from igeood.errors import InputError
 from igeood.files import only_one

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from igeood.errors import InputError
 from igeood.outputs import Outputs
@@ -48,23 +49,20 @@ def diagnose(outputs: Outputs) -> dict[str, LayerDiagnostics]:
     dict of LayerDiagnostics
         By layer.
     """
-    if not isinstance(outputs, Outputs) or not outputs.features or outputs.labels is None or len(outputs) < 3:
-        raise InputError(
-            "outputs: diagnostics need features and labels of 3 samples or more: igeood.extract(model, loader)"
-        )
-    return {layer: _layer(outputs, layer) for layer in outputs.features}
+    if not outputs.features or outputs.labels is None or len(outputs) < 3:
+        raise InputError("outputs: diagnostics need features and labels of 3 samples or more; use igeood.extract")
+    return {layer: _layer(x, outputs.labels, outputs.n_classes) for layer, x in outputs.features.items()}
 
 
-def _layer(outputs: Outputs, layer: str) -> LayerDiagnostics:
+def _layer(features: Tensor, labels: Tensor, n_classes: int) -> LayerDiagnostics:
     from scipy.stats import shapiro  # noqa: PLC0415 (slow to import)
 
-    assert outputs.labels is not None  # noqa: S101 (diagnose has checked it; this tells the type checker)
-    features = outputs.features[layer].detach().double()
-    sums = ClassSums.of(features, outputs.labels, outputs.n_classes, "full")
+    features = features.detach().double()
+    sums = ClassSums.of(features, labels, n_classes, "full")
     covariance = sums.covariance
     diagonal = covariance.diagonal()
     eigenvalues = torch.linalg.eigvalsh(covariance).clamp(min=0.0)
-    residual = (features - sums.mean[outputs.labels])[:MOST_FOR_SHAPIRO].cpu().numpy()
+    residual = (features - sums.mean[labels])[:MOST_FOR_SHAPIRO].cpu().numpy()
     alive = np.ptp(residual, axis=0) > 0
     w = [shapiro(column).statistic for column in residual[:, alive].T]
     row_sums = covariance.abs().sum(dim=1)
@@ -77,5 +75,5 @@ def _layer(outputs: Outputs, layer: str) -> LayerDiagnostics:
     )
 
 
-def _ratio(high: torch.Tensor, low: torch.Tensor) -> float:
+def _ratio(high: Tensor, low: Tensor) -> float:
     return float("inf") if float(low) <= 0.0 else float(high / low)

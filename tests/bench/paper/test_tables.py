@@ -6,7 +6,7 @@ import pytest
 
 from igeood.bench.paper.catalog import NAMES, make
 from igeood.bench.paper.plots import FIGURES
-from igeood.bench.paper.tables import MISSING, TABLES, accuracy, averages, extended, hyperparameters, pair
+from igeood.bench.paper.tables import MISSING, TABLES, accuracy, averages, extended, hyperparameters
 from igeood.bench.runs import Results
 from igeood.bench.runs.averages import Averages, Key
 from igeood.errors import InputError
@@ -36,14 +36,6 @@ def results(tmp_path):
     return made
 
 
-@pytest.fixture
-def twice(results):
-    """The same with a second training of the network."""
-    results.networks.append({**DENSENET, **NETWORK, "weights": "w1", "file": "b.pt", "accuracy": 0.9})
-    results.cells.append(cell(weights="w1", method="msp", ood="gaussian", tnr=0.4))
-    return results
-
-
 def find(table, start):
     return next(row for row in table.rows if row[0].startswith(start))
 
@@ -68,6 +60,20 @@ def test_averages(results):
     assert "9,000 in-distribution images; Gaussian noise 1,000, Tiny-ImageNet 1,000" in table.markdown()
 
 
+def test_means_are_over_sets_that_all_methods_have_and_other_options_are_not_mixed_in(results):
+    """As after an interruption: one method has a set more."""
+    results.cells.append(cell(method="msp", ood="svhn", tnr=0.9))
+    results.cells.append(cell(method="msp", ood="textures", tnr=0.9, data={"test": "few", "ood": "x"}))
+    ours = Averages(results)
+    assert ours.ood("black-box") == ["gaussian", "tiny-imagenet", "svhn"]
+    table = averages(ours, "black-box", "tab:black_box_avg")
+    assert table.rows[0][1:3] == ["2", "35.0 ± 15 (52.5 ± 16)"]
+    assert "1 results of other options, or measured again, are not shown." in table.notes
+    table = extended(ours, "tab:black_box_extended")[0]
+    assert find(table, "SVHN")[1] == "90.0 (40.4)"
+    assert find(table, "mean, sets: 2")[1].startswith("35.0 ")
+
+
 def test_splits_are_averaged_and_a_cell_measured_again_replaces_the_old_one(results):
     results.cells.append(cell(method="msp", ood="gaussian", tnr=0.9))
     ours, key = Averages(results), Key(**DENSENET)
@@ -83,43 +89,23 @@ def test_another_validation_set(results):
     other = Averages(results, "svhn")
     assert other.value("black-box", Key(**DENSENET), "gaussian", "msp", "tnr") == pytest.approx(90.0)
     [table] = TABLES["validation-choice"](Averages(results))
-    assert find(table, "SVHN")[1] == "90.0 (55.4)"
-    assert find(table, "iSUN")[1] == "35.0 (52.5)"
-    assert find(table, "Textures")[1] == f"{MISSING} (55.4)"
+    assert find(table, "SVHN")[2] == "90.0 (55.4)"
+    assert find(table, "iSUN")[2] == "35.0 (52.5)"
+    assert find(table, "Textures")[2] == f"{MISSING} (55.4)"
 
 
-def test_trainings(results):
+def test_trainings_are_averaged_and_have_rows_of_their_own(results):
     assert find(TABLES["seeds"](Averages(results))[0], "Gaussian")[1] == "20.0 (42.7 ± 49)"  # one has no spread
-
-
-def test_trainings_are_averaged_and_have_rows_of_their_own(twice):
-    tnr = TABLES["seeds"](Averages(twice))[0]
+    results.networks.append({**DENSENET, **NETWORK, "weights": "w1", "file": "b.pt", "accuracy": 0.9})
+    results.cells.append(cell(weights="w1", method="msp", ood="gaussian", tnr=0.4))
+    tnr = TABLES["seeds"](Averages(results))[0]
     assert find(tnr, "Gaussian")[1] == "30.0 ± 10 (42.7 ± 49)"
     assert "Trainings of ours: 2" in tnr.notes[0]
-    [table] = accuracy(Averages(twice))
+    [table] = accuracy(Averages(results))
     rows = [f"densenet-bc-100, CIFAR-10 ({name}.pt)" for name in "ab"]
     assert [row[:2] for row in table.rows[:2]] == [[rows[0], "94.54 (95.20)"], [rows[1], "90.00 (95.20)"]]
-    table = averages(Averages(twice), "black-box", "tab:black_box_avg")
+    table = averages(Averages(results), "black-box", "tab:black_box_avg")
     assert [row[2].split(" ")[0] for row in table.rows[:2]] == ["35.0", "40.0"]
-
-
-def test_methods_are_averaged_over_the_same_sets(results):
-    """As after an interruption: the last method has one set less."""
-    results.cells.append(cell(method="msp", ood="svhn", tnr=0.9))
-    first = averages(Averages(results), "black-box", "tab:black_box_avg").rows[0]
-    assert first[1:3] == ["2", "35.0 ± 15 (52.5 ± 16)"]
-    table = extended(Averages(results), "tab:black_box_extended")[0]
-    assert find(table, "SVHN")[1] == "90.0 (40.4)"
-    assert find(table, "mean, sets: 2")[1].startswith("35.0 ")
-
-
-def test_cells_of_other_options_are_not_mixed_in(results):
-    results.cells.append(cell(method="msp", ood="svhn", tnr=0.9, data={"test": "few", "ood": "x"}))
-    ours = Averages(results)
-    assert "svhn" not in ours.ood("black-box")
-    assert ours.left_out == {"black-box": 1}
-    notes = averages(ours, "black-box", "tab:black_box_avg").notes
-    assert "1 results of other options, or measured again, are not shown." in notes
 
 
 def test_hyperparameters_and_accuracy(results):
@@ -130,12 +116,6 @@ def test_hyperparameters_and_accuracy(results):
     assert find(table, "densenet-bc-100, CIFAR-10")[1:] == ["94.54 (95.20)", "94.53 (95.20)", "10,000"]
 
 
-def test_pairs():
-    one, three = (1.25, None), (3.0, 0.4)
-    cells = [pair(one, three), pair(None, three), pair(three, None), pair(None, None)]
-    assert cells == ["1.2 (3.0 ± 0)", "– (3.0 ± 0)", "3.0 ± 0", "–"]
-
-
 def test_every_name_is_made(whole, network, tmp_path):
     """From a real benchmark's folder, each name gives something that is not empty."""
     assert set(NAMES) == {*TABLES, *FIGURES, "timing"}
@@ -144,28 +124,17 @@ def test_every_name_is_made(whole, network, tmp_path):
         assert "resnet-10-16" in text or name in ("toy", "curves"), name
         assert "Nothing" not in text, name
     stem = "resnet-10-16-cifar-10"
+    assert MISSING not in find(TABLES["adversarial"](Averages(whole))[0], "resnet-10-16")
     drawn = sorted(path.stem for path in tmp_path.glob("*.png"))
     assert drawn == ["curves", f"gaussianity-{stem}", f"histograms-{stem}", f"layers-{stem}", "toy"]
 
 
-def test_tables_of_a_real_run(whole):
-    ours = Averages(whole)
-    cells = [c for c in whole.cells.records if (c["setting"], c["method"]) == ("black-box", "msp")]
-    table = extended(ours, "tab:black_box_extended")[0]
-    assert [row[1].strip("*") for row in table.rows[:2]] == [f"{100 * c['tnr']:.1f}" for c in cells]
-    [attacked] = TABLES["adversarial"](ours)
-    assert MISSING not in find(attacked, "resnet-10-16")
-
-
 def test_without_results_only_the_paper_speaks(tmp_path):
+    with pytest.raises(InputError, match=r"name: no 'table-9'; .*there are all, black-box"):
+        make("table-9", None, out=tmp_path)
     texts = {name: make(name, None, out=tmp_path) for name in NAMES}
     assert all(text.startswith("###") for text in texts.values())
     assert f"| {MISSING} (95.20) |" in texts["accuracy"]
     assert f"| Textures (DTD) | {MISSING} (40.5) |" in texts["black-box"]
     assert f"{MISSING} (66 µs)" in texts["timing"]
     assert "| deconf-c |" in texts["others"]
-
-
-def test_names_that_are_not_there(tmp_path):
-    with pytest.raises(InputError, match=r"name: no 'table-9'; .*there are all, toy, black-box"):
-        make("table-9", None, out=tmp_path)

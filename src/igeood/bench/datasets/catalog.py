@@ -9,9 +9,6 @@ from urllib.parse import urlsplit
 
 from igeood.bench.datasets.images import extra
 
-Layout = tuple[str, ...]  # files or folders below the root that make up one split
-Triple = tuple[float, float, float]
-
 
 @dataclass(frozen=True)
 class Download:
@@ -39,6 +36,7 @@ class Dataset:
         How it is read: CIFAR's records, a MATLAB file, image files, or made noise.
     counts : mapping from split to number of images
     layouts : mapping from split to the known layouts, the official one first
+        Each is the files or folders below the root that make up the split.
     downloads : tuple of Download
     mean, std : three floats each, or None for sets that are only out-of-distribution
     classes : int or None
@@ -51,10 +49,10 @@ class Dataset:
     home: str
     kind: Literal["cifar", "mat", "images", "noise"]
     counts: Mapping[str, int]
-    layouts: Mapping[str, tuple[Layout, ...]] = field(default_factory=dict)
+    layouts: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     downloads: tuple[Download, ...] = ()
-    mean: Triple | None = None
-    std: Triple | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
     classes: int | None = None
     note: str = ""
 

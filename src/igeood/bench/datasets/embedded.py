@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from igeood.bench.datasets.images import SIDE, Arrays, Images, ImageSet, Labels, extra
 from igeood.errors import InputError
@@ -23,15 +23,12 @@ LOOKALIKES = frozenset("IOSZiloszg")  # as a digit's 1, 0, 5, 2, 9 they would be
 SAME_SHAPE = frozenset("cjpuvwxy")  # as small letters almost their capitals, on which methods are measured
 SMALL = "".join(letter for letter in ascii_lowercase if letter not in SAME_SHAPE)
 _STYLES = ("", "-Bold", "-Oblique", "-BoldOblique")
-_SERIF = ("", "-Bold", "-Italic", "-BoldItalic")
 FONTS = (
     *(f"DejaVu{family}{style}" for family in ("Sans", "SansMono") for style in _STYLES),
-    *(f"DejaVuSerif{style}" for style in _SERIF),
+    *(f"DejaVuSerif{style}" for style in ("", "-Bold", "-Italic", "-BoldItalic")),
     *(f"STIXGeneral{style}" for style in ("", "Bol", "Italic", "BolIta")),
     *("cmb10", "cmr10", "cmss10", "cmti10", "cmtt10"),
 )
-
-Counts = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,7 @@ def _letters(alphabet: str) -> Images:
     return _grey(np.stack([_glyph(letter, font) for letter in chosen for font in FONTS]))
 
 
-def _glyph(letter: str, font: str) -> Counts:
+def _glyph(letter: str, font: str) -> NDArray[np.float64]:
     """A letter as the digits were made: a bitmap of 32 x 32 that it fills, then counts in blocks of 4 x 4."""
     image, drawing, fonts = (extra(f"PIL.{name}") for name in ("Image", "ImageDraw", "ImageFont"))
     file = Path(extra("matplotlib", "report").get_data_path()) / "fonts" / "ttf" / f"{font}.ttf"
@@ -109,7 +106,7 @@ def _patches() -> Images:
     return np.concatenate(patches)
 
 
-def _grey(counts: Counts) -> Images:
+def _grey(counts: NDArray[np.float64]) -> Images:
     """Counts of ink as bytes: white on black."""
     return (counts * (255 / INK)).round().astype(np.uint8)
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Literal
 
 from igeood.bench.datasets.catalog import Dataset, Download
 from igeood.bench.datasets.images import extra
@@ -24,16 +23,18 @@ OWN = ".igeood"
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
 MAX_BYTES = 8 << 30  # that an archive may unpack to
 CHUNK = 1 << 18
-State = Literal["ok", "partial", "missing", "damaged"]
 Show = Callable[[str, int, int | None], None]  # the file's name, bytes so far, bytes in all if known
 
 
 @dataclass(frozen=True)
 class Status:
-    """What there is of a set: `found` of `expected` images, and in words what is wrong."""
+    """What there is of a set: `found` of `expected` images, and in words what is wrong.
+
+    `state` is "ok", "partial", "missing" or "damaged".
+    """
 
     name: str
-    state: State
+    state: str
     found: int
     expected: int
     detail: str = ""
@@ -48,7 +49,7 @@ def status(dataset: Dataset, root: Path) -> Status:
         return Status(dataset.name, "damaged", 0, expected, str(error))
     total = sum(counts.values())
     wrong = [f"{split} {n:,} of {dataset.counts[split]:,}" for split, n in counts.items() if n != dataset.counts[split]]
-    state: State = "ok" if not wrong else "partial" if total else "missing"
+    state = "ok" if not wrong else "partial" if total else "missing"
     return Status(dataset.name, state, total, expected, "; ".join(wrong))
 
 

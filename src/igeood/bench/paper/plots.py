@@ -11,6 +11,7 @@ from igeood.bench.figures.histograms import HistogramPanel, LayerPanel, LayerRow
 from igeood.bench.figures.histograms import gaussianity as draw_gaussianity
 from igeood.bench.paper import reported, toy
 from igeood.bench.runs.averages import Averages, Key, title
+from igeood.bench.runs.cells import halves
 from igeood.bench.runs.observing import recall
 from igeood.bench.runs.plan import PAPER, TPR
 from igeood.bench.runs.results import Record
@@ -87,9 +88,8 @@ def _row(method: str, train: Outputs, known: Outputs, foreign: Outputs) -> Layer
 
 
 def _split(outputs: Outputs) -> tuple[Outputs, Outputs]:
-    order = torch.randperm(len(outputs), generator=torch.Generator().manual_seed(0))
-    size = min(1000, len(outputs) // 2)
-    return outputs[order[:size]], outputs[order[size:]]
+    first, second = (torch.from_numpy(rows) for rows in halves(len(outputs), 0))
+    return outputs[first], outputs[second]
 
 
 def kept(ours: Averages, line: Record, part: str) -> Outputs | None:

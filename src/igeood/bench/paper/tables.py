@@ -6,7 +6,7 @@ from functools import partial
 from statistics import fmean, pstdev
 
 from igeood.bench.figures.drawing import look_of
-from igeood.bench.paper import reported, toy
+from igeood.bench.paper import reported
 from igeood.bench.paper.reported import Number
 from igeood.bench.runs.averages import Averages, Key, title
 from igeood.bench.runs.plan import NO_VALIDATION
@@ -15,6 +15,10 @@ from igeood.bench.runs.results import Record
 MISSING = "–"
 METRICS = {"tnr": "TNR at TPR-95%", "auroc": "AUROC", "aupr": "AUPR"}
 NETWORK = "network, in-distribution"
+HOW = {
+    "white-box": "Tuned on up to 1,000 images of each kind, which are not measured on; means over {} splits.",
+    "white-box-fgsm": "Tuned on adversarial images only; no OOD image is seen before the measurement.",
+}
 SEEDS, OTHERS = "tab:seed_model_error", ("tab:other_comparisons", "tab:other_comparisons_adv")
 
 
@@ -117,17 +121,13 @@ def _how(ours: Averages, setting: str) -> list[str]:
     cells = ours.of(setting)
     if not cells:
         return [f"Nothing of the {setting} was measured here."]
-    how = {
-        "white-box": "Tuned on 1,000 in-distribution images and 1,000 of the OOD set (half of a smaller one), "
-        f"which are not measured on; means over {len({c['seed'] for c in cells})} splits.",
-        "white-box-fgsm": "Tuned on adversarial images only; no OOD image is seen before the measurement.",
-    }.get(
-        setting,
-        "Not tuned: every method at its default temperature and step."
-        if ours.validation == NO_VALIDATION
-        else f"Tuned on {title(ours.validation)}, which is not measured on, and on 1,000 in-distribution images (half "
-        "of a smaller set), not measured on; the paper's on iSUN.",
-    )
+    if setting in HOW:
+        how = HOW[setting].format(len({c["seed"] for c in cells}))
+    elif ours.validation == NO_VALIDATION:
+        how = "Not tuned: every method at its default temperature and step."
+    else:
+        how = f"Tuned on {title(ours.validation)} (the paper's on iSUN) and on up to 1,000 in-distribution images, "
+        how += "which are not measured on."
     images = ", ".join(f"{title(ood)} {n:,}" for ood, n in {c["ood"]: c["ood_images"] for c in cells}.items())
     notes = [f"{how} Measured on {max(c['id_images'] for c in cells):,} in-distribution images; {images}."]
     if ours.left_out[setting]:
@@ -198,23 +198,20 @@ def _chosen(ours: Averages, label: str, setting: str, method: str, key: Key) -> 
 
 def validation_choice(ours: Averages) -> list[Table]:
     """Mean TNR for each set to tune on."""
-    label, tables = "tab:robust", []
+    label, rows = "tab:robust", []
     columns = _columns(label)
     note = "Mean TNR over the sets measured, without the one tuned on; the paper's over its eight others."
     for key in rows_of(ours, label):
         theirs, settings = {"label": label, **key.paper}, [setting for setting, _ in columns]
         sets = [c["validation"] for c in ours.cells if c["setting"] in settings and key.fits(c)]
-        rows = []
         for validation in dict.fromkeys([*sets, *_printed("validation", **theirs)]):
-            row = ["none: defaults" if validation == NO_VALIDATION else title(validation)]
+            row = ["none: defaults" if validation == NO_VALIDATION else title(validation), str(key)]
             for setting, method in columns:
                 tnr = [100 * c["tnr"] for c in ours.of(setting, key, validation) if c["method"] == method]
                 number = reported.number(**theirs, validation=validation, setting=setting, method=method)
                 row.append(pair((fmean(tnr), None) if tnr else None, number))
             rows.append(row)
-        name = f"choice of the validation set: {key}"
-        tables.append(Table(label, name, ["tuned on", *_names(columns)], rows, [note]))
-    return tables
+    return [Table(label, "choice of the validation set", ["tuned on", NETWORK, *_names(columns)], rows, [note])]
 
 
 def accuracy(ours: Averages) -> list[Table]:
@@ -230,10 +227,7 @@ def adversarial(ours: Averages) -> list[Table]:
     methods = reported.methods(setting="white-box-fgsm")
     tuned = [ours.tuning("white-box-fgsm", key, method) for key in ours.classifiers() for method in methods]
     attacks = {t["weights"]: t["tuning"]["attack"] for t in tuned if t and t["tuning"]}
-    values = {
-        weights: {"linf": a["linf"], "adversarial_accuracy": 100 * a["accuracy"], "images": a["samples"]}
-        for weights, a in attacks.items()
-    }
+    values = {w: {**a, "adversarial_accuracy": 100 * a["accuracy"], "images": a["samples"]} for w, a in attacks.items()}
     return [_of_networks(ours, "tab:adversarial_table", "adversarial samples", columns, values)]
 
 
@@ -251,39 +245,25 @@ def _of_networks(ours: Averages, label: str, what: str, columns: dict[str, str],
 
 def covariance(ours: Averages) -> list[Table]:
     """How Gaussian each layer is, and how well its covariance and the diagonal of it are conditioned."""
-    label, tables = "sec:covariance", []
+    label, rows = "sec:covariance", []
     note = "Ours is the ratio of the largest to the smallest eigenvalue; the paper's is in the infinity norm."
-    header = ["layer", "channels", "mean W", "condition of the covariance", "of its diagonal", "dead channels"]
+    header = [NETWORK, "layer", "channels", "mean W", "condition of the covariance", "of its diagonal", "dead channels"]
     for key, line in zip(ours.classifiers(), ours.networks, strict=True):
-        rows = []
         for place, (layer, width) in enumerate(line["layers"], start=1):
             checks = line["diagnostics"][layer]
             conditions = [
                 pair((checks[m], None), reported.number(label=label, metric=f"{m}:{place}", **key.paper), ".2g")
                 for m in ("condition_full", "condition_diagonal")
             ]
-            rows.append([layer, str(width), f"{checks['shapiro_w']:.3f}", *conditions, str(checks["dead"])])
-        tables.append(Table(label, f"layers of {key}", header, rows, [note]))
-    return tables
+            rows.append([str(key), layer, str(width), f"{checks['shapiro_w']:.3f}", *conditions, str(checks["dead"])])
+    return [Table(label, "layers", header, rows, [note])] if rows else []
 
 
 def _box(average: str, each: str, setting: str, ours: Averages) -> list[Table]:
     return [averages(ours, setting, average), *extended(ours, each, also=average)]
 
 
-def example(_: Averages) -> list[Table]:
-    """The numbers of the example in one dimension, which needs no results."""
-    rows = [
-        [name, *(f"{100 * e.auroc:.1f}" for e in sets.values()), *(f"{100 * e.tnr_at_tpr:.1f}" for e in sets.values())]
-        for name, sets in toy.toy().evaluations.items()
-    ]
-    columns = [f"{ood}: {metric}" for metric in ("AUROC", "TNR at TPR-95%") for ood in (toy.OOD_I, toy.OOD_II)]
-    note = "What each score knows is in the text of `igeood.bench.paper.toy`; the paper prints no numbers here."
-    return [Table("fig:toy_example", "toy example in one dimension", ["score", *columns], rows, [note])]
-
-
 TABLES: dict[str, Callable[[Averages], list[Table]]] = {
-    "toy": example,
     "black-box": partial(_box, "tab:black_box_avg", "tab:black_box_extended", "black-box"),
     "grey-box": partial(_box, "tab:grey_box_avg", "tab:grey_box_extended", "grey-box"),
     "white-box": partial(_box, "tab:white_box_avg", "tab:wb_ood_extended", "white-box"),

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from igeood.bench import datasets
 from igeood.bench.datasets import ImageSet
+from igeood.bench.datasets.images import Rows
 from igeood.bench.diagnose import diagnose
 from igeood.bench.runs.network import Network
 from igeood.bench.runs.observing import Notify, Observer, key_of
@@ -43,7 +43,6 @@ UNNAMED = ("own", "fgsm", NO_VALIDATION)  # what is tuned on without a set's nam
 EXTREMES = 8  # images with the highest, and with the lowest scores, that are kept with them
 
 Root = str | Path | None
-Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def run(
