@@ -27,9 +27,9 @@ def network():
 
 @pytest.fixture(scope="module")
 def results(network, tmp_path_factory):
-    """A small benchmark: 1,500 images go through the network, once for all tests."""
+    """A small benchmark: 1,000 images go through the network, once for all tests."""
     methods = ("igeood-logits", "mahalanobis", "igeood+")
-    sizes = {"images": 360, "train": 420, "splits": 1}
+    sizes = {"images": 270, "train": 190, "splits": 1}
     plan = Plan(ood=FOREIGN, settings=("black-box", "white-box"), methods=methods, **sizes)
     return run([network], plan, tmp_path_factory.mktemp("real"))
 
@@ -48,7 +48,7 @@ def test_the_checkpoint_loads_as_it_is_and_is_as_good_as_it_says(network, result
 
 
 def test_black_box_figures(network, results):
-    """An independent reference found MSP at 37 and 38, Energy at 54 and 44, IGEOOD at 54 and 50; 360 images: ± 5."""
+    """An independent reference found MSP at 37 and 38, Energy at 54 and 44, IGEOOD at 54 and 50; 270 images: ± 6."""
     digests = {**results.networks.records[0]["data"], **{c["ood"]: c["data"]["ood"] for c in results.cells.records}}
     outputs = {k: recall(results.folder / "outputs", weights=network.weights, images=d) for k, d in digests.items()}
     found = {}
@@ -72,22 +72,22 @@ def test_igeood_plus_is_ahead_of_mahalanobis(results):
 
 def test_fgsm_leaves_about_14_percent(network):
     guard = igeood.white_box(network.model, mean=network.mean, std=network.std, layers=["conv1"])
-    x, y = batches(network, "test", 80)
+    x, y = batches(network, "test", 60)
     parts = [as_batch(part) for part in zip(x.split(20), y.split(20), strict=True)]
     attacks = [guard.inputs.attacked(part, guard.detector, 0.05, (0.0,))[1] for part in parts]
-    assert [attack.linf for attack in attacks] == pytest.approx([0.25] * 4, abs=0.01)
+    assert [attack.linf for attack in attacks] == pytest.approx([0.25] * 3, abs=0.01)
     assert 0.07 < np.mean([attack.accuracy for attack in attacks]) < 0.22
 
 
 @pytest.fixture(scope="module")
 def whole(network):
     """A guard, what it is fitted on and tried on, and its scores of the latter."""
-    (x, y), held_out = batches(network, "train", 64), batches(network, "test", 16)[0]
+    (x, y), held_out = batches(network, "train", 64), batches(network, "test", 8)[0]
     guard = igeood.white_box(network.model).fit((x, y), budget=100_000)
     return guard, x, y, held_out, guard.score(held_out)
 
 
-@pytest.mark.parametrize("size", [1, 7, 32])
+@pytest.mark.parametrize("size", [7])
 def test_images_in_batches_and_shards_give_one_guard(network, whole, size):
     """The same sample to the row, and scores that differ by rounding in the network only."""
     guard, x, y, held_out, scores = whole
