@@ -113,7 +113,7 @@ def test_the_key_of_an_id_is_that_of_its_text():
     assert len(np.unique(id_keys(range(10_000)))) == 10_000
 
 
-@pytest.mark.parametrize("ids", [pa.array(["a", "b", "a"]).dictionary_encode(), pa.array([b"a", None, None])])
+@pytest.mark.parametrize("ids", [pa.array(["a", "b", "a"]).dictionary_encode(), pa.array(["a", None, None])])
 def test_ids_that_do_not_identify_still_name_rows(tmp_path, ids):
     pq.write_table(pa.table({"logits": lists(ROWS[:3]), "id": ids}), tmp_path / "a.parquet")
     with pytest.raises(InputError, match=r"a\.parquet: id: rows share an id"):
@@ -191,3 +191,11 @@ def test_writing_what_does_not_fit(tmp_path, suffix):
         with pytest.raises(InputError, match=message):
             write_logits(tmp_path / f"a{suffix}", *arguments, **options)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_ids_that_come_again_in_another_file_are_an_error_and_ids_of_two_types_are_text(tmp_path):
+    for name, ids in (("a", np.arange(3, dtype=np.int32)), ("b", np.arange(2, 5)), ("c", np.array(["x", "y", "z"]))):
+        write_logits(tmp_path / f"{name}.parquet", ROWS[:3], ids=ids)
+    assert [names.to_pylist() for _, names in read_logits(tmp_path).blocks(ids=True)][1:] == [list("234"), list("xyz")]
+    with pytest.raises(InputError, match=r"b\.parquet: id: rows share an id"):
+        list(read_logits(tmp_path, identity="id"))

@@ -87,7 +87,7 @@ def only_one(path: PathLike, what: str, *, patience: float = 0.0) -> Iterator[No
 
 def write_record(path: PathLike, record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Write a record (JSON values) and its tensors to one safetensors file."""
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     full = {"schema": SCHEMA, "igeood": __version__, **record}
     text = json.dumps({**full, "sha256": _digest(full, plain)}, sort_keys=True)
     write_whole(path, save(plain, {"igeood": text}))

@@ -109,3 +109,17 @@ def test_an_unknown_name_gets_the_nearest():
     for name, said in (("MSP", r"did you mean 'msp'\? there are msp, odin"), ("zzz", "there are msp, odin")):
         with pytest.raises(InputError, match=f"^method: no '{name}'; {said}"):
             igeood.detector(name)
+
+
+def test_what_a_file_cannot_hold_is_an_error_when_saved():
+    class Keeps(igeood.Detector):
+        bank_: torch.Tensor  # no option
+
+        def _learn(self, summary):
+            self.rows_ = summary.rows
+
+        def _score(self, batch):
+            return batch.logits.amax(dim=1)
+
+    with pytest.raises(InputError, match="detector: rows_ is int; keep tensors"):
+        Keeps().fit(2.0 * torch.eye(3), [0, 1, 2]).state()

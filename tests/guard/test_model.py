@@ -10,6 +10,7 @@ from torch import nn
 
 import igeood
 from igeood.errors import IgeoodWarning, InputError
+from igeood.model.batches import as_batch
 
 BUILDS = {
     "black": igeood.black_box,
@@ -184,3 +185,21 @@ def test_bad_input(model, data):
     for step, message in BAD:
         with pytest.raises(InputError, match=f"^{message}"):
             step(model, data)
+
+
+def test_keys_of_inputs_ignore_padding_and_order_and_keep_digits():
+    ids = torch.tensor([[5, 7, 9, 0], [4, 1, 0, 0]])
+    batch = {"input_ids": ids, "attention_mask": (ids > 0).long()}
+    padded = {name: nn.functional.pad(value, (0, 3)) for name, value in reversed(batch.items())}
+    assert np.array_equal(as_batch(batch).keys, as_batch(padded).keys)
+    for close in (torch.tensor([[2**24], [2**24 + 1]]), torch.tensor([[1.7e9], [1.7e9 + 30]], dtype=torch.float64)):
+        assert len(set(as_batch(close).keys.tolist())) == 2
+
+
+def test_probabilities_of_a_model_are_a_warning_and_inference_mode_is_none_of_ours(model, data):
+    with pytest.warns(IgeoodWarning, match="are these probabilities"):
+        igeood.black_box(nn.Sequential(model, nn.Softmax(dim=1))).fit(data.train)
+    guard = igeood.grey_box(model)
+    with torch.inference_mode():
+        guard.fit(data.train)
+    assert guard.calibrate(data.held_out).predict(data.test[:2]).score.shape == (2,)

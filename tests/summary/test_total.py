@@ -252,3 +252,10 @@ def test_more_than_is_needed_is_enough(rows):
             expected = igeood.detector(method).fit(rows).score(rows)
             scores = igeood.detector(method).learn(summary).score(rows)
             torch.testing.assert_close(scores, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_block_ends_do_not_serve_convolutions():
+    ends, convolutions = (Needs(layers=kind, sums="mean").describe() for kind in ("all", "convolutions"))
+    with pytest.raises(InputError, match="summary: X needs layers 'convolutions', but it was made with 'all'"):
+        check_covers(ends, convolutions, "X")
+    check_covers(ends, Needs(layers="last", sums="mean").describe(), "X")

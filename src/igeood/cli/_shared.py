@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 Options = dict[str, Any]
 out_option: Decorator = click.option("--out", type=FILE, help="Write the guard here, and leave GUARD as it is.")
 tpr_option: Decorator = click.option("--tpr", default=0.95, show_default=True, help="Share of ID samples to keep.")
+_MIB = click.IntRange(1, 2**20)
+budget_option: Decorator = click.option("--budget", default=256, show_default=True, type=_MIB, help="MiB to keep.")
 _OPTIONS = (
     force_option,
     click.option("--logits-column", default="logits", show_default=True, help="Column of the logits."),

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from igeood.cli._shared import Watched, check_out, guard_options, load_model, open_samples
+from igeood.cli._shared import Watched, budget_option, check_out, guard_options, load_model, open_samples
 from igeood.errors import InputError
 from igeood.terminal import FILE, progress_bars, show
 
@@ -28,7 +28,7 @@ BUILD = ("method", "temperature", "probabilities", "layers")
 @click.option("--mean", help="Of the images' normalisation: one number, or one for each channel.")
 @click.option("--std", help="What the images are divided by after the mean: one, or one each.")
 @click.option("--size", type=click.IntRange(1, 4096), help="Pixels of each side that the model takes.")
-@click.option("--budget", default=256, show_default=True, type=click.IntRange(1, 2**20), help="MiB of rows to keep.")
+@budget_option
 @guard_options
 def fit(
     train: str, out: str, access: str | None, mean: str | None, std: str | None, size: int | None, budget: int,
@@ -85,9 +85,7 @@ def _build(model: "nn.Module | None", access: str | None, options: dict[str, Any
 def _accuracy(guard: "Guard") -> float | None:
     """Share of the training rows that are kept whose label is the classifier's answer; None without labels."""
     summary: Any = guard.summary
-    if "logits" not in summary.samples:
+    if "logits" not in summary.samples or len(summary.counts) == 1:
         return None
     outputs, weights = summary.samples["logits"].outputs()
-    if outputs.labels is None:
-        return None
     return float(weights[outputs.logits.argmax(dim=1) == outputs.labels].sum() / weights.sum())

@@ -5,7 +5,16 @@ from typing import Any
 
 import click
 
-from igeood.cli._shared import Watched, check_out, guard_options, load_guard, open_samples, out_option, tpr_option
+from igeood.cli._shared import (
+    Watched,
+    budget_option,
+    check_out,
+    guard_options,
+    load_guard,
+    open_samples,
+    out_option,
+    tpr_option,
+)  # fmt: skip
 from igeood.terminal import progress_bars, seed_option, show
 
 
@@ -17,11 +26,12 @@ from igeood.terminal import progress_bars, seed_option, show
 @click.option("--share", default=0.5, show_default=True, help="Part of --id that is used; calibrate leaves it out.")
 @tpr_option
 @seed_option
+@budget_option
 @out_option
 @guard_options
 def tune(
-    guard: str, train: str, id_data: str, ood: str, share: float, tpr: float, seed: int, out: str | None,
-    force: bool, as_json: bool, **options: Any,
+    guard: str, train: str, id_data: str, ood: str, share: float, tpr: float, seed: int, budget: int,
+    out: str | None, force: bool, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Choose what GUARD leaves open, so that it refuses most of the OOD samples.
 
@@ -32,7 +42,7 @@ def tune(
     with progress_bars() as report:
         known = Watched(open_samples(id_data, loaded, options), "in-distribution", report)
         foreign: Any = ood if ood == "fgsm" else Watched(open_samples(ood, loaded, options), "OOD", report)
-        loaded.fit(Watched(open_samples(train, loaded, options, training=True), "fit", report))
+        loaded.fit(Watched(open_samples(train, loaded, options, training=True), "fit", report), budget=budget << 20)
         loaded.tune(known, foreign, share=share, tpr=tpr, seed=seed, progress=partial(report, "temperatures"))
     loaded.save(target)
     tuning: Any = loaded.tuning

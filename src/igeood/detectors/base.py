@@ -25,6 +25,7 @@ from igeood.summary.needs import check_covers
 Samples = Mapping[str, Sample]
 StepScores = list[tuple[Tensor, tuple[str, ...] | None]]
 
+_UNSAVED = ("n_classes_", "widths_", "notes_", "reduce_", "parts_")  # attributes that are no tensors of a fit
 _EXPECTED = {int: "a whole number, at least 1", float: "a positive finite number", bool: "True or False"}
 
 
@@ -59,7 +60,10 @@ class Detector(ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if inspect.get_annotations(cls):
+        names = inspect.get_annotations(cls)
+        for fitted in [name for name in names if name.endswith("_")]:
+            del cls.__annotations__[fitted]  # no option
+        if names:
             dataclass(kw_only=True, eq=False, repr=False)(cls)
 
     def __post_init__(self) -> None:
@@ -92,7 +96,7 @@ class Detector(ABC):
         learnt = copy.copy(self)._of_shape(summary.n_classes, summary.widths)  # an error leaves this one as it was
         if self.needs.labels:
             check_every_class(summary.counts)
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():
             learnt._learn(summary)
             learnt._prepare()
         self.__dict__ = learnt.__dict__
@@ -223,11 +227,13 @@ class Detector(ABC):
     def state(self) -> dict[str, Tensor]:
         """Fitted tensors by name, those of a layer as `name:layer`; to save with `params`, classes and widths."""
         self.check_fitted()
-        fitted = {name: value for name, value in vars(self).items() if name.endswith("_")}
-        tensors = {name: value for name, value in fitted.items() if isinstance(value, Tensor)}
-        for name, by_layer in fitted.items():
-            if isinstance(by_layer, dict):
-                tensors |= {f"{name}:{layer}": t for layer, t in by_layer.items() if isinstance(t, Tensor)}
+        tensors: dict[str, Tensor] = {}
+        for name, value in vars(self).items():
+            if name.endswith("_") and name not in _UNSAVED:
+                tensors |= {f"{name}:{k}": t for k, t in value.items()} if isinstance(value, dict) else {name: value}
+        for name, value in tensors.items():
+            if not isinstance(value, Tensor):
+                raise InputError(f"detector: {name} is {type(value).__name__}; keep tensors, or dicts of them by layer")
         return tensors
 
     def load_state(self, state: Mapping[str, Tensor], n_classes: int, widths: Mapping[str, int]) -> Self:
@@ -287,8 +293,6 @@ def log_probabilities(probabilities: Tensor, first: int = 0) -> Tensor:
     if bool(off.any()):
         row = int(off.nonzero()[0])
         what = "has a negative entry" if bool(low[row]) else f"sums to {float(probabilities[row].sum()):.6g}"
-        raise InputError(
-            f"probabilities: row {row + first} {what}, not a distribution ({int(off.sum())} of {len(off)} rows are "
-            f"not); renormalise rounded probabilities; if these are logits, leave probabilities=False"
-        )
+        problem = f"row {row + first} {what}, not a distribution ({int(off.sum())} of {len(off)} rows are not)"
+        raise InputError(f"probabilities: {problem}; renormalise rounded ones; of logits, leave probabilities=False")
     return torch.log(probabilities.double().clamp(min=1e-300))  # so that a 0 has a gradient: none

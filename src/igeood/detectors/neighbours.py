@@ -48,14 +48,14 @@ class KNN(Detector):
         k = max(1, min(50, fewest // 3)) if self.k == "auto" else self.k
         if k > len(bank):
             raise InputError(f"k: {k} neighbours, but the bank has {len(bank)} rows; give more rows, or a smaller k")
-        self.bank_ = normalize(self._last_features(bank).float(), dim=1)
+        self.bank_ = normalize(self._last_features(bank).double(), dim=1).float()
         self.k_ = torch.tensor(k)
 
     def _score(self, batch: Outputs) -> Tensor:
         bank, k = self.bank_.to(batch.logits.device), int(self.k_)
 
         def distance(rows: Tensor) -> Tensor:
-            inner = normalize(rows.float(), dim=1) @ bank.T  # (n, bank)
+            inner = normalize(rows.double(), dim=1).float() @ bank.T  # (n, bank)
             with torch.no_grad():
                 nearest = inner.topk(k, dim=1).indices[:, -1]
             # by the difference itself: of near rows, the inner product has lost the digits

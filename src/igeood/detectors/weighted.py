@@ -166,7 +166,8 @@ class Weighted(Detector):
             theirs = {key.removeprefix(f"{name}."): t for key, t in state.items() if key.startswith(f"{name}.")}
             if theirs or name != OOD:
                 self.parts_[name] = part.load_state(theirs, n_classes, widths)
-        return super().load_state({key: t for key, t in state.items() if "." not in key}, n_classes, widths)
+        own = {key: t for key, t in state.items() if key.split(".")[0] not in self.parts_}
+        return super().load_state(own, n_classes, widths)
 
 
 def standardise(columns: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:

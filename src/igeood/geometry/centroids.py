@@ -18,15 +18,9 @@ _RATE, _EPOCHS = 0.1, 100  # of the paper's recipe
 
 
 def centroids(
-    logits: Tensor,
-    labels: Tensor,
-    n_classes: int,
-    temperature: float = 1.0,
-    solver: Literal["weiszfeld", "sgd"] = "weiszfeld",
-    *,
-    tolerance: float = 1e-11,
-    max_passes: int = 500,
-) -> Tensor:
+    logits: Tensor, labels: Tensor, n_classes: int, temperature: float = 1.0,
+    solver: Literal["weiszfeld", "sgd"] = "weiszfeld", *, tolerance: float = 1e-11, max_passes: int = 500,
+) -> Tensor:  # fmt: skip
     r"""Fisher–Rao centroid of each class (Eq. 3): :math:`\arg\min_\mu \frac1{N_y}\sum_i d(q(x_i), \mu)`.
 
     Parameters
@@ -75,10 +69,8 @@ def check_every_class(counts: Tensor) -> None:
     """Raise if a class has no sample; counts is (C,)."""
     missing = (counts == 0).nonzero()[:, 0].tolist()
     if missing:
-        raise InputError(
-            f"labels: no sample of class {missing[0]} ({len(missing)} of {len(counts)} classes have none); "
-            f"give every class at least one"
-        )
+        problem = f"no sample of class {missing[0]} ({len(missing)} of {len(counts)} classes have none)"
+        raise InputError(f"labels: {problem}; give every class at least one")
 
 
 def solve_kl(chunks: Chunks, n_classes: int, temperature: float = 1.0) -> Tensor:

@@ -31,15 +31,9 @@ Chunks = Callable[[], Iterable[Piece]]
 
 
 def solve(
-    chunks: Chunks,
-    n_classes: int,
-    temperature: float = 1.0,
-    *,
-    start: Tensor | None = None,
-    tolerance: float = 1e-11,
-    max_passes: int = 500,
-    keep_bytes: int = 16 << 20,
-) -> Tensor:
+    chunks: Chunks, n_classes: int, temperature: float = 1.0, *, start: Tensor | None = None, tolerance: float = 1e-11,
+    max_passes: int = 500, keep_bytes: int = 16 << 20,
+) -> Tensor:  # fmt: skip
     """Fisher–Rao centroids (Eq. 3) of weighted samples that are read again in each pass; see `centroids`.
 
     Parameters

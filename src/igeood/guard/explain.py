@@ -38,17 +38,15 @@ class Explanation:
     centroid_distance: Array | None = None
 
     def __str__(self) -> str:
-        return "\n".join(self._line(row) for row in range(len(self.score)))
-
-    def _line(self, row: int) -> str:
-        """One sample in a line: the score, and the columns by the size of what they added."""
-        values = self.contributions[row].tolist()
-        parts = []
-        for i in sorted(range(len(values)), key=lambda i: -abs(values[i])):
-            name = self.columns[i]
-            near = f" (nearest class {int(self.nearest[name][row])})" if name in self.nearest else ""
-            parts.append(f"{name} {values[i]:+.3g}{near}")
-        return f"sample {row}: score {float(self.score[row]):.4g} = " + ", ".join(parts)
+        """A line for each sample: the score, and the columns by the size of what they added."""
+        lines = []
+        for row, (score, values) in enumerate(zip(self.score.tolist(), self.contributions.tolist(), strict=True)):
+            parts = []
+            for value, name in sorted(zip(values, self.columns, strict=True), key=lambda pair: -abs(pair[0])):
+                near = f" (nearest class {int(self.nearest[name][row])})" if name in self.nearest else ""
+                parts.append(f"{name} {value:+.3g}{near}")
+            lines.append(f"sample {row}: score {score:.4g} = " + ", ".join(parts))
+        return "\n".join(lines)
 
 
 def explain(detector: Detector, outputs: Outputs, top: int = 5, *, to_numpy: bool = False) -> Explanation:

@@ -28,23 +28,16 @@ def save(guard: Guard, path: str | os.PathLike[str]) -> None:
     tensors = {f"detector.{name}": value for name, value in guard.detector.state().items()}
     for name, keys in (("fitted_on", guard.fitted_on), ("tuned_on", guard._tuned_on)):
         tensors[name] = torch.from_numpy(keys.view(np.int64).copy())
+    has_bank = any(name.partition(":")[0].endswith("bank_") for name in tensors)
     record: dict[str, Any] = {
-        "kind": "guard",
-        "access": guard.access,
-        "method": method_name(guard.detector),
-        "params": guard.detector.params(),
-        "n_classes": guard.detector.n_classes_,
-        "widths": list(guard.detector.widths_.items()),
-        "layers": guard.layers,
-        "layouts": dict(guard.inputs.layouts),
-        "epsilon": guard.epsilon,
-        "mean": guard.inputs.mean,
-        "std": guard.inputs.std,
-        "model": guard.inputs.fingerprint,
-        "preparation": guard.preparation,
-        "tuning": None if guard.tuning is None else asdict(guard.tuning),
-        "calibration": None,
-    }
+        "kind": "guard", "access": guard.access, "method": method_name(guard.detector),
+        "params": guard.detector.params(), "n_classes": guard.detector.n_classes_,
+        "widths": list(guard.detector.widths_.items()), "layers": guard.layers, "layouts": dict(guard.inputs.layouts),
+        "epsilon": guard.epsilon, "mean": guard.inputs.mean, "std": guard.inputs.std,
+        "model": guard.inputs.fingerprint, "preparation": guard.preparation,
+        "contains": "outputs of training rows" if has_bank else "statistics of training rows",
+        "tuning": None if guard.tuning is None else asdict(guard.tuning), "calibration": None,
+    }  # fmt: skip
     if guard.calibration is not None:
         tensors["calibration.scores"] = guard.calibration.scores
         promised = {name: getattr(guard.calibration, name) for name in CALIBRATION_FIELDS}
@@ -64,21 +57,19 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None, *, strict
     strict : bool
         Refuse another model than that, by its fingerprint.
     """
+    if not (model is None or isinstance(model, nn.Module)):
+        raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}; give the model itself")
     record, tensors = read_record(path, "guard")
-    if str(record.get("method")) not in METHODS:
-        raise GuardFileError(
-            f"path: {path} holds a guard of method {record.get('method')!r}, which is not registered here; import the "
-            f"module whose class has @igeood.register({record.get('method')!r}) first"
-        )
+    if (method := str(record.get("method"))) not in METHODS:
+        cure = f"import the module whose class has @igeood.register({method!r}) first"
+        raise GuardFileError(f"path: {path} holds a guard of method {method!r}, which is not registered here; {cure}")
     wanted, given = record.get("model"), None if model is None else fingerprint(model)
     if (wanted is None) != (given is None):
         problem = "needs its model: load(path, model), or --model" if wanted else "has no model; leave it out"
         raise InputError(f"model: the guard in {path} {problem}")
     if strict and given != wanted:
-        raise InputError(
-            f"model: its fingerprint is {given}, the guard in {path} was made with {wanted}: other weights, "
-            f"precision or architecture; load that model, or pass strict=False"
-        )
+        problem = f"its fingerprint is {given}, the guard in {path} was made with {wanted}: another model or precision"
+        raise InputError(f"model: {problem}; load that model, or pass strict=False")
     try:
         with torch.inference_mode(False):  # what is made in it cannot serve for gradients
             return _restored(record, tensors, model)
@@ -118,7 +109,7 @@ def _restored(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Modu
 
 def _try_out(detector: Detector) -> None:
     """Score one made-up sample: a state whose shapes do not fit fails here, not at the first input."""
-    features = {block: torch.zeros(1, width) for block, width in detector.widths_.items()}
+    features = {block: torch.ones(1, width) for block, width in detector.widths_.items()}
     logits = 2.0 * torch.arange(float(detector.n_classes_))[None]  # nobody takes them for probabilities
     score = detector.score(Outputs(logits.softmax(dim=1) if detector.probabilities else logits, features))
     if not bool(torch.as_tensor(score).isfinite().all()):

@@ -15,10 +15,12 @@ from torch import Tensor
 
 from igeood.calibration import Calibration, Guarantee, needed_samples
 from igeood.detectors import Detector
+from igeood.detectors.base import warn_of_probabilities
 from igeood.errors import IgeoodWarning, InputError, NotReadyError
 from igeood.guard.explain import Explanation, explain
 from igeood.guard.inputs import ArrayInputs, ModelInputs, is_numpy
 from igeood.guard.tuning import Progress, Search, Tuning, Validation, chosen, merge, tune_detector, unused
+from igeood.model.batches import is_batch
 from igeood.model.reader import random_state_kept
 from igeood.model.step import check_epsilon
 from igeood.outputs import NO_KEYS, Array, Keys, Outputs, as_kind, recut
@@ -150,9 +152,12 @@ class Guard:
                 with inputs.at("data", number):
                     if number == 0:
                         inputs.prepare(batch, needs)
-                    yield self.detector.read(inputs.outputs(batch, labels=True, keys=True))
+                    read = inputs.outputs(batch, labels=True, keys=True)
+                    if number == 0 and not self.detector.probabilities:
+                        warn_of_probabilities(read.logits)
+                    yield self.detector.read(read)
 
-        with random_state_kept():
+        with random_state_kept(), torch.inference_mode(False):
             for block in recut(outputs()):
                 summary.add(block)
         inputs.settle(before)
@@ -177,7 +182,7 @@ class Guard:
     ) -> "Guard":  # fmt: skip
         """Choose temperature, input step and weights that refuse most OOD samples at `tpr`; calibrate afterwards.
 
-        Where nothing that was tried is better than before, the guard stays as it was; `guard.tuning` has both rates.
+        Where everything that was tried is worse than before, the guard stays as it was; `guard.tuning` has both rates.
         A white box that is tuned on adversarial samples keeps its temperature: they are made to fool the output.
 
         Parameters
@@ -215,7 +220,7 @@ class Guard:
         self.inputs.check_weights(strict=True)
         validation = Validation(self.inputs, id_data, ood, lambda keys: chosen(keys, share, seed), attack)
         samples = {} if self.summary is None else self.summary.samples
-        with random_state_kept(), torch.no_grad():
+        with random_state_kept(), torch.inference_mode(False), torch.no_grad():
             tuned, tuning = tune_detector(
                 self.detector, samples, validation.see, epsilons, epsilon=self.epsilon, tpr=tpr, search=search,
                 seed=seed, progress=progress,
@@ -273,7 +278,7 @@ class Guard:
         calibration = self._calibrated("predict")
         self.inputs.check_weights(strict=False)
         score, label, _ = self._judge(data)
-        results = (score > calibration.threshold, score, calibration.tensor_p_values(score), label)
+        results = (~(score <= calibration.threshold), score, calibration.tensor_p_values(score), label)
         return Verdict(*(as_kind(result, is_numpy(data)) for result in results))
 
     def explain(self, data: Any, *, top: int = 5) -> Explanation:
@@ -296,7 +301,7 @@ class Guard:
 
     def _each(self, data: Any, name: str, take: Callable[[Outputs, Outputs, Any], T]) -> list[T]:
         """What `take` returns for each batch, of its clean outputs, those to score, and the batch itself."""
-        is_loader = not isinstance(data, (Tensor, np.ndarray, dict, Outputs))  # it may draw random numbers
+        is_loader = not (isinstance(data, Outputs) or is_batch(data))  # it may draw random numbers
         results = []
         with random_state_kept() if is_loader else nullcontext(), torch.no_grad():
             for number, batch in enumerate(self.inputs.batches(data, name)):

@@ -155,7 +155,7 @@ def tune_detector(
     """Choose temperature, then input step and weights together, on validation samples.
 
     Weights are learnt at the temperature that was found for the output, and at the one before: it may be the better
-    one for all columns together. Where nothing is better than before, it stays as it was.
+    one for all columns together. Where everything is worse than before, it stays as it was.
 
     Parameters
     ----------

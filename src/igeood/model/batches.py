@@ -46,10 +46,9 @@ class Batch:
 
     @property
     def keys(self) -> Keys:
-        """A key of each sample's content, over all tensors: (N,)."""
-        n = len(self)
-        parts = [value for value in self.inputs.values() if _has_rows(value, n)]
-        return row_keys(torch.cat([part.detach().reshape(n, part.shape[1:].numel()).float() for part in parts], dim=1))
+        """A key of each sample's content, over all tensors: (N,). Zeros at the end, such as padding, do not count."""
+        parts = [value for _, value in sorted(self.inputs.items()) if _has_rows(value, len(self))]
+        return row_keys(*(part if part.is_floating_point() else part.double() for part in parts))
 
     def with_x(self, x: Tensor) -> "Batch":
         """The same batch with another input."""
@@ -80,7 +79,7 @@ def batches(source: Any, name: str = "x") -> Iterator[Batch]:
 
     `name` is what errors call the source.
     """
-    if _is_batch(source):
+    if is_batch(source):
         with at_batch(name, 0):
             whole = as_batch(source)
             n, labels = len(whole), whole.labels
@@ -112,7 +111,7 @@ def at_batch(name: str, number: int) -> Iterator[None]:
         raise InputError(f"{name}: batch {number}: {error}") from error.__cause__
 
 
-def _is_batch(source: Any) -> bool:
+def is_batch(source: Any) -> bool:
     """Whether this is one batch; of lists, `[x, y]` as loaders give it is one, others are lists of batches."""
     if not isinstance(source, (tuple, list)):
         return isinstance(source, (Tensor, np.ndarray, Mapping))

@@ -80,7 +80,8 @@ def check_covers(summary: dict[str, Any], wanted: dict[str, Any], who: str) -> N
         **{name: summary[name] or not wanted[name] for name in ("head", "labels", "ranges")},
         "samples": set(wanted["samples"]) <= set(summary["samples"]),
         "statistic": wanted["layers"] == "none" or wanted["statistic"] == summary["statistic"],
-        "layers": wanted["layers"] in ("none", summary["layers"]) or summary["layers"] == "all",
+        "layers": wanted["layers"] in ("none", summary["layers"])
+        or (summary["layers"] == "all" and wanted["layers"] in ("last", "last two")),
         **{name: wanted[name] == summary[name] or not is_summed for name in ("group", "transform", "holdout")},
     }
     for name in (name for name, is_served in served.items() if not is_served):

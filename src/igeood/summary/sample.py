@@ -79,11 +79,11 @@ class Sample:
 
     def _make_room(self, wanted: int) -> int:
         """Rows that fit in now, at least one."""
-        limit = self.capacity + max(256, self.capacity // SLACK)
+        limit = self.capacity + max(1, self.capacity // SLACK)
         if self._size + wanted > limit:
             self._compact()
         if self._beside.shape[1] < min(limit, self._size + wanted):
-            rows = min(limit, max(4 * self._beside.shape[1], self._size + wanted, 4096))
+            rows = min(limit, max(4 * self._beside.shape[1], self._size + wanted))
             values, beside = self._values[: self._size], self._beside[:, : self._size]
             self._values = torch.empty(rows, values.shape[1], dtype=self.dtype)  # memory is taken as it is written
             self._beside = np.empty((len(BESIDE), rows), dtype=np.int64)

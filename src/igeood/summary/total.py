@@ -98,7 +98,7 @@ class Summary:
             raise InputError(f"summary: {problem}; sum up the batch in a summary of its own, and add the two with +")
         batch = outputs.detached().only(self.needs.blocks(outputs.features))
         if self.needs.layers != "none" and not batch.features:
-            raise InputError("outputs: no features to learn from; give Outputs(logits, features, labels)")
+            raise InputError("outputs: no features to learn from; give features, or columns feature.<layer>")
         return batch
 
     def _start(self, shape: Outputs) -> None:
@@ -157,7 +157,7 @@ class Summary:
     def __add__(self, other: "Summary") -> "Summary":
         if not isinstance(other, Summary):
             return NotImplemented
-        joined = Summary(self.needs, budget=min(self.budget, other.budget), model=self.model)
+        joined = Summary(self.needs, budget=min(self.budget, other.budget), model=self.model or other.model)
         _check_addable(self, other)
         for part in (self, other):
             if part.shape is None:
