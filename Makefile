@@ -53,9 +53,9 @@ format: install  ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-BENCHMARKS := predict score tuning memory centroids white_box importing
+BENCHMARKS := predict score tuning memory importing
 
-bench: install  ## speed and memory, side by side, and docs/performance.md: a quarter of an hour on an idle machine
+bench: install  ## speed and memory, side by side, and docs/performance.md: ten minutes on an idle machine
 	for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py --json build/bench/$$name.json || exit 1; done
 	$(BIN)/python benchmarks/page.py
 

@@ -14,7 +14,7 @@ from side_by_side import ROUNDS, Row
 
 HERE = Path(__file__).parent
 KEPT, PAGE = HERE.parent / "build" / "bench", HERE.parent / "docs" / "performance.md"
-SCRIPTS = ("predict", "score", "tuning", "memory", "centroids", "white_box", "importing")
+SCRIPTS = ("predict", "score", "tuning", "memory", "importing")
 
 
 def table(rows: list[Row]) -> Iterator[str]:

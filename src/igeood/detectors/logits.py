@@ -55,7 +55,7 @@ def fr0(logits: Tensor, centroids: Tensor, temperature: float = 1.0) -> Tensor:
     return categorical.distances(logits, categorical.prepare(centroids), temperature, lambda d: d.sum(dim=1))
 
 
-ROUGH_ROWS = 5000  # rows that a rough fit reads, at least 4 of each class
+ROUGH_ROWS, ROUGH_VALUES = 20_000, 5_000_000  # that a rough fit reads at most, but 4 rows of each class at least
 
 
 class LogitsDetector(Detector):
@@ -226,5 +226,6 @@ class IgeoodLogits(CentroidDetector):
 
 def chunks(sample: Sample, roughly: bool) -> Callable[[], Iterator[Any]]:
     """Logits, labels and weights of a sample, chunk by chunk, as often as they are asked for."""
-    per_class = max(4, ROUGH_ROWS // sample.n_classes) if roughly else None
+    rows = min(ROUGH_ROWS, ROUGH_VALUES // sample.n_classes)
+    per_class = max(4, rows // sample.n_classes) if roughly else None
     return lambda: ((part.logits, part.labels, weights) for part, weights in sample.batches(per_class))
