@@ -191,11 +191,3 @@ def test_writing_what_does_not_fit(tmp_path, suffix):
         with pytest.raises(InputError, match=message):
             write_logits(tmp_path / f"a{suffix}", *arguments, **options)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_ids_that_come_again_in_another_file_are_an_error_and_ids_of_two_types_are_text(tmp_path):
-    for name, ids in (("a", np.arange(3, dtype=np.int32)), ("b", np.arange(2, 5)), ("c", np.array(["x", "y", "z"]))):
-        write_logits(tmp_path / f"{name}.parquet", ROWS[:3], ids=ids)
-    assert [names.to_pylist() for _, names in read_logits(tmp_path).blocks(ids=True)][1:] == [list("234"), list("xyz")]
-    with pytest.raises(InputError, match=r"b\.parquet: id: rows share an id"):
-        list(read_logits(tmp_path, identity="id"))

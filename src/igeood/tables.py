@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 
 from igeood.errors import InputError
 from igeood.files import whole
-from igeood.outputs import NO_KEYS, ArrayLike, Keys, Outputs, block_rows
+from igeood.outputs import ArrayLike, Keys, Outputs, block_rows
 
 FEATURE = "feature."
-SEEN = 1 << 20  # ids that are remembered, to find one that comes again: those with the smallest keys
 BUFFER = 1 << 20  # bytes of a column that are read at a time
 _DAMAGED = (pa.ArrowException, zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError, MemoryError)
 
@@ -111,7 +110,6 @@ class LogitsFile:
         matrices = [logits, *(FEATURE + layer for layer in self.layers)]
         for part in self._parts:
             part.choose([*matrices, *filter(None, [self._label, self._id])])
-        self._numbered = all(pa.types.is_integer(p.schema.field(self._id).type) for p in self._parts if self._id)
         self._widths = {name: max(part.width(name) for part in self._parts) for name in matrices}
         self.rows = sum(part.rows for part in self._parts)
 
@@ -122,7 +120,7 @@ class LogitsFile:
         """Blocks in order, each with its ids if they are wanted and there are any, else with the rows' numbers."""
         n_classes = self._widths[self._logits]
         size = block_rows(n_classes, sum(self._widths.values()) - n_classes)
-        number, self._seen = 0, NO_KEYS
+        number = 0
         for part in self._parts:
             first = 0
             empty = [] if self.rows else [pa.RecordBatch.from_pylist([], part.schema)]  # a block without rows
@@ -145,17 +143,15 @@ class LogitsFile:
             raise InputError(f"{self._label}: row {first + labels.is_null().index(True).as_py()} is null; remove it")
         if self._keyed:
             keys = id_keys(self._ids(batch))
-            if len(np.unique(keys)) < len(keys) or np.isin(keys, self._seen).any():
+            if len(np.unique(keys)) < len(keys):
                 raise InputError(f"{self._id}: rows share an id; name a column of unique ids, or none")
-            self._seen = np.unique(np.concatenate([self._seen, keys]))[:SEEN]
         return Outputs(arrays[self._logits], features, labels, keys=keys, name=self._logits, first=first)
 
     def _ids(self, batch: pa.RecordBatch) -> pa.Array:
         column = batch[self._id]
-        column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-        if pa.types.is_nested(column.type) or pa.types.is_binary(column.type):
+        if pa.types.is_nested(column.type):
             raise InputError(f"{self._id}: {column.type} does not name rows; name another --id-column")
-        return column.cast(pa.int64() if self._numbered else pa.string())
+        return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
 def _matrix(column: pa.Array, name: str, width: int, first: int) -> NDArray[Any]:

@@ -137,3 +137,13 @@ def test_options_that_do_not_go_together(run, files):
         assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
         assert result.stderr.startswith(f"igeood: {message}")
         assert not Path("new.safetensors").exists()
+
+
+def test_ids_of_two_kinds_are_an_error_where_a_file_cannot_hold_both(run, files, known):
+    for name, ids in (("1", np.arange(200, 400)), ("2", [f"x{i}" for i in range(200)])):
+        (files / "mixed").mkdir(exist_ok=True)
+        igeood.write_logits(files / "mixed" / f"{name}.parquet", known.test.logits[:200], ids=ids)
+    result = run("score", "guard.safetensors", "mixed", "--out", "o.parquet")
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].startswith("igeood: out: cannot hold the ids")  # after the progress
+    assert not Path("o.parquet").exists()

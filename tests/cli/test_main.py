@@ -110,7 +110,9 @@ def test_a_million_rows_are_scored_in_bounded_memory(big, tmp_path):
 def test_ctrl_c_leaves_nothing_behind(big, tmp_path, line):
     words = line.format(guard=big[0] / "guard.safetensors", big=big[0] / "big.parquet").split()
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-m", "igeood.cli", *words], cwd=tmp_path, **pipes) as process:
+    listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # in the background it is off
+    command = [sys.executable, "-c", f"{listen}from igeood.cli import main; main()", *words]
+    with subprocess.Popen(command, cwd=tmp_path, **pipes) as process:
         assert re.match(r"(score|fit): [\d,]+ of 1,000,000\n", process.stderr.readline())
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from igeood.cli._shared import check_out, guard_options, load_guard, open_samples
+from igeood.errors import InputError
 from igeood.terminal import FILE, progress_bars, show
 
 COLUMNS = ("score", "p_value", "is_ood", "label")
@@ -70,7 +71,10 @@ def _sink(out: str | None, as_json: bool) -> Iterator[Callable[[dict[str, Any]],
                 file.write("".join(f"{json.dumps(row, default=str)}\n" for row in table.to_pylist()).encode())
             else:
                 writer = writer or stack.enter_context(open_writer(file, table.schema))
-                writer.write(table)
+                try:
+                    writer.write(table)
+                except (pa.ArrowException, ValueError) as error:
+                    raise InputError(f"out: cannot hold the ids ({error}); give all files one kind") from None
             file.flush()
 
         yield write

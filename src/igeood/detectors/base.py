@@ -61,7 +61,7 @@ class Detector(ABC):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         names = inspect.get_annotations(cls)
-        for fitted in [name for name in names if name.endswith("_")]:
+        for fitted in [name for name in names if name.endswith("_") and name not in vars(cls)]:
             del cls.__annotations__[fitted]  # no option
         if names:
             dataclass(kw_only=True, eq=False, repr=False)(cls)

@@ -85,7 +85,7 @@ def register(
     return add
 
 
-def detector(name: str, /, **options: Any) -> Detector:
+def detector(name: str, **options: Any) -> Detector:
     """Make a detector by its method's name, one of `METHODS`.
 
     Parameters

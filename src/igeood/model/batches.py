@@ -48,7 +48,7 @@ class Batch:
     def keys(self) -> Keys:
         """A key of each sample's content, over all tensors: (N,). Zeros at the end, such as padding, do not count."""
         parts = [value for _, value in sorted(self.inputs.items()) if _has_rows(value, len(self))]
-        return row_keys(*(part if part.is_floating_point() else part.double() for part in parts))
+        return row_keys(*(part.float() if part.is_floating_point() else part.cpu().double() for part in parts))
 
     def with_x(self, x: Tensor) -> "Batch":
         """The same batch with another input."""

@@ -79,7 +79,7 @@ class Sample:
 
     def _make_room(self, wanted: int) -> int:
         """Rows that fit in now, at least one."""
-        limit = self.capacity + max(1, self.capacity // SLACK)
+        limit = self.capacity + max(min(256, self.capacity), self.capacity // SLACK)
         if self._size + wanted > limit:
             self._compact()
         if self._beside.shape[1] < min(limit, self._size + wanted):
