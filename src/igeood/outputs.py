@@ -16,6 +16,7 @@ Keys = np.ndarray[Any, np.dtype[np.uint64]]
 NO_KEYS: Keys = np.empty(0, dtype=np.uint64)
 
 HEAD = "|head"  # the block of features that is the input of the classifier's last linear layer
+INPUT = "|input"  # the model's own input, flattened; its shape follows in the block's name
 BLOCK_VALUES = 1 << 20
 LARGEST = 1e100  # of a feature: sums of squares of larger ones could overflow
 

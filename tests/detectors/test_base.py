@@ -9,7 +9,11 @@ from igeood.detectors import Igeood, IgeoodFeatures, Mahalanobis, MahalanobisLay
 from igeood.errors import IgeoodWarning, InputError
 from igeood.outputs import Outputs
 
-BLACK = [name for name, method in sorted(igeood.METHODS.items()) if not method.needs_layers]
+BLACK = [
+    name
+    for name, method in sorted(igeood.METHODS.items())
+    if "temperature" in method.options and not method.needs_layers
+]
 
 
 def likely(n: int = 6, n_classes: int = 3) -> torch.Tensor:
@@ -102,7 +106,7 @@ def test_options_are_checked_against_their_annotations():
     assert repr(igeood.detector("knn", k=np.int64(3), rows=9)) == "KNN(k=3, rows=9)"
     assert igeood.IgeoodLogits(temperature=np.float32(2), centroid_temperature=1).centroid_temperature == 1.0
     defaults = {name: igeood.detector(name).temperature for name in BLACK}
-    assert defaults == {name: 1000.0 if name == "odin" else 1.0 for name in BLACK}
+    assert defaults == {name: {"odin": 1000.0, "logits-product": 5.0}.get(name, 1.0) for name in BLACK}
 
 
 def test_an_unknown_name_gets_the_nearest():

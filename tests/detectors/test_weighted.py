@@ -83,7 +83,7 @@ def test_weights_are_those_of_the_regression(fitted, known):
     model = LogisticRegression(C=search.strength, class_weight="balanced", max_iter=20000, tol=1e-10)
     weights = model.fit(table, np.repeat([0.0, 1.0], [400, 200])).coef_[0]
     np.testing.assert_allclose(fitted.weights_.numpy(), weights, rtol=1e-5, atol=1e-8)
-    assert search.strength in module.STRENGTHS
+    assert search.strength in fitted.strengths
     assert 0 <= search.tnr <= 1
 
 

@@ -89,12 +89,28 @@ def train(network: str, data: str, out: str, root: str | None, limit: int | None
     show(as_json, {"network": network, "data": data, "out": out, "accuracy": accuracy})
 
 
+def _numbers(_: click.Context, __: click.Parameter, text: str | None) -> tuple[float, ...]:
+    """One number for each of three channels, from one or three with commas between them."""
+    try:
+        values = () if text is None else tuple(map(float, text.split(",")))
+    except ValueError:
+        values = (0.0, 0.0)
+    if len(values) not in (0, 1, 3):
+        raise click.BadParameter(f"expected one number, or three with commas between them; got {text!r}")
+    return values * 3 if len(values) == 1 else values
+
+
 @click.command()
-@click.option("--network", "networks", multiple=True, required=True, help="Weights: PATH, or NAME:PATH.")
+@click.option("--network", "networks", multiple=True, required=True, help="PATH, NAME:PATH, or MODULE:NAME.")
+@click.option("--weights", type=click.Path(), help="Of a network of your own, MODULE:NAME.")
 @click.option("--in-distribution", help="What the networks were trained on, where their files don't say it.")
+@click.option("--mean", callback=_numbers, help="Of the inputs, where the files don't say it: one, or three.")
+@click.option("--std", callback=_numbers, help="What the inputs are divided by after the mean: one, or three.")
+@click.option("--size", default=32, show_default=True, type=click.IntRange(1, 4096), help="Pixels of each side.")
+@click.option("--resize", default="smooth", type=click.Choice(["smooth", "nearest"]), help="How OOD files are resized.")
 @click.option("--ood", multiple=True, help="OOD set to measure on; by default all that are there.")
 @click.option("--validation", multiple=True, help="OOD set to tune on, or none; by default isun, if it is there.")
-@click.option("--setting", "settings", multiple=True, help="By default all but white-box-validation.")
+@click.option("--setting", "settings", multiple=True, help="By default the paper's four.")
 @click.option("--method", "methods", multiple=True, help="By default all of the setting.")
 @click.option("--limit", default=300, show_default=True, type=_IMAGES, help="Images of each kind in the grey box.")
 @click.option("--images", type=_IMAGES, help="Images of each test set at most; up to half of them are to tune on.")
@@ -105,26 +121,36 @@ def train(network: str, data: str, out: str, root: str | None, limit: int | None
 @root_option
 @json_option
 def bench(
-    networks: tuple[str, ...], in_distribution: str | None, out: str, root: str | None, as_json: bool, **chosen: Any
-) -> None:
+    networks: tuple[str, ...], weights: str | None, in_distribution: str | None, mean: tuple[float, ...],
+    std: tuple[float, ...], size: int, resize: str, out: str, root: str | None, as_json: bool, **chosen: Any,
+) -> None:  # fmt: skip
     """Measure methods × data sets on trained networks.
+
+    A network is a file of weights that says what it is, as `igeood train` writes it; NAME:PATH, with NAME such as
+    densenet-bc-100; or any model of yours, MODULE:NAME with --weights and --in-distribution.
 
     --network, --ood, --validation, --setting and --method may be given several times. Sets are those of `igeood data
     list`, folder:PATH, idx:PATH or demo:NAME. Settings are black-box, grey-box (which runs the network anew for each
     method: hence --limit), white-box (tuned on samples of the OOD set, split at random), white-box-fgsm (on adversarial
-    ones) and white-box-validation (on --validation, as black and grey box are).
+    ones), white-box-validation (on --validation, as black and grey box are), and untuned: every method as it is.
+    --resize nearest makes aliased copies of image files, as the literature has them; tiny-imagenet-nearest names one.
 
     What was measured before is not measured again. Outputs of the networks are kept in the results' folder --out.
     `igeood paper` makes tables and figures of it.
     """
     from igeood.bench.datasets import DATASETS, data_root
+    from igeood.bench.datasets.loading import nearest_name
     from igeood.bench.datasets.store import begun
     from igeood.bench.runs import Plan, load_network, run
 
-    loaded = [load_network(spec, in_distribution=in_distribution) for spec in networks]
+    how: Any = {"in_distribution": in_distribution, "weights": weights, "mean": mean, "std": std, "size": size}
+    loaded = [load_network(spec, **how) for spec in networks]
     here = tuple(name for name, dataset in DATASETS.items() if begun(dataset, data_root(root)))
     usual = {"ood": here, "validation": tuple({"isun"} & {*here})}
-    plan = Plan(**{**usual, **{name: value for name, value in chosen.items() if value not in ((), None)}})
+    given = {**usual, **{name: value for name, value in chosen.items() if value not in ((), None)}}
+    if resize == "nearest":
+        given["ood"] = tuple(nearest_name(name) for name in given["ood"])
+    plan = Plan(**given)
     click.echo(f"sets: {', '.join(plan.ood)}; tuned on: {', '.join(plan.validation) or 'none'}", err=True)
     with progress_bars() as report:
 

@@ -1,8 +1,6 @@
 """What the commands on guards share: where models and samples come from, and which files may be replaced."""
 
-import importlib
 import os
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,24 +44,15 @@ def guard_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def load_model(options: Options) -> "nn.Module | None":
-    """The model that `--model MODULE:NAME` is, or makes, with its weights. The current folder is searched too."""
-    from torch import nn
-
+    """The model that `--model MODULE:NAME` is, or makes, with its weights."""
     spec, weights = options["model"], options["weights"]
     if spec is None:
         if weights is not None:
             raise InputError("weights: need their model; give --model MODULE:NAME too")
         return None
-    module, _, name = spec.partition(":")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        model = getattr(importlib.import_module(module), name)
-        model = model if isinstance(model, nn.Module) else model()
-    except (Exception, SystemExit) as error:  # of the user's own code
-        problem = f"{spec} failed: {type(error).__name__}: {error}"
-        raise InputError(f"model: {problem}; give MODULE:NAME, such as nets:make_model for nets.py") from error
-    if not isinstance(model, nn.Module):
-        raise InputError(f"model: {spec} is {type(model).__name__}; expected a torch.nn.Module, or what makes one")
+    from igeood.model.factory import make_model
+
+    model = make_model(spec)
     if weights is not None:
         from igeood.bench.networks import load_weights
 

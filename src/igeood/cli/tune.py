@@ -22,7 +22,7 @@ from igeood.terminal import progress_bars, seed_option, show
 @click.argument("guard", type=click.Path())
 @click.option("--train", required=True, help="What the guard was fitted on: it is fitted again.")
 @click.option("--id", "id_data", required=True, help="In-distribution samples that training has not seen.")
-@click.option("--ood", required=True, help="Samples to refuse; or fgsm: adversarial ones, made with the model.")
+@click.option("--ood", required=True, multiple=True, help="Samples to refuse, NAME=… of several kinds; or fgsm.")
 @click.option("--share", default=0.5, show_default=True, help="Part of --id that is used; calibrate leaves it out.")
 @tpr_option
 @seed_option
@@ -30,22 +30,31 @@ from igeood.terminal import progress_bars, seed_option, show
 @out_option
 @guard_options
 def tune(
-    guard: str, train: str, id_data: str, ood: str, share: float, tpr: float, seed: int, budget: int,
+    guard: str, train: str, id_data: str, ood: tuple[str, ...], share: float, tpr: float, seed: int, budget: int,
     out: str | None, force: bool, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Choose what GUARD leaves open, so that it refuses most of the OOD samples.
 
+    --ood may be given several times, as NAME=FILE: then the answer also says how each kind is refused by a guard that
+    has not seen it. fgsm stands for adversarial samples, made with the model.
+
     A guard's file has no training samples, so it is fitted again on --train. Calibrate the guard afterwards.
     """
-    target = check_out(out, force, train, id_data, ood, replaced=guard)
+    named = [each.partition("=") for each in ood]
+    kinds = {name if path else f"kind {i + 1}": path or name for i, (name, _, path) in enumerate(named)}
+    target = check_out(out, force, train, id_data, *kinds.values(), replaced=guard)
     loaded = load_guard(guard, options)
     with progress_bars() as report:
         known = Watched(open_samples(id_data, loaded, options), "in-distribution", report)
-        foreign: Any = ood if ood == "fgsm" else Watched(open_samples(ood, loaded, options), "OOD", report)
+        foreign: Any = "fgsm"
+        if ood != ("fgsm",):
+            foreign = {k: Watched(open_samples(path, loaded, options), "OOD", report) for k, path in kinds.items()}
+            foreign = foreign if len(foreign) > 1 else next(iter(foreign.values()))
         loaded.fit(Watched(open_samples(train, loaded, options, training=True), "fit", report), budget=budget << 20)
         loaded.tune(known, foreign, share=share, tpr=tpr, seed=seed, progress=partial(report, "temperatures"))
     loaded.save(target)
     tuning: Any = loaded.tuning
     chosen = {"out": target, "temperature": tuning.temperature, "epsilon": tuning.epsilon, "tpr": tpr}
     rates = {"tnr": tuning.after, "tnr_before": tuning.before, "id": tuning.n_id, "ood": tuning.n_ood}
-    show(as_json, {**chosen, **rates})
+    unseen = {"tnr_of_unseen": {kind: rates["tnr"] for kind, rates in tuning.left_out.items()}}
+    show(as_json, {**chosen, **rates, **(unseen if tuning.left_out else {})})

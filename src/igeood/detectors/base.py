@@ -97,7 +97,7 @@ class Detector(ABC):
         if self.needs.labels:
             check_every_class(summary.counts)
         with torch.inference_mode(False), torch.no_grad():
-            learnt._learn(summary)
+            learnt._learn(summary.only(learnt.widths_))
             learnt._prepare()
         self.__dict__ = learnt.__dict__
         return self
@@ -216,9 +216,11 @@ class Detector(ABC):
         other._prepare()
         return other
 
-    def learn_weights(self, id_outputs: Outputs, ood_outputs: Outputs, *, tpr: float, seed: int) -> Any:  # noqa: ARG002
+    def learn_weights(
+        self, id_outputs: Outputs, ood_outputs: Outputs, *, tpr: float, seed: int, strength: float | None = None
+    ) -> Any:
         """Learn how to weight columns from validation samples, in place; None for a detector without weights."""
-        return None
+        del id_outputs, ood_outputs, tpr, seed, strength
 
     def params(self) -> dict[str, Any]:
         """Constructor arguments by name."""

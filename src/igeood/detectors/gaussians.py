@@ -110,7 +110,7 @@ class IgeoodFeatures(LayerDetector):
         self.std_ = {layer: std for layer, (std, _) in floored.items()}
         dead = {layer: int(is_dead.sum()) for layer, (_, is_dead) in floored.items()}
         said = "dead channels, deviation raised to a floor"
-        self.notes_ += tuple(f"layer {layer!r}: {n} {said}" for layer, n in dead.items() if n)
+        self.notes_ += tuple(f"layer {layer.removeprefix('|')!r}: {n} {said}" for layer, n in dead.items() if n)
 
     def _prepare(self) -> None:
         self._classes = {layer: gaussian.prepare_nearest(self.mean_[layer], self.std_[layer]) for layer in self.widths_}

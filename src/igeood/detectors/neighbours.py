@@ -1,4 +1,4 @@
-"""Neighbours among training rows: the distance to the k-th nearest of them."""
+"""Neighbours among training rows: a bank of them, and the distance to the k-th nearest."""
 
 from typing import Literal
 
@@ -12,14 +12,32 @@ from igeood.detectors.registry import register
 from igeood.errors import InputError
 from igeood.geometry.precision import by_rows
 from igeood.outputs import Outputs
-from igeood.summary import Needs, Summary
+from igeood.summary import Needs, Sample, Summary
 
 
-@register("knn", title="KNN", style=("#0072B2", "-", "*"))
-class KNN(Detector):
-    """Distance to the k-th nearest training row on the last layer, among rows of length 1 (Sun et al., 2022).
+def class_bank(sample: Sample, per_class: int, k: int | Literal["auto"], most: int) -> tuple[Outputs, int]:
+    """A bank of up to so many rows of each class, and k: by default a third of the smallest class's, at most `most`.
 
     k must stay below the rows that a class has in the bank: with more, other classes' rows decide.
+    """
+    bank, _ = sample.outputs(per_class)
+    fewest = int(np.minimum(sample.kept[sample.kept > 0], per_class).min())
+    chosen = max(1, min(most, fewest // 3)) if k == "auto" else k
+    if chosen > len(bank):
+        raise InputError(f"k: {chosen} neighbours, but the bank has {len(bank)} rows; give more rows, or a smaller k")
+    return bank, chosen
+
+
+def unit_rows(z: Tensor) -> Tensor:
+    """Rows (N, k) of length 1, in float64."""
+    return normalize(z.double(), dim=1)
+
+
+@register("knn", title="KNN", style=("#0072B2", "-", "*"), tunes=False)
+class KNN(Detector):
+    r"""Distance to the k-th nearest training row on the last layer, among rows of length 1 (Sun et al., 2022).
+
+    :math:`\lVert z/\lVert z\rVert - z_{(k)}/\lVert z_{(k)}\rVert \rVert`.
 
     Parameters
     ----------
@@ -42,25 +60,18 @@ class KNN(Detector):
 
     def _learn(self, summary: Summary) -> None:
         sample = summary.samples["features"]
-        per_class = max(1, self.rows // sample.strata)
-        bank, _ = sample.outputs(per_class)
-        fewest = int(np.minimum(sample.kept[sample.kept > 0], per_class).min())
-        k = max(1, min(50, fewest // 3)) if self.k == "auto" else self.k
-        if k > len(bank):
-            raise InputError(f"k: {k} neighbours, but the bank has {len(bank)} rows; give more rows, or a smaller k")
-        self.bank_ = normalize(self._last_features(bank).double(), dim=1).float()
-        self.k_ = torch.tensor(k)
+        bank, k = class_bank(sample, max(1, self.rows // sample.strata), self.k, most=50)
+        self.bank_, self.k_ = unit_rows(self._last_features(bank)).float(), torch.tensor(k)
 
     def _score(self, batch: Outputs) -> Tensor:
         bank, k = self.bank_.to(batch.logits.device), int(self.k_)
 
         def distance(rows: Tensor) -> Tensor:
-            inner = normalize(rows.double(), dim=1).float() @ bank.T  # (n, bank)
+            inner = unit_rows(rows).float() @ bank.T  # (n, bank)
             with torch.no_grad():
                 nearest = inner.topk(k, dim=1).indices[:, -1]
             # by the difference itself: of near rows, the inner product has lost the digits
-            apart = normalize(rows.double(), dim=1) - bank[nearest].double()
-            length: Tensor = torch.linalg.vector_norm(apart, dim=1)
+            length: Tensor = torch.linalg.vector_norm(unit_rows(rows) - bank[nearest].double(), dim=1)
             return length
 
         return by_rows(distance, self._last_features(batch), max(bank.shape))

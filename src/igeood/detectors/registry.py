@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from igeood.detectors.base import Detector, parameter_names
 from igeood.errors import InputError
@@ -26,15 +26,15 @@ class Method:
         Options that the name fixes.
     style : tuple of str
         In plots: colour, line and marker, as matplotlib names them.
-    tunes : bool
-        Whether comparisons tune it on OOD samples.
+    tunes : bool or "only"
+        Whether comparisons tune it on OOD samples; "only": before that it is another method.
     """
 
     kind: type[Detector]
     title: str
     fixed: Mapping[str, Any]
     style: Style
-    tunes: bool
+    tunes: bool | Literal["only"]
 
     @property
     def needs(self) -> Needs:
@@ -44,7 +44,7 @@ class Method:
     @property
     def needs_layers(self) -> bool:
         """Whether it reads hidden layers: a method for the white box."""
-        return self.needs.layers != "none" or self.needs.head
+        return self.needs.layers != "none"
 
     @property
     def options(self) -> list[str]:
@@ -57,7 +57,7 @@ METHODS: dict[str, Method] = {}
 
 def register(
     name: str, *, title: str | None = None, fixed: Mapping[str, Any] | None = None,
-    style: Style = ("#7F7F7F", "-", "."), tunes: bool = True,
+    style: Style = ("#7F7F7F", "-", "."), tunes: bool | Literal["only"] = True,
 ) -> Callable[[K], K]:  # fmt: skip
     """Class decorator that makes a detector a method: guards, command line, tables and plots know it by its name.
 
@@ -71,8 +71,8 @@ def register(
         Options that this name fixes; a class may have several names.
     style : tuple of str, optional
         In plots: colour, line and marker, as matplotlib names them.
-    tunes : bool
-        Whether comparisons tune it on OOD samples.
+    tunes : bool or "only"
+        Whether comparisons tune it on OOD samples; "only": before that it is another method.
     """
 
     def add(kind: K) -> K:

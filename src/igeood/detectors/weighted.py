@@ -7,7 +7,7 @@ weights are fixed ones; `learn_weights` learns them by logistic regression.
 import copy
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sized
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from igeood.metrics import tnr_at_tpr
 from igeood.outputs import Outputs
 from igeood.summary import Needs, Summary
 
-STRENGTHS = tuple(float(c) for c in np.logspace(-4, 4, 9))  # inverse regularisation strengths to choose from
 FOLDS = 5
 FEWEST = 2 * FOLDS  # samples of each kind, so that each fold can be learnt from and judged on
 OOD = "ood"  # the name of a part that learns from OOD samples
@@ -53,6 +52,8 @@ class Weighted(Detector):
         (P,) of the columns; a contribution is weight · (column − centre) / scale.
     """
 
+    strengths: ClassVar[tuple[float, ...]] = tuple(float(c) for c in np.logspace(-4, 4, 9))  # inverse; to choose from
+
     @abstractmethod
     def _make_parts(self) -> dict[str, Detector]:
         """Unfitted detectors of the columns, by name."""
@@ -78,6 +79,10 @@ class Weighted(Detector):
     def _learn(self, summary: Summary) -> None:
         self.parts_ = {name: part.learn(summary) for name, part in self._make_parts().items() if name != OOD}
         self.notes_ = tuple(note for part in self.parts_.values() for note in part.notes_)
+        self._standardise(summary)
+
+    def _standardise(self, summary: Summary) -> None:
+        """Centre, scale and weights before any out-of-distribution sample is seen."""
         rows = [(self._columns(batch), weights) for batch, weights in summary.samples["features"].batches()]
         columns, weights = (torch.cat(side) for side in zip(*rows, strict=True))
         self.centre_, self.scale_ = standardise(columns, weights)
@@ -103,11 +108,13 @@ class Weighted(Detector):
         return next(iter(self.parts_.values())).step_scores(batch)
 
     def _explain(self, batch: Outputs, top: int) -> dict[str, Any]:
-        return {name: why for part in self.parts_.values() for name, why in part._explain(batch, top).items()}
+        reasons = {name: why for part in self.parts_.values() for name, why in part._explain(batch, top).items()}
+        return {name: why for name, why in reasons.items() if name != "usual"}  # of one part's columns
 
     def learn_weights(
-        self, id_outputs: Outputs, ood_outputs: Outputs, *, tpr: float = 0.95, seed: int = 0
-    ) -> WeightSearch:
+        self, id_outputs: Outputs, ood_outputs: Outputs, *, tpr: float = 0.95, seed: int = 0,
+        strength: float | None = None,
+    ) -> WeightSearch:  # fmt: skip
         """Learn the weights by logistic regression (Eq. 13), its strength chosen by cross-validation.
 
         The folds are shuffled with the seed and judged by TNR at `tpr` of the decision function; statistics of OOD
@@ -121,22 +128,46 @@ class Weighted(Detector):
             The operating point.
         seed : int
             Of the folds.
+        strength : float, optional
+            The strength, in place of choosing one.
         """
         pair = (self._scorable(id_outputs), self._scorable(ood_outputs).keyed())
         for name, batch in zip(("id", "ood"), pair, strict=True):
             if len(batch) < FEWEST:
                 raise InputError(f"{name}: {len(batch)} samples; the regression needs at least {FEWEST} of each kind")
+        strengths = self.strengths if strength is None else (strength,)
         parts = [part for name, part in self.parts_.items() if name != OOD]
         with torch.no_grad():
             fixed = [torch.cat([part._columns(batch) for part in parts], dim=1) for batch in pair]
-            folds = ((self._shown(pair, fixed, learn)[1], learn, judge) for learn, judge in _folds(pair, seed))
-            rates = np.mean([_rates(*fold, tpr) for fold in folds], axis=0)
-            best = int(np.argmax(rates))  # of equals, the most regularised
+            parts_of = ((self._shown(pair, fixed, learn)[1], learn, judge) for learn, judge in _folds(pair, seed))
+            rates = np.mean([self._rates(*fold, tpr, strengths) for fold in parts_of], axis=0)
+            best = int(np.argmax(rates[:, 0]))  # of equals, the most regularised
             shown, tables = self._shown(pair, fixed, tuple(np.arange(len(batch)) for batch in pair))
-        weights = logistic_regression(tables[0], tables[1], STRENGTHS[best])[:-1]
+        weights = self._regress(tables[0], tables[1], strengths[best], None)[:-1]
         shown.weights_ = torch.from_numpy(weights).to(shown.centre_)
         self.__dict__ = shown.__dict__
-        return WeightSearch(STRENGTHS[best], float(rates[best]))
+        return WeightSearch(strengths[best], float(rates[best, 1]))
+
+    def _judge(self, inside: Table, outside: Table, tpr: float) -> float:
+        """By what strengths are chosen."""
+        return tnr_at_tpr(inside, outside, tpr)
+
+    def _regress(self, inside: Table, outside: Table, strength: float, start: Table | None) -> Table:
+        """Weights (P,) and intercept that tell both kinds of rows apart, as (P + 1,)."""
+        return logistic_regression(inside, outside, strength, start)
+
+    def _rates(
+        self, tables: list[Table], learn: Rows, judge: Rows, tpr: float, strengths: Iterable[float]
+    ) -> list[tuple[float, float]]:
+        """For each strength by what it is chosen, and TNR, on one fold."""
+        known, foreign = (table[rows] for table, rows in zip(tables, learn, strict=True))
+        inside, outside = (table[rows] for table, rows in zip(tables, judge, strict=True))
+        beta, rates = None, []
+        for strength in strengths:
+            beta = self._regress(known, foreign, strength, beta)
+            scores = (inside @ beta[:-1], outside @ beta[:-1])
+            rates.append((self._judge(*scores, tpr), tnr_at_tpr(*scores, tpr)))
+        return rates
 
     def _shown(self, pair: tuple[Outputs, Outputs], fixed: list[Tensor], rows: Rows) -> tuple[Self, list[Table]]:
         """A copy that has been shown these rows, and the columns of all samples of each kind as it standardises them.
@@ -220,17 +251,6 @@ def logistic_regression(inside: Table, outside: Table, strength: float, start: T
     return beta
 
 
-def _rates(tables: list[Table], learn: Rows, judge: Rows, tpr: float) -> list[float]:
-    """TNR of each strength on one fold."""
-    known, foreign = (table[rows] for table, rows in zip(tables, learn, strict=True))
-    inside, outside = (table[rows] for table, rows in zip(tables, judge, strict=True))
-    beta, rates = None, []
-    for strength in STRENGTHS:
-        beta = logistic_regression(known, foreign, strength, beta)
-        rates.append(tnr_at_tpr(inside @ beta[:-1], outside @ beta[:-1], tpr))
-    return rates
-
-
 def _folds(kinds: Iterable[Sized], seed: int) -> list[tuple[Rows, ...]]:
     """Rows to learn from and rows to judge on, of both kinds, for each fold.
 
@@ -284,7 +304,7 @@ class Igeood(Weighted):
         return [1.0, *[0.0] * (len(self.parts_["layers"].columns_) - 1), 1.0]
 
 
-@register("igeood+", title="IGEOOD+", style=("#D55E00", "-.", "P"))
+@register("igeood+", title="IGEOOD+", style=("#D55E00", "-.", "P"), tunes="only")
 class IgeoodPlus(Igeood):
     """IGEOOD+ (Eq. 13): IGEOOD with FR′_ℓ, the distance of each layer to the OOD validation samples' Gaussian.
 

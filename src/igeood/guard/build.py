@@ -63,9 +63,9 @@ def grey_box(
 
 def white_box(
     model: nn.Module | None = None, *, layers: Layers = "auto", epsilon: float = 0.0, mean: Channels | None = None,
-    std: Channels = 1.0, method: str | Detector = "igeood", temperature: float | None = None,
+    std: Channels = 1.0, method: str | Detector = "fisher-rao-product", temperature: float | None = None,
 ) -> Guard:  # fmt: skip
-    """Make a guard that uses hidden layers too: IGEOOD, which works before `tune`, with no OOD sample.
+    """Make a guard that uses hidden layers too: by default the Fisher–Rao product, which needs no OOD sample.
 
     Parameters
     ----------
@@ -78,10 +78,10 @@ def white_box(
     mean, std : float or one for each channel
         Of the input's normalisation: for the step, and for adversarial samples.
     method : str or Detector
-        One of `igeood.METHODS` that needs layers, or a detector of your own options; `"igeood+"` learns the OOD
-        samples' own statistics in `tune`.
+        One of `igeood.METHODS` that needs layers, or a detector of your own options. `"igeood"` is the paper's;
+        `"probe"` learns most from OOD samples in `tune`.
     temperature : float, optional
-        Of the softmax in FR₀.
+        Of the softmax, in methods that have one.
     """
     if model is None and epsilon:
         raise InputError("epsilon: an input step needs the model; give it, or leave epsilon at 0")
@@ -99,7 +99,7 @@ def _detector(method: str | Detector, access: Access, temperature: float | None,
         raise InputError("method: a detector has its own options; give temperature and probabilities to it")
     detector = method if isinstance(method, Detector) else make_detector(method, **options)
     is_white = access == "white box"
-    if (detector.needs.layers != "none" or detector.needs.head) != is_white:
+    if (detector.needs.layers != "none") != is_white:
         fitting = [name for name, entry in METHODS.items() if entry.needs_layers == is_white]
         name = repr(method) if isinstance(method, str) else type(method).__name__
         raise InputError(f"method: {name} is not one for a {access}; those are {', '.join(fitting)}")

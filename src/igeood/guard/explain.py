@@ -6,6 +6,8 @@ from typing import Any
 from igeood.detectors import Detector
 from igeood.outputs import Array, Outputs, as_kind
 
+SHOWN = 8  # columns in a line of text
+
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
@@ -18,7 +20,9 @@ class Explanation:
     columns : list of str
         What the score is made of: the output, and the layers.
     contributions : array
-        (N, P) what each column added: weight × standardised score. They sum to the score.
+        (N, P) what each column added. They sum to the score.
+    usual : array or None
+        (P,) what each column adds for training samples on average, where the method knows it.
     nearest : dict of array
         For each layer (N,) the nearest class there.
     channels : dict of array
@@ -36,16 +40,20 @@ class Explanation:
     channels: dict[str, Array] = field(default_factory=dict)
     channel_shares: dict[str, Array] = field(default_factory=dict)
     centroid_distance: Array | None = None
+    usual: Array | None = None
 
     def __str__(self) -> str:
-        """A line for each sample: the score, and the columns by the size of what they added."""
-        lines = []
+        """A line for each sample: the score, and the columns by the size of what they added, above the usual."""
+        lines, usual = [], [0.0] * len(self.columns) if self.usual is None else self.usual.tolist()
+        end = "" if self.usual is None else f" ({sum(usual):.4g} is usual)"
         for row, (score, values) in enumerate(zip(self.score.tolist(), self.contributions.tolist(), strict=True)):
             parts = []
-            for value, name in sorted(zip(values, self.columns, strict=True), key=lambda pair: -abs(pair[0])):
+            above = [value - mean for value, mean in zip(values, usual, strict=True)]
+            for value, name in sorted(zip(above, self.columns, strict=True), key=lambda pair: -abs(pair[0]))[:SHOWN]:
                 near = f" (nearest class {int(self.nearest[name][row])})" if name in self.nearest else ""
                 parts.append(f"{name} {value:+.3g}{near}")
-            lines.append(f"sample {row}: score {score:.4g} = " + ", ".join(parts))
+            more = ["…"] * (len(above) > SHOWN)
+            lines.append(f"sample {row}: score {score:.4g}{end or ' ='} " + ", ".join([*parts, *more]))
         return "\n".join(lines)
 
 

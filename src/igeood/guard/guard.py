@@ -152,6 +152,7 @@ class Guard:
                 with inputs.at("data", number):
                     if number == 0:
                         inputs.prepare(batch, needs)
+                        summary.head = inputs.head if needs.head else None
                     read = inputs.outputs(batch, labels=True, keys=True)
                     if number == 0 and not self.detector.probabilities:
                         warn_of_probabilities(read.logits)
@@ -190,8 +191,9 @@ class Guard:
         id_data : loader, or array of logits
             In-distribution validation samples. A seeded `share` of them is used and remembered: `calibrate` may get
             the same ones, and leaves those out.
-        ood : loader, array of logits, or "fgsm"
-            OOD validation samples; or adversarial ones, made of the in-distribution samples by the model's gradient.
+        ood : loader, array of logits, mapping of str to these, or "fgsm"
+            OOD validation samples; several kinds by name, of which `guard.tuning.left_out` then says how each is
+            refused unseen; or adversarial ones, made of the in-distribution samples by the model's gradient.
         share : float
             Of `id_data`; 1 uses them all.
         tpr : float
@@ -223,7 +225,7 @@ class Guard:
         with random_state_kept(), torch.inference_mode(False), torch.no_grad():
             tuned, tuning = tune_detector(
                 self.detector, samples, validation.see, epsilons, epsilon=self.epsilon, tpr=tpr, search=search,
-                seed=seed, progress=progress,
+                seed=seed, progress=progress, kinds=validation.kinds,
             )  # fmt: skip
         self.detector, self.tuning, self.calibration = tuned, tuning, None
         self.inputs.epsilon = tuning.epsilon

@@ -16,7 +16,7 @@ from igeood.model.fingerprint import Versions, fingerprint
 from igeood.model.layers import Layers
 from igeood.model.reader import Reader, choose_layers
 from igeood.model.step import Attack, Channels, check_channels, check_epsilon, fgsm, stepped
-from igeood.outputs import HEAD, Keys, Outputs, recut
+from igeood.outputs import HEAD, INPUT, Keys, Outputs, recut
 from igeood.summary import Needs
 
 
@@ -34,6 +34,7 @@ class Inputs:
     mean: Channels | None = None
     std: Channels = 1.0
     layouts: Mapping[str, str] = {}
+    head: tuple[Tensor, Tensor] | None = None  # weight and bias of the classifier's head, where it is read
     fingerprint: str | None = None  # of the weights that the guard was fitted with
     _versions: Versions | None = None
     _warned = False  # of weights that have changed
@@ -181,14 +182,17 @@ class ModelInputs(Inputs):
 
     def read(self, layers: Sequence[str], layouts: Mapping[str, str] | None = None, statistic: str = "mean") -> None:
         """Read these blocks from now on."""
-        names = list(dict.fromkeys(str(layer).split("|")[0] for layer in layers if layer != HEAD))
-        self.reader = Reader(self.model, names, statistic=statistic, head=HEAD in layers, layouts=layouts)
+        names = list(dict.fromkeys(str(layer).split("|")[0] for layer in layers if not str(layer).startswith("|")))
+        special = {"head": HEAD in layers, "inputs": any(str(layer).startswith(INPUT) for layer in layers)}
+        self.reader = Reader(self.model, names, statistic=statistic, layouts=layouts, **special)
         self.layers, self.layouts = self.reader.layers, self.reader.layouts
 
     def prepare(self, batch: Batch, needs: Needs) -> None:
         """Decide which layers to read, and how, with the first training samples."""
-        names = choose_layers(self.model, batch, needs.layers) if self.wanted == "auto" else self.layers
-        self.read(needs.blocks(names), None, needs.statistic)
+        names = self.layers
+        if self.wanted == "auto":
+            names = choose_layers(self.model, batch, needs.layers, head=needs.head)
+        self.read(needs.blocks([*names, INPUT]), None, needs.statistic)
         self.reader.prepare(batch)
 
     def at(self, name: str, number: int) -> AbstractContextManager[None]:
@@ -198,6 +202,11 @@ class ModelInputs(Inputs):
     def batches(self, source: Any, name: str = "x", labels: Any = None) -> Iterator[Any]:
         """Batches of a loader, or of one tensor, array, pair or mapping."""
         return batches(source if labels is None else (source, labels), name)
+
+    @property
+    def head(self) -> tuple[Tensor, Tensor] | None:  # type: ignore[override]
+        """Weight and bias of the classifier's head, where its input is read."""
+        return self.reader.head
 
     def outputs(self, batch: Batch, *, labels: bool = False, keys: bool = False) -> Outputs:
         """Run a batch through the model."""

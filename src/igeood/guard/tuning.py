@@ -2,8 +2,9 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from inspect import signature
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +17,7 @@ from igeood.detectors.weighted import FEWEST as FEWEST_OOD
 from igeood.errors import InputError, MissingExtraError
 from igeood.guard.inputs import ArrayInputs, ModelInputs
 from igeood.metrics import evaluate
+from igeood.model.batches import LABELS
 from igeood.model.step import Attack
 from igeood.outputs import NO_KEYS, Keys, Outputs
 
@@ -56,6 +58,9 @@ class Tuning:
         Temperatures that were tried, in order, each with its `temperature`, `tnr` and `auroc`.
     steps : list of dict
         Sizes of the input step that were tried, each with its `epsilon` and `tnr`; twice, where two temperatures were.
+    left_out : dict of dict
+        For each named kind of OOD sample the `tnr` and `auroc` on it of weights that were learnt from the other kinds
+        alone: what to expect of a kind that nobody has shown the guard. Empty unless weights were learnt.
     """
 
     temperature: float | None
@@ -68,13 +73,16 @@ class Tuning:
     attack: dict[str, float] | None
     trials: list[Trial]
     steps: list[Trial]
+    left_out: dict[str, Trial] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         temperature = "" if self.temperature is None else f"temperature {self.temperature:g}, "
         weights = "" if self.strength is None else "weights learnt, "
         return (
             f"Tuning({temperature}{weights}epsilon {self.epsilon:g}: {100 * self.after:.1f}% of {self.n_ood} OOD "
-            f"samples refused, {100 * self.before:.1f}% before; {self.n_id} in-distribution samples)"
+            f"samples refused, {100 * self.before:.1f}% before; {self.n_id} in-distribution samples"
+            + "".join(f"; of {kind} unseen {100 * rates['tnr']:.1f}%" for kind, rates in self.left_out.items())
+            + ")"
         )
 
 
@@ -96,12 +104,14 @@ class Validation:
     def __init__(
         self, inputs: ArrayInputs | ModelInputs, id_data: Any, ood: Any, select: Callable[[Keys], Tensor], attack: float
     ) -> None:
-        for name, source in (("id_data", id_data), ("ood", ood)):
+        self.sources = {"id_data": id_data, **_kinds(ood, inputs)}
+        for name, source in self.sources.items():
             if isinstance(source, Iterator):
                 raise InputError(f"{name}: is read more than once; give a loader or a list, not a generator")
-        if isinstance(ood, str) and ood != "fgsm":
-            raise InputError(f"ood: expected OOD samples, got {ood!r}; give an array or a loader, or 'fgsm'")
-        self.inputs, self.id_data, self.ood, self.select, self.attack = inputs, id_data, ood, select, attack
+            if isinstance(source, str) and (source, name) != ("fgsm", "ood"):
+                raise InputError(f"{name}: expected samples, got {source!r}; give an array or a loader, or ood='fgsm'")
+        self.kinds: dict[str, int] = {}  # samples of each named kind of OOD samples, in order, once they are read
+        self.inputs, self.ood, self.select, self.attack = inputs, ood, select, attack
         self.used: Keys = NO_KEYS  # keys of the in-distribution samples that `see` has read
 
     def see(self, detector: Detector, epsilons: Sequence[float]) -> Seen:
@@ -123,16 +133,22 @@ class Validation:
         if isinstance(self.ood, str):
             _, outside = self._read("id_data", attack)
             return inside, outside, _total(reports) if reports else None
-        keys, outside = self._read("ood", step)
-        shared = int(np.isin(keys, self.used).sum())
-        if shared:
-            raise InputError(f"ood: {shared} of {len(keys)} samples are among the in-distribution ones; remove them")
-        return inside, outside, None
+        parts: list[list[Outputs]] = []
+        for name in list(self.sources)[1:]:
+            keys, outside = self._read(name, step)
+            shared = int(np.isin(keys, self.used).sum())
+            if shared:
+                problem = f"{shared} of {len(keys)} samples are among the in-distribution ones"
+                raise InputError(f"{name}: {problem}; remove them")
+            if len(self.sources) > 2:
+                self.kinds[name] = len(keys)
+            parts += [outside] if outside else []
+        return inside, [Outputs.concat(column) for column in zip(*parts, strict=True)], None
 
     def _read(self, name: str, run: Callable[[Any], list[Outputs]]) -> tuple[Keys, list[Outputs]]:
         """Keys of the samples to use, and their outputs for each size of the step."""
         keys, parts = [NO_KEYS], []
-        for number, batch in enumerate(self.inputs.batches(getattr(self, name), name)):
+        for number, batch in enumerate(self.inputs.batches(self.sources[name], name)):
             batch_keys = self.inputs.keys(batch)
             rows = self.select(batch_keys) if name == "id_data" else torch.ones(len(batch_keys), dtype=torch.bool)
             if rows.any():
@@ -140,6 +156,17 @@ class Validation:
                     parts.append(run(batch[rows]))
                 keys.append(batch_keys[rows.numpy()])
         return np.concatenate(keys), [Outputs.concat(column) for column in zip(*parts, strict=True)]
+
+
+def _kinds(ood: Any, inputs: ArrayInputs | ModelInputs) -> dict[str, Any]:
+    """OOD samples by what errors call them: several named kinds, or one. A mapping of the model's keywords is one."""
+    if not isinstance(ood, Mapping):
+        return {"ood": ood}
+    if inputs.model is not None and all(isinstance(value, (Tensor, np.ndarray)) for value in ood.values()):
+        parameters = signature(inputs.model.forward).parameters
+        if all(name in parameters or name in LABELS for name in ood):
+            return {"ood": ood}
+    return {f"ood[{name!r}]": source for name, source in ood.items()}
 
 
 def _total(reports: list[Attack]) -> Attack:
@@ -150,7 +177,7 @@ def _total(reports: list[Attack]) -> Attack:
 def tune_detector(
     detector: Detector, samples: Samples, see: Callable[[Detector, Sequence[float]], Seen],
     epsilons: Sequence[float] = (0.0,), *, epsilon: float = 0.0, tpr: float = 0.95, search: Search = "sweep",
-    seed: int = 0, progress: Progress | None = None,
+    seed: int = 0, progress: Progress | None = None, kinds: Mapping[str, int] | None = None,
 ) -> tuple[Detector, Tuning]:  # fmt: skip
     """Choose temperature, then input step and weights together, on validation samples.
 
@@ -171,6 +198,8 @@ def tune_detector(
         Its size before.
     tpr, search, seed, progress
         As in `tune_temperature`; the seed is that of the regression's folds too.
+    kinds : mapping of str to int, optional
+        Numbers of the OOD samples of each kind, in order, once `see` was called: each is left out in turn.
 
     Returns
     -------
@@ -193,7 +222,7 @@ def tune_detector(
         trials = tune_temperature(part, samples, *clean, tpr=tpr, search=search, seed=seed, progress=progress)
         found = detector.at_temperature(max(trials, key=preference)["temperature"], samples)
         candidates = [found] if part is detector else [found, detector]
-    steps, tried = list[Trial](), list[tuple[Detector, float | None]]()
+    steps, tried = list[Trial](), list[tuple[Detector, float | None, tuple[Outputs, Outputs]]]()
     for candidate in candidates:
         pairs = zip(*see(candidate, epsilons)[:2], strict=True) if any(epsilons) else [clean] * len(epsilons)
         for size, pair in zip(epsilons, pairs, strict=True):
@@ -201,17 +230,49 @@ def tune_detector(
             weights = ready.learn_weights(*pair, tpr=tpr, seed=seed)
             tnr = _tnr(candidate, *pair, tpr) if weights is None else weights.tnr
             steps.append({"epsilon": float(size), "tnr": tnr})
-            tried.append((ready, None if weights is None else weights.strength))
+            tried.append((ready, None if weights is None else weights.strength, pair))
     # of equals, the smallest step; then the temperature that was found
     best = max(range(len(steps)), key=lambda i: (steps[i]["tnr"], -steps[i]["epsilon"]))
-    (tuned, strength), chosen = tried[best], steps[best]
+    (tuned, strength, pair), chosen = tried[best], steps[best]
+    left_out = {} if strength is None else _left_out(tuned, *pair, kinds or {}, strength, tpr, seed)
     if before > chosen["tnr"] + 1e-9:  # the mean over folds may be rounded
         tuned, strength, chosen = detector, None, {"epsilon": epsilon, "tnr": before}
     return tuned, Tuning(
         temperature=tuned.params()["temperature"] if trials else None, epsilon=chosen["epsilon"], strength=strength,
         n_id=len(clean[0]), n_ood=len(clean[1]), before=before, after=chosen["tnr"],
-        attack=None if attack is None else asdict(attack), trials=trials, steps=steps,
+        attack=None if attack is None else asdict(attack), trials=trials, steps=steps, left_out=left_out,
     )  # fmt: skip
+
+
+def _left_out(
+    detector: Detector, inside: Outputs, outside: Outputs, kinds: Mapping[str, int], strength: float, tpr: float,
+    seed: int,
+) -> dict[str, Trial]:  # fmt: skip
+    """TNR and AUROC on each kind of OOD samples of weights that were learnt without it.
+
+    They are learnt with one half of the in-distribution samples and judged on the other, then the other way round.
+    """
+    of_row = np.repeat(np.arange(len(kinds)), list(kinds.values()))
+    first = torch.from_numpy(np.random.RandomState(seed).permutation(len(inside)) < len(inside) // 2)
+    rates: dict[str, Trial] = {}
+    for number, name in enumerate(kinds):
+        own = torch.from_numpy(of_row == number)
+        if min(int(own.sum()), int((~own).sum())) < FEWEST_OOD:
+            continue
+        results = []
+        for half in (first, ~first):
+            other = copy.copy(detector)
+            other.learn_weights(inside[half], outside[~own], tpr=tpr, seed=seed, strength=strength)
+            results.append(evaluate(other.score(inside[~half]), other.score(outside[own]), tpr))
+        rates[name.removeprefix("ood['").removesuffix("']")] = {
+            "tnr": _mean(r.tnr_at_tpr for r in results),
+            "auroc": _mean(r.auroc for r in results),
+        }
+    return rates
+
+
+def _mean(values: Iterable[float]) -> float:
+    return float(np.mean(list(values)))
 
 
 def _tnr(detector: Detector, inside: Outputs, outside: Outputs, tpr: float) -> float:

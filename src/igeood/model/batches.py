@@ -17,7 +17,7 @@ from igeood.errors import IgeoodWarning, InputError
 from igeood.outputs import Keys, refuse, row_keys
 
 CHUNK = 256  # samples of a bare tensor that go through the model at a time
-_LABELS = ("labels", "label")
+LABELS = ("labels", "label")
 
 
 @dataclass(frozen=True)
@@ -130,13 +130,13 @@ def as_batch(item: Any) -> Batch:
     if not isinstance(item, Mapping):
         x, labels, *_ = (*item, None, None) if isinstance(item, (tuple, list)) else (item, None)
         entries = {"": x, "labels": labels}
-    inputs = {name: _tensor(value) for name, value in entries.items() if name not in _LABELS}
+    inputs = {name: _tensor(value) for name, value in entries.items() if name not in LABELS}
     tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor) and value.ndim}
     if not tensors:
         given = f"a mapping of {sorted(map(str, item))}" if isinstance(item, Mapping) else type(item).__name__
         raise InputError(f"expected a tensor, a tuple (x, y) or a mapping with tensors, got {given}; give one")
     name = min(tensors, key=lambda name: ("mask" in name, not tensors[name].is_floating_point()))
-    labels = next((entries[name] for name in _LABELS if name in entries), None)
+    labels = next((entries[name] for name in LABELS if name in entries), None)
     _check_input(tensors[name])
     return Batch(inputs, name, _label_tensor(labels))
 

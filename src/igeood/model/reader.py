@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from igeood.errors import InputError
 from igeood.model.batches import Batch, at_batch, batches
 from igeood.model.layers import NORMS, Call, Layers, bare, block_ends, known_layers, layout_of, named_modules, width_of
-from igeood.outputs import HEAD, Outputs
+from igeood.outputs import HEAD, INPUT, Outputs
 
 Hook = Callable[[nn.Module, Any, Any], None]
 
@@ -51,8 +51,8 @@ class Reader:
         Keys of `model.named_modules()`.
     statistic : str
         Of each layer's output: a key of `STATISTICS`.
-    head : bool
-        Also read the input of the last linear layer, as block `HEAD`.
+    head, inputs : bool
+        Also read the input of the last linear layer, as block `HEAD`; and the model's own, as block `INPUT`.
     layouts : mapping, optional
         For each layer which axis has the channels: "flat", "second" or "last". Without it `prepare` decides.
 
@@ -66,14 +66,15 @@ class Reader:
 
     def __init__(
         self, model: nn.Module, layers: Sequence[str] = (), *, statistic: str = "mean", head: bool = False,
-        layouts: Mapping[str, str] | None = None,
+        inputs: bool = False, layouts: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         if not isinstance(model, nn.Module):
             hint = f"did you mean method={model!r}?" if isinstance(model, str) else "give the classifier"
             raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}; {hint}")
         if statistic not in STATISTICS:
             raise InputError.unknown("statistic", statistic, STATISTICS)
-        self.model, self.bare, self.statistic, self._wants_head = model, bare(model), statistic, head
+        self.model, self.bare, self.statistic = model, bare(model), statistic
+        self._wants_head, self._wants_input = head, inputs
         self.layers, self.layouts = list(layers), dict(layouts or {})
         self._look()
         ending = "" if statistic == "mean" else f"|{statistic}"
@@ -168,13 +169,26 @@ class Reader:
             call = calls.get(self.modules[layer])  # one that is missing cannot be read either
             self.layouts[layer] = "flat" if call is None else call.layout
         if self._wants_head:
-            linear = {c.module for c in calls.values() if isinstance(c.module, nn.Linear) and c.returns(logits)}
-            heads = [name for name, module in self.modules.items() if module in linear]
-            if not heads:
+            found = self.find_head(calls, logits)
+            if found is None:
                 cure = "make the model return its last linear layer's output, or use another method"
                 raise InputError(f"model: no nn.Linear returns its logits, whose input is wanted; {cure}")
-            self._blocks[HEAD] = heads[0]
+            self._blocks[HEAD] = found
         self._prepared = True
+
+    def find_head(self, calls: Mapping[nn.Module, Call], logits: Tensor) -> str | None:
+        """Name of the linear layer whose output is the logits, if there is one."""
+        linear = {c.module for c in calls.values() if isinstance(c.module, nn.Linear) and c.returns(logits)}
+        return next((name for name, module in self.modules.items() if module in linear), None)
+
+    @property
+    def head(self) -> tuple[Tensor, Tensor] | None:
+        """Weight and bias of the linear layer whose input is read, on the CPU."""
+        if HEAD not in self._blocks:
+            return None
+        weight, bias = (getattr(self.modules[self._blocks[HEAD]], name) for name in ("weight", "bias"))
+        bias = weight.new_zeros(len(weight)) if bias is None else bias
+        return weight.detach().float().cpu().clone(), bias.detach().float().cpu().clone()
 
     def __call__(self, batch: Batch, *, labels: bool = False, keys: bool = False) -> Outputs:
         """Outputs of one batch, with its labels and keys if wanted; differentiable where gradients are on."""
@@ -196,7 +210,9 @@ class Reader:
                 raise InputError(f"layers: {layer!r} is not called in the model's forward pass; name another")
         classes = batch.labels if labels else None
         classes = classes.clone() if isinstance(classes, Tensor) else classes  # loaders may reuse it
-        return Outputs(logits, {b: features[b] for b in self._blocks}, classes, keys=batch.keys if keys else None)
+        inputs = {f"{INPUT} {shape_name(batch.x)}": batch.x.flatten(1).to(logits.device)} if self._wants_input else {}
+        features = inputs | {block: features[block] for block in self._blocks}
+        return Outputs(logits, features, classes, keys=batch.keys if keys else None)
 
     def _pooled(self, value: Tensor | None, block: str, layer: str, samples: int) -> Tensor:
         """Features (N, k) from what a layer returned, (N, k, ...)."""
@@ -218,13 +234,18 @@ def logits_of(output: Any) -> Tensor:
     return tensor
 
 
+def shape_name(x: Tensor) -> str:
+    """The shape of a sample, to read it again from the name of its block."""
+    return " ".join(map(str, x.shape[1:]))
+
+
 def first_tensor(output: object) -> Tensor | None:
     """The tensor that a module returned, or the first of several."""
     values = output if isinstance(output, (tuple, list)) else (output,)
     return next((value for value in values if isinstance(value, Tensor)), None)
 
 
-def choose_layers(model: nn.Module, batch: Batch, kind: str) -> list[str]:
+def choose_layers(model: nn.Module, batch: Batch, kind: str, *, head: bool = False) -> list[str]:
     """Names of a model's layers, in the order in which they are called.
 
     Parameters
@@ -234,8 +255,11 @@ def choose_layers(model: nn.Module, batch: Batch, kind: str) -> list[str]:
     batch : Batch
         Up to three of its samples are run through the network.
     kind : str
-        "all": the ends of the network's blocks, the classifier left out; "last" or "last two" of these;
+        "all", "last", "last two": the ends of the network's blocks, the classifier left out, for `Needs.blocks` to
+        choose from; of the last ones with `HEAD` where the classifier's head is linear;
         "convolutions", "norms": every one that is called once; "none".
+    head : bool
+        With `HEAD` for "all" too.
     """
     if kind == "none":
         return []
@@ -247,11 +271,14 @@ def choose_layers(model: nn.Module, batch: Batch, kind: str) -> list[str]:
         wanted = nn.modules.conv._ConvNd if kind == "convolutions" else NORMS
         chosen = [call for call in calls.values() if isinstance(call.module, wanted)]
     else:
-        chosen = block_ends(reader.bare, calls, logits)[{"all": 0, "last": -1, "last two": -2}[kind] :]
-    if not chosen:
-        raise InputError(f"layers: no layer to read in this model ({kind!r}); name some, from model.named_modules()")
+        chosen = block_ends(reader.bare, calls, logits)
     names = {module: name for name, module in reader.modules.items()}
-    return [names[call.module] for call in chosen]
+    layers = [names[call.module] for call in chosen]
+    if (head or kind in ("last", "last two")) and reader.find_head(calls, logits) is not None:
+        layers.append(HEAD)
+    if not layers:
+        raise InputError(f"layers: no layer to read in this model ({kind!r}); name some, from model.named_modules()")
+    return layers
 
 
 def extract(

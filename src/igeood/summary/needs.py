@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 
 from igeood.errors import InputError
-from igeood.outputs import HEAD
+from igeood.outputs import HEAD, INPUT
 
 LayerChoice = Literal["none", "last", "last two", "all", "convolutions", "norms"]
 Group = Literal["label", "predicted", "correct"]
@@ -23,11 +23,14 @@ class Needs:
     Attributes
     ----------
     layers : {"none", "last", "last two", "all", "convolutions", "norms"}
-        Which layers: none for logits alone; "all" means the ends of the network's blocks.
+        Which layers: none for logits alone; "all" means the ends of the network's blocks; "last" the input of the
+        classifier's head, or without a linear head the end of the last block; "last two" that and the block before.
     statistic : str
         Of a feature map: "mean" over space.
     head : bool
-        The input of the classifier's last linear layer, unpooled.
+        The head itself: weight and bias that make logits of the last layer's features; with "all", its input too.
+    inputs : bool
+        The model's own input, for a detector that runs a model itself.
     labels : bool
         The true class of each training row.
     sums : {"none", "mean", "diagonal", "full"}
@@ -48,6 +51,7 @@ class Needs:
     layers: LayerChoice = "none"
     statistic: str = "mean"
     head: bool = False
+    inputs: bool = False
     labels: bool = False
     sums: Sums = "none"
     group: Group = "label"
@@ -55,6 +59,11 @@ class Needs:
     ranges: bool = False
     holdout: bool = False
     samples: tuple[str, ...] = ()
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether rows are summed at all."""
+        return self.sums != "none" or self.ranges
 
     def describe(self) -> dict[str, Any]:
         """The needs as plain values; a transform by its name."""
@@ -64,12 +73,34 @@ class Needs:
     def blocks(self, available: Iterable[str]) -> list[str]:
         """Which of the available blocks of features to read, in their order."""
         ending = "" if self.statistic == "mean" else f"|{self.statistic}"
-        names = [name for name in available if name != HEAD and (name.endswith(ending) if ending else "|" not in name)]
-        if self.layers == "none":
-            names = []
-        elif self.layers in ("last", "last two"):
+        available = list(available)
+        names = [name for name in available if (name.endswith(ending) if ending else "|" not in name)]
+        if self.layers in ("last", "last two"):
+            if HEAD in available:  # it is the end of the last block, as the classifier sees it
+                names = [*(names[-2:-1] or names), HEAD]
             names = names[-1 if self.layers == "last" else -2 :]
-        return [*names, *[HEAD] * self.head]
+        elif self.layers == "all" and self.head and HEAD in available:
+            names = [*names, HEAD]
+        inputs = [name for name in available if self.inputs and name.startswith(INPUT)]
+        return [*inputs, *(names if self.layers != "none" else [])]
+
+
+def joined(needs: Iterable[Needs]) -> list[Needs]:
+    """As few needs as cover all of these: what is summed alike, of the same statistic, is summed together."""
+    groups: dict[Any, list[Needs]] = {}
+    for one in sorted(needs, key=lambda one: not one.is_summed):  # what is not summed joins those that are
+        own = (one.statistic, one.group, one.transform, one.holdout) if one.is_summed else None
+        alike = next((key for key in groups if one.layers == "none" or key[0] == one.statistic), None)
+        groups.setdefault(own or alike or (one.statistic, "label", None, False), []).append(one)
+    return [_join(group, key) for key, group in groups.items()]
+
+
+def _join(needs: list[Needs], key: tuple[Any, ...]) -> Needs:
+    layers = max((one.layers for one in needs), key=get_args(LayerChoice).index)
+    flags = {name: any(getattr(one, name) for one in needs) for name in ("head", "inputs", "labels", "ranges")}
+    sums = max((one.sums for one in needs), key=_LEVELS.index)
+    samples = tuple(dict.fromkeys(kind for one in needs for kind in one.samples))
+    return Needs(layers, key[0], group=key[1], transform=key[2], holdout=key[3], sums=sums, samples=samples, **flags)
 
 
 def check_covers(summary: dict[str, Any], wanted: dict[str, Any], who: str) -> None:
@@ -77,7 +108,7 @@ def check_covers(summary: dict[str, Any], wanted: dict[str, Any], who: str) -> N
     is_summed = wanted["sums"] != "none" or wanted["ranges"]
     served = {
         "sums": _LEVELS.index(wanted["sums"]) <= _LEVELS.index(summary["sums"]),
-        **{name: summary[name] or not wanted[name] for name in ("head", "labels", "ranges")},
+        **{name: summary[name] or not wanted[name] for name in ("head", "inputs", "labels", "ranges")},
         "samples": set(wanted["samples"]) <= set(summary["samples"]),
         "statistic": wanted["layers"] == "none" or wanted["statistic"] == summary["statistic"],
         "layers": wanted["layers"] in ("none", summary["layers"])

@@ -142,17 +142,20 @@ class Sample:
         keys: Keys = self._beside[1, self.order].view(np.uint64)
         return keys
 
-    def batches(self, per_class: int | None = None) -> Iterator[tuple[Outputs, Tensor]]:
+    def batches(self, per_class: int | None = None, skip: int = 0) -> Iterator[tuple[Outputs, Tensor]]:
         """The rows in order, in chunks, each with the weights (n,) that make them stand for all rows.
 
         Parameters
         ----------
         per_class : int, optional
             Only so many rows of each stratum, those with the smallest keys.
+        skip : int
+            Of these, leave out so many, those with the very smallest keys.
         """
         order = self.order
         if per_class is not None:
-            order = order[self._ranks(self._beside[0, order]) < per_class]
+            ranks = self._ranks(self._beside[0, order])
+            order = order[(ranks >= skip) & (ranks < per_class)]
         labels, keys, counts = np.take(self._beside, order, axis=1)
         held = np.bincount(labels, counts, minlength=self.strata)
         weights = counts * (self.totals / np.maximum(held, 1.0))[labels]
@@ -165,9 +168,9 @@ class Sample:
             outputs = Outputs.checked(logits, features, classes, keys[here].view(np.uint64))
             yield outputs, torch.from_numpy(weights[here])
 
-    def outputs(self, per_class: int | None = None) -> tuple[Outputs, Tensor]:
+    def outputs(self, per_class: int | None = None, skip: int = 0) -> tuple[Outputs, Tensor]:
         """All rows in order at once, with their weights: a copy."""
-        outputs, weights = zip(*self.batches(per_class), strict=True)
+        outputs, weights = zip(*self.batches(per_class, skip), strict=True)
         return Outputs.concat(outputs), torch.cat(weights)
 
     def __add__(self, other: "Sample") -> "Sample":

@@ -1,6 +1,8 @@
 """The summary itself: rows go in, summaries add, detectors learn from them."""
 
+import copy
 import os
+from collections.abc import Iterable
 from functools import reduce
 from typing import Any
 
@@ -43,6 +45,8 @@ class Summary:
         For each block of features; with the minimum and maximum of each class where the needs ask for ranges.
     samples : dict of Sample
         "logits", "features", "statistics": those that the needs name.
+    head : tuple of Tensor, optional
+        Weight (C, k) and bias (C,) of the classifier's head, where the needs ask for it and there is a model.
     keys : array of uint64
         Sorted unique keys of the training rows, the smallest million of them.
 
@@ -63,6 +67,7 @@ class Summary:
         self.counts = torch.zeros((), dtype=torch.int64)
         self.sums: dict[str, ClassSums] = {}
         self.samples: dict[str, Sample] = {}
+        self.head: tuple[Tensor, Tensor] | None = None
         self._keys = [NO_KEYS]
 
     @classmethod
@@ -82,7 +87,7 @@ class Summary:
         self.counts = self.counts + torch.bincount(labels, minlength=len(self.counts))
         for sample in self.samples.values():
             sample.add(batch)
-        if self.needs.sums != "none" or self.needs.ranges:
+        if self.needs.is_summed:
             self._take_sums(batch, labels)
         self._keys.append(batch.keys.copy())
         if sum(map(len, self._keys[1:])) > max(len(self._keys[0]), 1 << 16):
@@ -159,6 +164,7 @@ class Summary:
             return NotImplemented
         joined = Summary(self.needs, budget=min(self.budget, other.budget), model=self.model or other.model)
         _check_addable(self, other)
+        joined.head = self.head or other.head
         for part in (self, other):
             if part.shape is None:
                 continue
@@ -171,11 +177,18 @@ class Summary:
         _check_budget(joined.samples, joined.budget)  # of a wider type, rows are larger
         return joined
 
+    def only(self, blocks: Iterable[str]) -> "Summary":
+        """The same summary with the sums of these blocks of features."""
+        other = copy.copy(self)
+        other.sums = {block: self.sums[block] for block in blocks if block in self.sums}
+        return other
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the summary to one safetensors file. It contains outputs of training rows."""
         shape = self._filled()
         tensors = {"counts": self.counts, "keys": torch.from_numpy(self.keys.view(np.int64).copy())}
         parts = {f"samples:{kind}": sample.state() for kind, sample in self.samples.items()}
+        parts |= {"head": dict(zip(("weight", "bias"), self.head or (), strict=False))}
         parts |= {f"sums:{i}": vars(self.sums[block]) for i, block in enumerate(self.widths) if block in self.sums}
         tensors |= {f"{part}:{name}": tensor for part, state in parts.items() for name, tensor in state.items()}
         record = {
@@ -210,10 +223,12 @@ class Summary:
         labels = torch.empty(0, dtype=torch.int64) if record["labelled"] else None
         summary._start(Outputs.checked(torch.empty(0, n_classes, dtype=dtypes.get("logits")), features, labels))
         summary.counts, summary._keys = tensors["counts"], [tensors["keys"].numpy().view(np.uint64)]
-        if needs.sums != "none" or needs.ranges:
+        if needs.is_summed:
             summary.sums = {block: ClassSums(**part(f"sums:{i}:")) for i, block in enumerate(widths)}
         for kind, sample in summary.samples.items():
             sample.load(part(f"samples:{kind}:"))
+        if head := part("head:"):
+            summary.head = head["weight"], head["bias"]
         return summary
 
     def __repr__(self) -> str:

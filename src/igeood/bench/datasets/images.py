@@ -122,7 +122,7 @@ class ImageSet:
     @cached_property
     def digest(self) -> str:
         """SHA-256 over the selected images' source bytes in order, the labels, and the version of the preparation."""
-        size = "" if self.side == SIDE else f" {self.side}"
+        size = ("" if self.side == SIDE else f" {self.side}") + " nearest" * getattr(self.source, "nearest", False)
         total = hashlib.sha256(f"igeood images {PREPARATION} {len(self)}{size}\n".encode())
         for content in self.source.content(self.rows):
             total.update(f"{len(content)}\n".encode() + content)
@@ -132,9 +132,10 @@ class ImageSet:
 
 @dataclass(frozen=True, eq=False)
 class Files(Source):
-    """Image files, one image each."""
+    """Image files, one image each; resized smoothly, or by the nearest pixel."""
 
     paths: tuple[Path, ...]
+    nearest: bool = False
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -147,7 +148,7 @@ class Files(Source):
         """The images of these rows, resized once, from the file."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's, about files that it reads nevertheless
-            return np.stack([_prepare_file(self.paths[row], side) for row in rows])
+            return np.stack([_prepare_file(self.paths[row], side, self.nearest) for row in rows])
 
     def content(self, rows: Rows) -> Iterator[bytes]:
         """The files' bytes."""
@@ -202,20 +203,21 @@ def _noise(block: int) -> Images:
     return (255 * p).round().astype(np.uint8)
 
 
-def _prepare_file(path: Path, side: int) -> Images:
+def _prepare_file(path: Path, side: int, nearest: bool) -> Images:
     image = extra("PIL.Image")
     try:
         with image.open(path, formats=FORMATS) as opened:
-            return prepare(opened, side=side)
+            return prepare(opened, side=side, nearest=nearest)
     except Exception as error:  # each of Pillow's formats fails in its own way
         raise InputError(f"{path}: does not decode ({error}); remove it, or fetch the set again") from error
 
 
-def prepare(image: "Image", *, side: int = SIDE) -> Images:
+def prepare(image: "Image", *, side: int = SIDE, nearest: bool = False) -> Images:
     """Resize the shorter side to `side` pixels, crop the centre, convert to RGB: (3, side, side).
 
     The filter is Pillow's bilinear one, which averages over all pixels that an output pixel covers. Copies of data sets
-    that were resized without such an average (nearest neighbour) are aliased, and much easier to detect.
+    that were resized without such an average (nearest neighbour) are aliased, and much easier to detect: `nearest`
+    makes such a copy.
     """
     scale = side / min(image.size)
     width, height = (max(side, round(scale * length)) for length in image.size)
@@ -223,6 +225,7 @@ def prepare(image: "Image", *, side: int = SIDE) -> Images:
         raise InputError(f"{image.width} x {image.height} pixels is too long and narrow to resize")
     if image.mode.startswith("I"):  # 16 bits: Pillow would cut them off at 255
         image = extra("PIL.Image").fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
-    resized = image.convert("RGB").resize((width, height), extra("PIL.Image").Resampling.BILINEAR)
+    filters = extra("PIL.Image").Resampling
+    resized = image.convert("RGB").resize((width, height), filters.NEAREST if nearest else filters.BILINEAR)
     left, top = (width - side) // 2, (height - side) // 2
     return np.asarray(resized.crop((left, top, left + side, top + side))).transpose(2, 0, 1)

@@ -13,6 +13,7 @@ from igeood.bench.datasets.records import read_cifar, read_idx, read_mat
 from igeood.errors import InputError
 
 MAX_SIDE = 4096
+NEAREST = "-nearest"  # the end of a name of image files that are resized by the nearest pixel
 SUFFIXES = frozenset([".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"])
 
 
@@ -33,6 +34,7 @@ def load(
         One of `DATASETS`; or `folder:PATH`, all images below a folder in the order of their paths, without labels or
         splits; or `idx:PATH`, an idx file of images (plain or .gz), or the folder of the four MNIST-like files; or
         `demo:NAME`, one of the small sets of `igeood.bench.datasets.EMBEDDED`.
+        With `-nearest` after its name, a set of image files is resized by the nearest pixel, and aliased.
         Images that are not 32 x 32 are resized (shorter side to 32, Pillow's bilinear filter, which does not alias)
         and cropped at the centre; grey ones are repeated over three channels.
     root : path, optional
@@ -54,7 +56,7 @@ def load(
     """
     if not 1 <= side <= MAX_SIDE:
         raise InputError(f"side: must be 1 to {MAX_SIDE} pixels, got {side!r}")
-    name = canonical(name)
+    given, name = canonical(name), smooth_name(name)
     path = Path(name.partition(":")[2])
     if name.startswith("folder:"):
         images = _folder(path, name, labelled)
@@ -64,7 +66,32 @@ def load(
         images = load_embedded(name, split)
     else:
         images = load_dataset(find(name), root=data_root(root), split=split)
+    if given != name:
+        if not isinstance(images.source, Files):
+            raise InputError(f"name: {given} has no image files, only {name} as it is; leave {NEAREST} out")
+        note = "resized here, by the nearest pixel: aliased, as in the literature"
+        source = replace(images.source, nearest=True)
+        images = replace(images, name=given, title=f"{images.title} (nearest)", source=source, note=note)
     return replace(images, side=side).limited(limit)
+
+
+def smooth_name(name: str) -> str:
+    """The name of the set whose files a name with `-nearest` reads; other names as they are.
+
+    >>> smooth_name("tiny-imagenet-nearest")
+    'tiny-imagenet'
+    """
+    name = canonical(name)
+    base = name.removesuffix(NEAREST)
+    is_path = name.startswith(("folder:", "idx:")) and Path(name.partition(":")[2]).exists()
+    return name if name in DATASETS or is_path else base
+
+
+def nearest_name(name: str) -> str:
+    """The name that reads a set's image files by the nearest pixel; of other sets their own."""
+    known = DATASETS.get(name)
+    is_files = name.startswith("folder:") or (known is not None and known.kind == "images")
+    return f"{canonical(name)}{NEAREST}" if is_files else name
 
 
 def canonical(name: str) -> str:

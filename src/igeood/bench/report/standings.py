@@ -14,6 +14,8 @@ from igeood.detectors import METHODS
 METRICS = ("tnr", "auroc", "aupr")
 ACCESS = {"black-box": "black box", "grey-box": "grey box"}  # in the order of what a method may use
 ACCESS |= dict.fromkeys(("white-box-validation", "white-box-fgsm", "white-box"), "white box")
+ACCESS |= {"untuned": "as it is"}
+OURS = ("fisher-rao-product", "logits-product", "probe")  # of the same family as the paper's
 TUNED = {"own": "tuned on samples of each OOD set", "fgsm": "tuned on adversarial samples", "none": "not tuned"}
 
 
@@ -30,7 +32,7 @@ class Row:
     @property
     def family(self) -> str:
         """What the method is a variant of: `igeood` for `igeood-logits` and `igeood+`."""
-        return self.method.split("-")[0].rstrip("+")
+        return "igeood" if self.method in OURS else self.method.split("-")[0].rstrip("+")
 
     @property
     def name(self) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from igeood.bench.datasets import DATASETS, EMBEDDED, canonical
+from igeood.bench.datasets.loading import smooth_name
 from igeood.bench.runs.plan import TPR, TUNED_ON
 from igeood.bench.runs.results import Record, Results
 from igeood.detectors.gaussians import OOD_SUFFIX
@@ -51,6 +52,8 @@ def title(name: str) -> str:
     >>> title("tiny-imagenet"), title("idx:/data/FashionMNIST/raw")
     ('Tiny-ImageNet', 'FashionMNIST')
     """
+    if (base := smooth_name(name)) != name:
+        return f"{title(base)} (nearest)"
     known = DATASETS.get(name) or EMBEDDED.get(name)
     if known:
         return known.title

@@ -104,7 +104,8 @@ def _check(network: Network, plan: Plan, root: Root) -> None:
         raise InputError(f"validation: {own} is what {network.file} was trained on; name an OOD set")
     if next(cells(plan, own), None) is None:
         asked = "; ".join(", ".join(names) for names in (plan.methods, plan.settings, plan.ood))
-        raise InputError(f"ood: nothing to measure on {network.file} but what it was trained or tuned on ({asked})")
+        cure = "name other sets, or --setting untuned for methods that are not tuned"
+        raise InputError(f"ood: nothing to measure on {network.file} of what was asked for ({asked}); {cure}")
     for name in dict.fromkeys([*plan.validation, *plan.ood]):
         n = VALIDATION if name == NO_VALIDATION else len(datasets.load(name, root=root))
         if n < 2 * FEWEST and ("white-box" in plan.settings or name in plan.validation):
@@ -119,7 +120,7 @@ class _Bench:
         self.observer = Observer(network, results.folder / "outputs", notify)
         limits = {"train": ("train", plan.train), "validation": ("test", VALIDATION), "test": ("test", plan.images)}
         # None of these refers to `self`: a network's outputs go with it.
-        load = partial(datasets.load, root=root)
+        load = partial(datasets.load, root=root, side=network.size)
         self._set = cache(lambda name, part: load(name, split=limits[part][0], limit=limits[part][1]))
         self._contents = cache(lambda name: load(name).contents())
         self._learnt: dict[str, tuple[Detector, Samples]] = {}
@@ -188,7 +189,7 @@ class _Bench:
     def _rows(self, cell: Cell, name: str, part: str = "test", *, tune: bool = True) -> Rows:
         """Rows of a set that a cell is tuned on, or else measured on: halves of a set that it is both."""
         rows = np.arange(len(self._set(name, part)))
-        if name == self.own or cell.validation == "own":
+        if (name == self.own or cell.validation == "own") and cell.setting != "untuned":
             rows = halves(len(rows), cell.seed)[0 if tune else 1]
         if cell.setting == "grey-box" and (self.plan.limit or len(rows)) < len(rows):  # it runs the network anew
             rows = rows[np.linspace(0, len(rows) - 1, self.plan.limit or 0).round().astype(np.int64)]
@@ -231,6 +232,7 @@ class _Bench:
         if method not in self._learnt:
             needs = METHODS[method].needs
             summary = Summary.of(self.observer.outputs(self._set(self.own, "train"), needs, "train"), needs)
+            summary.head = self.observer.head(needs)
             self._learnt = {method: (detector(method).learn(summary), summary.samples)}
         return self._learnt[method]
 

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from igeood.bench.datasets import DATASETS, ImageSet
+from igeood.bench.datasets.images import SIDE
 from igeood.bench.networks import NETWORKS, build, load_weights, normalised, read_weights
 from igeood.errors import InputError
+from igeood.model.factory import make_model
 from igeood.model.fingerprint import fingerprint
 
 
@@ -33,6 +35,8 @@ class Network:
         The data set that it was trained on.
     mean, std : tuple of float
         Of its inputs' normalisation.
+    size : int
+        Pixels of each side of its inputs.
     """
 
     name: str
@@ -42,12 +46,14 @@ class Network:
     in_distribution: str
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    size: int = SIDE
 
     @property
     def about(self) -> dict[str, Any]:
         """What tells one network from another."""
         about = {"network": self.name, "weights": self.weights, "in_distribution": self.in_distribution}
-        return {**about, "mean": list(self.mean), "std": list(self.std)}
+        size = {} if self.size == SIDE else {"size": self.size}
+        return {**about, "mean": list(self.mean), "std": list(self.std), **size}
 
     def batches(self, images: ImageSet, size: int) -> Iterator[tuple[Tensor, ...]]:
         """What the model takes: normalised images, `size` at a time, with their classes where they have any."""
@@ -56,39 +62,52 @@ class Network:
             yield (x,) if images.labels is None else (x, torch.from_numpy(images.labels[start : start + size]))
 
 
-def load_network(spec: str, *, in_distribution: str | None = None) -> Network:
-    """Load a reference network from its weights.
+def load_network(
+    spec: str, *, in_distribution: str | None = None, weights: str | os.PathLike[str] | None = None,
+    mean: tuple[float, ...] = (), std: tuple[float, ...] = (), size: int = SIDE,
+) -> Network:  # fmt: skip
+    """Load a network: a reference one from its weights, or any other from what makes it.
 
     Parameters
     ----------
     spec : str
         `PATH` of weights that say what they are, as those of `igeood train` do; or `NAME:PATH`, with NAME one of
-        `igeood.bench.networks.NETWORKS`.
+        `igeood.bench.networks.NETWORKS`; or `MODULE:NAME` of a model of your own, or of what makes it.
     in_distribution : str, optional
         The data set that it was trained on, if the file does not say it.
+    weights : path, optional
+        Weights of a model of your own: .safetensors, or a state dict in .pt.
+    mean, std : tuple of float
+        Of its inputs' normalisation, if the file does not say it, and it is not the usual one of the data set.
+    size : int
+        Pixels of each side of its inputs.
     """
     name, _, rest = spec.partition(":")
     is_named = bool(rest) and (name in NETWORKS or (Path(rest).is_file() and not Path(spec).is_file()))
-    path = Path(os.path.expanduser(rest if is_named else spec))  # noqa: PTH111 (any user's name)
-    tensors, about = read_weights(path)
-    if not is_named:
+    is_own = bool(rest) and not is_named and not Path(spec).is_file()
+    if weights is not None and not is_own:
+        raise InputError(f"weights: belong to a network of your own, MODULE:NAME; {spec} names its weights itself")
+    path = Path(os.path.expanduser((weights or spec) if is_own or not is_named else rest))  # noqa: PTH111 (any user's)
+    tensors, about = ({}, {}) if is_own and weights is None else read_weights(path)
+    if not (is_named or is_own):
         name = about.get("network") or about.get("architecture", "").split(" ")[0].lower()
         if name not in NETWORKS:
-            names = ", ".join(NETWORKS)
-            raise InputError(f"network: {path} does not say what it is; give NAME:{path}, with NAME one of {names}")
+            names = f"NAME:{path}, with NAME one of {', '.join(NETWORKS)}; or MODULE:NAME and --weights {path}"
+            raise InputError(f"network: {path} does not say what it is; give {names}")
     trained_on = _trained_on(about.get("trained_on", ""), in_distribution or "", path)
     classes = next((len(t) for t in reversed(tensors.values()) if t.ndim == 2), 0)  # those of the last linear layer
-    model = load_weights(build(name, classes), path)
+    model = make_model(spec).eval() if is_own else build(name, classes)
+    model = load_weights(model, path) if tensors else model
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     usual = DATASETS.get(trained_on)
-    mean, std = (
-        tuple(map(float, about[key].split(","))) if key in about else getattr(usual, key, None)
-        for key in ("mean", "std")
-    )
-    if not (mean and std):
-        cure = "`igeood train` writes files that say it"
-        raise InputError(f"network: {path} does not say how its inputs are normalised, nor does {trained_on}; {cure}")
-    return Network(name, path.name, fingerprint(model), model, trained_on, mean, std)
+    moments: Any = [
+        given or (tuple(map(float, about[key].split(","))) if key in about else getattr(usual, key, None))
+        for key, given in (("mean", mean), ("std", std))
+    ]
+    if not all(moments):
+        problem = f"{path} does not say how its inputs are normalised, nor does {trained_on}"
+        raise InputError(f"network: {problem}; give --mean and --std")
+    return Network(spec if is_own else name, path.name, fingerprint(model), model, trained_on, *moments, size)
 
 
 def _trained_on(said: str, given: str, path: Path) -> str:

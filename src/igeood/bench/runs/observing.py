@@ -24,7 +24,7 @@ from igeood.guard.inputs import ModelInputs
 from igeood.model.batches import Batch, as_batch
 from igeood.model.reader import choose_layers
 from igeood.model.step import Attack
-from igeood.outputs import HEAD, Outputs
+from igeood.outputs import INPUT, Outputs
 from igeood.summary import Needs
 
 SHARD = 500  # images a file
@@ -50,16 +50,23 @@ class Observer:
 
     def __init__(self, network: Network, folder: Path, notify: Notify | None = None) -> None:
         self.network, self.folder, self.notify = network, folder, notify
-        sample = as_batch(torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0)))
-        self._layers = cache(lambda kind: choose_layers(network.model, sample, kind))
+        size, generator = (network.size, network.size), torch.Generator().manual_seed(0)
+        self._sample = as_batch(torch.rand(3, 3, *size, generator=generator))
+        self._layers = cache(lambda kind: choose_layers(network.model, self._sample, kind, head=kind == "all"))
         self._memory: dict[tuple[str, ...], Outputs] = {}
 
     def _inputs(self, needs: Needs) -> tuple[str, ModelInputs]:
         """What reads all that the needs ask for, and its name; most methods read the block ends' means."""
         kind = needs.layers if needs.layers in ("convolutions", "norms") else "all"
         inputs = ModelInputs(self.network.model, (), mean=self.network.mean, std=self.network.std)
-        inputs.read([*self._layers(kind), *[HEAD] * needs.head], None, needs.statistic)
-        return "-".join([kind, needs.statistic, *["head"] * needs.head]), inputs
+        inputs.read([*self._layers(kind), *[INPUT] * needs.inputs], None, needs.statistic)
+        return "-".join([kind, needs.statistic, *["inputs"] * needs.inputs]), inputs
+
+    def head(self, needs: Needs) -> tuple[Tensor, Tensor] | None:
+        """Weight and bias of the classifier's head, if it is linear."""
+        _, inputs = self._inputs(needs)
+        inputs.reader.prepare(self._sample)
+        return inputs.head
 
     def outputs(self, images: ImageSet, needs: Needs, part: str = "test") -> Outputs:
         """Logits, features, labels and keys."""

@@ -9,12 +9,13 @@ from igeood.detectors import METHODS
 from igeood.errors import InputError
 
 PAPER = ("black-box", "grey-box", "white-box", "white-box-fgsm")
-SETTINGS = (*PAPER, "white-box-validation")
+SETTINGS = (*PAPER, "white-box-validation", "untuned")
 GREY = ("odin", "energy", "igeood-logits")  # those that the paper gives an input step
 NO_VALIDATION = "none"
 TPR = 0.95  # the operating point
 ATTACK = 0.05  # size of adversarial samples, in pixel units
-TUNED_ON = {"white-box": ("own",), "white-box-fgsm": ("fgsm",)}  # other settings: a named set, or none
+# other settings: a named set, or none
+TUNED_ON = {"white-box": ("own",), "white-box-fgsm": ("fgsm",), "untuned": (NO_VALIDATION,)}
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Plan:
         OOD data sets to measure on.
     settings : tuple of str
         Of `SETTINGS`. The white box is tuned on samples of the OOD set that it is measured on, as in the paper; that
-        of `white-box-fgsm` on adversarial samples, that of `white-box-validation` as black and grey box are.
+        of `white-box-fgsm` on adversarial samples, that of `white-box-validation` as black and grey box are. In
+        `untuned` every method is measured as it is, on all test images.
     methods : tuple of str
         Of `igeood.METHODS`.
     validation : tuple of str
@@ -74,11 +76,20 @@ class Cell:
     seed: int
 
 
+def _suits(setting: str, name: str) -> bool:
+    """Whether a method has a place in a setting."""
+    method = METHODS[name]
+    if setting == "untuned":
+        return method.tunes != "only"
+    if method.needs_layers:
+        return setting.startswith("white-box") and bool(method.tunes)
+    return setting == "black-box" or (setting == "grey-box" and name in GREY)
+
+
 def cells(plan: Plan, in_distribution: str) -> Iterator[Cell]:
     """All cells of a network in the order in which they are run."""
     for setting, method in itertools.product(plan.settings, plan.methods):
-        needs_layers = METHODS[method].needs.layers != "none"
-        if needs_layers != setting.startswith("white-box") or (setting == "grey-box" and method not in GREY):
+        if not _suits(setting, method):
             continue
         splits = plan.splits if setting == "white-box" else 1
         for validation in TUNED_ON.get(setting) or plan.validation or (NO_VALIDATION,):

@@ -1,0 +1,47 @@
+"""fDBD: distances to the decision boundaries."""
+
+import torch
+from torch import Tensor
+
+from igeood.detectors.head import HeadDetector
+from igeood.detectors.registry import register
+from igeood.geometry.precision import by_rows, wide
+from igeood.outputs import Outputs
+from igeood.summary import Needs, Summary
+
+
+@register("fdbd", title="fDBD", style=("#F0E442", "-", "D"), tunes=False)
+class FDBD(HeadDetector):
+    r"""Minus the mean distance to the other classes' decision boundaries over that to the training mean (Liu, 2024).
+
+    :math:`-\frac{1}{C-1}\sum_{c \ne \hat y} \frac{f_{\hat y} - f_c}{\lVert w_{\hat y} - w_c\rVert} \big/
+    \lVert z - \bar z\rVert`.
+
+    Attributes
+    ----------
+    mean_ : Tensor
+        (k,) of the training features.
+    """
+
+    needs = Needs(layers="last", head=True, sums="mean", samples=("features",))
+
+    def _learn(self, summary: Summary) -> None:
+        super()._learn(summary)
+        (sums,) = summary.sums.values()
+        self.mean_ = sums.count @ sums.mean / sums.count.sum()
+
+    def _prepare(self) -> None:
+        apart = torch.cdist(self.weight_, self.weight_, compute_mode="donot_use_mm_for_euclid_dist")  # (C, C)
+        self._inverse = torch.where(apart > 0, 1.0 / apart, 0.0) / max(1, len(apart) - 1)
+
+    def _score(self, batch: Outputs) -> Tensor:
+        z, inverse = self._last_features(batch), self._inverse.to(batch.logits.device)
+
+        def of_rows(z: Tensor) -> Tensor:
+            logits = self._logits(z)
+            best = logits.max(dim=1)
+            boundary = ((best.values[:, None] - logits) * inverse[best.indices]).sum(dim=1)
+            length: Tensor = torch.linalg.vector_norm(wide(z) - self.mean_.to(z.device), dim=1)
+            return -boundary / length.clamp(min=1e-12)
+
+        return by_rows(of_rows, z, max(inverse.shape[0], z.shape[1]))

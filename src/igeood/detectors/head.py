@@ -1,0 +1,93 @@
+"""Detectors that read the last layer and the classifier's head: its logits are W z + b."""
+
+import torch
+from torch import Tensor
+
+from igeood.detectors.base import Detector
+from igeood.detectors.gaussians import whiten
+from igeood.detectors.logits import energy
+from igeood.errors import InputError
+from igeood.geometry.precision import wide
+from igeood.outputs import Outputs
+from igeood.summary import Needs, Summary
+
+NOT_LINEAR = 1e-3  # the residual of the head as a share of the logits' range, from which on there is none
+
+
+def solve_head(z: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Weight (C, k), bias (C,) and rank of the linear map from features z (N, k) to logits (N, C), by least squares.
+
+    Raises where the logits are no linear map of the features. Of directions in which the features do not move, the
+    weight is 0.
+    """
+    rows = logits.isfinite().all(dim=1)
+    z, f = wide(z[rows]), wide(logits[rows])
+    if len(z) < 2:
+        raise InputError("head: no training row with finite logits to find it from; give the model, or more rows")
+    mean_z, mean_f = z.mean(dim=0), f.mean(dim=0)
+    root = whiten((z - mean_z).T @ (z - mean_z) / len(z))  # (k, r)
+    weight = (f - mean_f).T @ (z - mean_z) @ root @ root.T / len(z)
+    bias = mean_f - weight @ mean_z
+    residual, span = float((z @ weight.T + bias - f).square().mean().sqrt()), float(f.max() - f.min())
+    if residual > NOT_LINEAR * span:
+        problem = (
+            f"the logits are not linear in the last layer's features: off by {100 * residual / span:.2g}% of range"
+        )
+        cure = "name the layer that is the head's input last, or use a method without a head, such as 'knn'"
+        raise InputError(f"head: {problem}; {cure}")
+    return weight, bias, root.shape[1]
+
+
+class HeadDetector(Detector):
+    """A detector of the last layer's features z and the head's W and b.
+
+    They are the model's own, or for arrays found from the training sample.
+
+    Attributes
+    ----------
+    weight_, bias_ : Tensor
+        (C, k) and (C,), float64.
+    """
+
+    needs = Needs(layers="last", head=True, samples=("features",))
+
+    def _learn(self, summary: Summary) -> None:
+        if summary.head is not None:
+            self.weight_, self.bias_ = (wide(part) for part in summary.head)
+            return
+        sample = summary.samples["features"]
+        rows, _ = sample.outputs(max(1, (1 << 24) // sum(self.widths_.values()) // sample.strata))
+        z = self._last_features(rows)
+        self.weight_, self.bias_, rank = solve_head(z, rows.logits)
+        if rank < z.shape[1]:
+            moved = f"training rows move in {rank} of {z.shape[1]} directions"
+            self.notes_ += (f"head: {moved}; what it does in the others is not known, and taken for nothing",)
+
+    def _logits(self, z: Tensor) -> Tensor:
+        """W z + b, (N, C) in float64."""
+        return wide(z) @ self.weight_.to(z.device).T + self.bias_.to(z.device)
+
+
+class ShapedEnergy(HeadDetector):
+    """The energy of the logits that the head makes of shaped features."""
+
+    def _shape(self, z: Tensor) -> Tensor:
+        """Features as the head is to see them, (N, k)."""
+        raise NotImplementedError
+
+    def _score(self, batch: Outputs) -> Tensor:
+        return energy(self._logits(self._shape(self._last_features(batch))))
+
+
+def check_percentile(percentile: float) -> None:
+    """Raise unless a percentile is below 100."""
+    if not percentile < 100:
+        raise InputError(f"percentile: must lie between 0 and 100, got {percentile!r}")
+
+
+def quantile(values: Tensor, weights: Tensor, share: float) -> Tensor:
+    """The least of the values (n,) at or below which lies a share of the weight (n,)."""
+    order = values.argsort()
+    total = weights[order].cumsum(dim=0)
+    place = torch.searchsorted(total, share * total[-1]).clamp(max=len(values) - 1)
+    return values[order[place]]

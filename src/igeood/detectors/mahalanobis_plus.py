@@ -1,0 +1,22 @@
+"""Mahalanobis++: Mahalanobis on rows of length 1."""
+
+from torch import Tensor
+
+from igeood.detectors.gaussians import Mahalanobis
+from igeood.detectors.neighbours import unit_rows
+from igeood.detectors.registry import register
+from igeood.outputs import Outputs
+from igeood.summary import Needs
+
+
+@register("mahalanobis++", title="Mahalanobis++", fixed={"relative": False}, style=("#009E73", "--", "^"), tunes=False)
+class MahalanobisPlusPlus(Mahalanobis):
+    r""":math:`\min_y (u-\mu_y)^\top\Sigma^+(u-\mu_y)` with :math:`u = z/\lVert z\rVert` of the last layer (2025)."""
+
+    needs = Needs(layers="last", labels=True, sums="full", transform=unit_rows)
+
+    def _layer_score(self, batch: Outputs, layer: str) -> tuple[Tensor, Tensor]:
+        return super()._layer_score(batch.replace(features={layer: unit_rows(batch.features[layer])}), layer)
+
+    def _channel_parts(self, x: Tensor, nearest: Tensor, layer: str) -> Tensor:
+        return super()._channel_parts(unit_rows(x), nearest, layer)

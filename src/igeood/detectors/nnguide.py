@@ -1,0 +1,58 @@
+"""NNGuide: the energy, guided by the nearest training rows."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from igeood.detectors.base import Detector
+from igeood.detectors.logits import energy
+from igeood.detectors.neighbours import class_bank, unit_rows
+from igeood.detectors.registry import register
+from igeood.geometry.precision import by_rows
+from igeood.outputs import Outputs
+from igeood.summary import Needs, Summary
+
+
+@register("nnguide", title="NNGuide", style=("#0072B2", ":", "d"), tunes=False)
+class NNGuide(Detector):
+    r"""Minus the energy times the guidance of the k nearest training rows (Park et al., 2023).
+
+    :math:`-E(x)\,\frac1k\sum_{i \le k} E(x_i)\cos(z, z_i)` with :math:`E = \log\sum_y e^{f_y}`, over the k rows of the
+    bank with the largest terms.
+
+    Parameters
+    ----------
+    k : int or "auto"
+        "auto" is a third of the rows that the smallest class has in the bank, between 1 and 10.
+    rows : int
+        Most rows in the bank, of every class alike.
+
+    Attributes
+    ----------
+    bank_ : Tensor
+        (n, d) training rows of length E(x_i), float32.
+    k_ : Tensor
+        The k in use.
+    """
+
+    needs = Needs(layers="last", samples=("features",))
+    k: int | Literal["auto"] = "auto"
+    rows: int = 20_000
+
+    def _learn(self, summary: Summary) -> None:
+        sample = summary.samples["features"]
+        bank, k = class_bank(sample, max(1, self.rows // sample.strata), self.k, most=10)
+        self.bank_ = (-energy(bank.logits)[:, None] * unit_rows(self._last_features(bank))).float()
+        self.k_ = torch.tensor(k)
+
+    def _score(self, batch: Outputs) -> Tensor:
+        bank, k, z = self.bank_.to(batch.logits.device), int(self.k_), self._last_features(batch)
+
+        def guidance(rows: Tensor) -> Tensor:
+            unit = unit_rows(rows)
+            with torch.no_grad():
+                nearest = (unit.float() @ bank.T).topk(k, dim=1).indices
+            return (unit[:, None] * bank[nearest].double()).sum(dim=2).mean(dim=1)
+
+        return energy(batch.logits) * by_rows(guidance, z, max(len(bank), k * z.shape[1]))

@@ -1,0 +1,106 @@
+"""The probe: a regression on all that the network says, for users who have OOD samples."""
+
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from igeood.detectors.base import Detector
+from igeood.detectors.gaussians import IgeoodFeatures
+from igeood.detectors.logits import IgeoodLogits
+from igeood.detectors.product import FisherRaoProduct, signed_roots
+from igeood.detectors.registry import register
+from igeood.detectors.weighted import Table, Weighted
+from igeood.metrics import auroc
+from igeood.outputs import Outputs
+from igeood.summary import Needs, Summary
+
+
+class LogitColumns(Detector):
+    """Each logit as a column."""
+
+    @property
+    def columns_(self) -> list[str]:
+        """What the columns are."""
+        return [f"logit {i}" for i in range(self.n_classes_)]
+
+    def _columns(self, batch: Outputs) -> Tensor:
+        return batch.logits.double().clamp(min=-1e4, max=1e4)  # a masked class is far, not infinitely far
+
+    def _score(self, batch: Outputs) -> Tensor:
+        return self._columns(batch).sum(dim=1)
+
+
+class RootColumns(LogitColumns):
+    r"""Each layer's features as columns, :math:`\operatorname{sign}(z_j)\sqrt{|z_j|/\sum_i|z_i|}`.
+
+    Those of layers with negative entries are two columns each: the positive and the negative part.
+    """
+
+    needs = Needs(layers="all", samples=("features",))
+
+    def _learn(self, summary: Summary) -> None:
+        self.signed_ = {layer: torch.tensor(False) for layer in self.widths_}
+        for rows, _ in summary.samples["features"].batches():
+            self.signed_ = {layer: known | (rows.features[layer] < 0).any() for layer, known in self.signed_.items()}
+
+    @property
+    def columns_(self) -> list[str]:
+        """What the columns are."""
+        parts = {layer: ("+", "-") if bool(self.signed_[layer]) else ("",) for layer in self.widths_}
+        return [f"{layer}[{i}]{sign}" for layer, k in self.widths_.items() for sign in parts[layer] for i in range(k)]
+
+    def _columns(self, batch: Outputs) -> Tensor:
+        roots = {layer: signed_roots(batch.features[layer], 1) for layer in self.widths_}
+        parts = [(r.clamp(min=0), -r.clamp(max=0)) if bool(self.signed_[layer]) else (r,) for layer, r in roots.items()]
+        return torch.cat([part for pair in parts for part in pair], dim=1)
+
+
+@register("probe", title="Probe", style=("#D55E00", "-", "X"), tunes="only")
+class Probe(Weighted):
+    """Logistic regression on the product's terms, FR₀, FR_ℓ, the logits and every layer's features.
+
+    Before `learn_weights` it is the Fisher–Rao product. It learns the kind of OOD sample that it is shown, and knows
+    other kinds less well.
+
+    Parameters
+    ----------
+    bank, k
+        As in `FisherRaoProduct`.
+    """
+
+    needs = Needs(layers="all", head=True, labels=True, sums="diagonal", samples=("logits", "features"))
+    bank: int | Literal["auto", 0] = "auto"
+    k: int | Literal["auto"] = "auto"
+
+    strengths = tuple(float(c) for c in np.logspace(-4, -1, 7))
+
+    def _make_parts(self) -> dict[str, Detector]:
+        product = FisherRaoProduct(bank=self.bank, k=self.k)
+        parts = {"output": IgeoodLogits(), "layers": IgeoodFeatures(), "logits": LogitColumns(), "roots": RootColumns()}
+        return {"product": product, **parts}
+
+    @property
+    def softmax_part(self) -> Detector | None:
+        """None: FR₀ is one column among many, and keeps its temperature."""
+        return None
+
+    def _standardise(self, summary: Summary) -> None:
+        """The product as it is: its terms have their own scale."""
+        del summary
+        terms, others = len(self.parts_["product"].columns_), len(self.columns_)
+        self.weights_ = (torch.arange(others) < terms).double()
+        self.centre_, self.scale_ = torch.zeros(others).double(), torch.ones(others).double()
+
+    def _judge(self, inside: Table, outside: Table, tpr: float) -> float:  # noqa: ARG002
+        return auroc(inside, outside)
+
+    def _regress(self, inside: Table, outside: Table, strength: float, start: Table | None) -> Table:  # noqa: ARG002
+        """As `logistic_regression`, for many columns."""
+        from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 (slow to import)
+
+        y = np.repeat([0, 1], [len(inside), len(outside)])
+        model = LogisticRegression(C=strength, max_iter=2000, class_weight="balanced")
+        model.fit(np.concatenate([inside, outside]), y)
+        return np.append(model.coef_[0], model.intercept_)

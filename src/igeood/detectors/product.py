@@ -1,0 +1,184 @@
+"""The Fisher–Rao product: the white box that needs no OOD sample."""
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from igeood.detectors.base import StepScores
+from igeood.detectors.gaussians import IgeoodFeatures
+from igeood.detectors.logits_product import FLOOR, centred_energy
+from igeood.detectors.neighbours import class_bank
+from igeood.detectors.registry import register
+from igeood.errors import InputError
+from igeood.geometry.precision import by_rows, wide
+from igeood.outputs import Outputs
+from igeood.summary import Needs, Sample, Summary
+
+MOST_ROWS = 20_000  # in a bank
+POWERS = ("1", "2")  # a, of P and of L
+USUAL_ROWS = 2_000  # outside of the bank, from which the usual terms come
+
+
+def signed_roots(z: Tensor, power: int) -> Tensor:
+    r"""Signed roots :math:`\operatorname{sign}(z_j)\sqrt{p_j}` of :math:`p_j \propto |z_j|^a`, a = 1 or 2: (N, k).
+
+    Rows have length 1; a row of zeros stays as it is. Positive and negative parts count as separate channels.
+    """
+    z = wide(z)
+    z = z / z.detach().abs().amax(dim=1, keepdim=True).clamp(min=1e-300)
+    if power == 1:
+        is_zero = z == 0  # where the root has no gradient
+        z = torch.where(is_zero, 0.0, torch.where(is_zero, 1.0, z).abs().sqrt() * z.sign())
+    length: Tensor = torch.linalg.vector_norm(z, dim=1, keepdim=True)
+    return z / length.clamp(min=1e-300)
+
+
+def neighbour_distance(z: Tensor, bank: Tensor, power: int, k: int) -> Tensor:
+    r"""Fisher–Rao distance :math:`2\arccos\sum_j\sqrt{p_j q_j}` to the k-th nearest row of a bank, (N,).
+
+    The rows are read as categorical distributions (`signed_roots`). It is 4 asin(chord/2), which is accurate for near
+    rows too; a row of zeros is at distance π from every row.
+
+    Parameters
+    ----------
+    z : Tensor
+        (N, k) features.
+    bank : Tensor
+        (n, k) signed roots.
+    power : int
+        a, 1 or 2.
+    k : int
+        Which neighbour.
+    """
+    is_signed = bool((bank < 0).any())
+
+    def of_rows(rows: Tensor) -> Tensor:
+        root = signed_roots(rows, power)
+        with torch.no_grad():
+            u = root.to(bank.dtype)
+            inner = (u @ bank.T + u.abs() @ bank.abs().T) / 2 if is_signed else u.clamp(min=0) @ bank.T
+            near = bank[inner.topk(k, dim=1).indices[:, -1]].to(root.dtype)
+        # parts of opposite sign are separate channels: their product counts as 0
+        chord = ((root - near).square() + 2 * (root * near).clamp(max=0)).sum(dim=1)
+        is_zero = (root == 0).all(dim=1) | (near == 0).all(dim=1)
+        chord = torch.where(is_zero, 2.0, chord.clamp(min=FLOOR**2, max=2.0))
+        return 4 * torch.asin(chord.sqrt() / 2)
+
+    return by_rows(of_rows, z, max(bank.shape))
+
+
+def rows_of_class(bank: int | str, sample: Sample) -> int:
+    """Rows of each class in a bank: by default 20, or more where that makes fewer than 1,000 in all."""
+    classes = sample.strata
+    if bank == "auto":
+        return max(1, min(max(20, -(-1000 // classes)), MOST_ROWS // classes))
+    if int(bank) > len(sample):
+        cure = "give at most that many, fit on more rows, or leave it to bank='auto'"
+        raise InputError(f"bank: {bank} rows, but the training sample has {len(sample)}; {cure}")
+    if int(bank) < classes:
+        raise InputError(f"bank: {bank} rows for {classes} classes; give at least one a class, or 0 for no bank")
+    return int(bank) // classes
+
+
+@register("fisher-rao-product", title="Fisher–Rao product", style=("#D55E00", "-", "*"), tunes=False)
+class FisherRaoProduct(IgeoodFeatures):
+    r""":math:`S = \tfrac12\log\mathrm{FR}_P + \tfrac12\log\mathrm{FR}_L + \log d_1(z_P) + \log d_2(z_L) - \log E`.
+
+    L is the last layer, the input of the classifier's head, and P the block before it: FR is the distance to the
+    nearest class (Eq. 11), d_a that to the k-th nearest training row, whose channels are read as a distribution
+    p_j ∝ |z_j|^a, and E the centred energy of the logits. A network with one layer uses it for both. No OOD sample is
+    needed, and nothing is tuned.
+
+    Parameters
+    ----------
+    bank : int or "auto"
+        Training rows among which neighbours are sought, of every class alike. "auto": 20 of each class, or 1,000 in
+        all where that is more, and at most 20,000. 0 leaves both d terms out: then no training row is kept.
+    k : int or "auto"
+        Which neighbour; "auto" is a third of a class's rows in the bank, between 1 and 10.
+
+    Attributes
+    ----------
+    mean_, std_ : dict of Tensor
+        As in `IgeoodFeatures`.
+    bank_ : dict of Tensor
+        (n, k) signed roots of the bank's rows, float32, with a = 1 for P ("1") and 2 for L ("2").
+    k_ : Tensor
+        The k in use.
+    usual_ : Tensor
+        (5,) mean terms of training rows that are not in the bank, as far as there are any; none without a bank.
+    """
+
+    needs = Needs(layers="last two", labels=True, sums="diagonal", samples=("features",))
+    bank: int | Literal["auto", 0] = "auto"
+    k: int | Literal["auto"] = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bank == 0:  # sums alone
+            vars(self)["needs"] = replace(type(self).needs, samples=())
+
+    @property
+    def _layers(self) -> list[str]:
+        """P and L."""
+        last = Needs(layers="last two").blocks(self.widths_)
+        return [last[0], last[-1]]
+
+    def _learn(self, summary: Summary) -> None:
+        super()._learn(summary)
+        self.bank_, self.usual_, self.k_ = {}, torch.zeros(0), torch.tensor(0)
+        if self.bank == 0:
+            return
+        sample = summary.samples["features"]
+        per_class = rows_of_class(self.bank, sample)
+        rows, k = class_bank(sample, per_class, self.k, most=10)
+        pairs = zip(POWERS, self._layers, strict=True)
+        self.bank_ = {a: signed_roots(rows.features[layer], int(a)).float() for a, layer in pairs}
+        self.k_ = torch.tensor(k)
+        self._prepare()
+        self.usual_ = self._usual(sample, per_class)
+
+    def _usual(self, sample: Sample, per_class: int) -> Tensor:
+        """Mean terms of training rows outside of the bank; if there are none, of its own, each left out in turn."""
+        if (sample.kept > per_class).any():
+            rows, weights = sample.outputs(per_class + max(1, USUAL_ROWS // sample.strata), skip=per_class)
+            return weights @ self._terms(rows) / weights.sum()
+        rows, weights = sample.outputs(per_class)
+        others = min(int(self.k_) + 1, len(rows))  # the nearest is the row itself
+        return weights @ self._terms(rows, others) / weights.sum()
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        vars(self).setdefault("bank_", {})  # a file has none where it is empty
+
+    @property
+    def columns_(self) -> list[str]:
+        """The terms of the score, by layer."""
+        names = [layer.removeprefix("|") for layer in self._layers]
+        if names[0] == names[1]:
+            names[0] += " (as the block before)"
+        kinds = ("classes", "neighbours") if self.bank_ else ("classes",)
+        return [*(f"{name}: {kind}" for kind in kinds for name in names), "output: energy"]
+
+    def _terms(self, batch: Outputs, k: int | None = None) -> Tensor:
+        """The terms of S, (N, 5), or (N, 3) without a bank."""
+        layers, all_layers = self._layers, list(self.widths_)
+        nearest = super()._columns(batch).clamp(min=FLOOR).log() / 2  # (N, L)
+        terms = [nearest[:, all_layers.index(layer)] for layer in layers]
+        for a, layer in zip(POWERS if self.bank_ else (), layers, strict=False):
+            z, bank = batch.features[layer], self.bank_[a]
+            terms.append(neighbour_distance(z, bank.to(z.device), int(a), k or int(self.k_)).clamp(min=FLOOR).log())
+        return torch.stack([*terms, -centred_energy(batch.logits).clamp(min=FLOOR).log()], dim=1)
+
+    def _columns(self, batch: Outputs) -> Tensor:
+        return self._terms(batch)
+
+    def step_scores(self, batch: Outputs) -> StepScores:
+        """See `Detector.step_scores`: one step for all terms."""
+        return [(self._score(batch), None)]
+
+    def _explain(self, batch: Outputs, top: int) -> dict[str, Any]:
+        usual = {"usual": self.usual_} if len(self.usual_) else {}
+        return {**super()._explain(batch, top), **usual}

@@ -1,0 +1,130 @@
+"""Detectors of other libraries, in the shape of ours."""
+
+import copy
+import inspect
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from igeood.detectors.base import Detector
+from igeood.detectors.registry import register
+from igeood.errors import InputError
+from igeood.geometry.precision import wide
+from igeood.outputs import Outputs
+from igeood.summary import Needs, Summary
+
+Reads = Literal["logits", "features", "inputs"]
+
+_NEEDS: Mapping[str, Needs] = {
+    "logits": Needs(samples=("logits",)),
+    "features": Needs(layers="last", samples=("features",)),
+    "inputs": Needs(inputs=True, samples=("features",)),
+}
+
+
+class Wrapped(Detector):
+    """Somebody else's detector: made by `wrap`, as a class of its own."""
+
+    theirs: ClassVar[Any]
+    sign: ClassVar[float]
+    reads: ClassVar[Reads]
+
+    def _learn(self, summary: Summary) -> None:
+        models = [getattr(value, "__self__", value) for value in getattr(self.theirs, "__dict__", {}).values()]
+        self._mine = copy.deepcopy(self.theirs, {id(m): m for m in models if isinstance(m, nn.Module)})
+        fit = _method(self._mine, f"fit_{self.reads}") or _method(self._mine, "fit")
+        if fit is None:
+            return
+        rows, _ = summary.samples["logits" if self.reads == "logits" else "features"].outputs()
+        given: tuple[Any, ...] = (self._given(rows), rows.labels)
+        arguments = list(inspect.signature(fit).parameters)
+        if arguments and "loader" in arguments[0]:
+            given = ([given],)
+        with torch.inference_mode(False), torch.enable_grad():
+            fit(*given[: len(arguments)])
+
+    def _given(self, batch: Outputs) -> Tensor:
+        """What the detector reads of checked outputs."""
+        if self.reads == "logits":
+            return batch.logits
+        x = self._last_features(batch)
+        if self.reads == "features":
+            return x
+        return x.reshape(-1, *map(int, next(iter(self.widths_)).split()[1:]))
+
+    def _score(self, batch: Outputs) -> Tensor:
+        predict = _method(self._mine, f"predict_{self.reads}") or _method(self._mine, "predict") or self._mine
+        with torch.inference_mode(False), torch.enable_grad():
+            scores = predict(self._given(batch))
+        scores = self.sign * wide(torch.as_tensor(np.asarray(scores) if not isinstance(scores, Tensor) else scores))
+        if scores.shape != (len(batch),) or bool(scores.isnan().any()):
+            what = "NaN" if scores.shape == (len(batch),) else f"shape {tuple(scores.shape)}"
+            problem = f"{type(self).__name__} returned {what} for {len(batch)} samples"
+            raise InputError(f"detector: {problem}; it has to give one score each")
+        return scores.to(batch.logits.device)
+
+    def state(self) -> dict[str, Tensor]:
+        """Not known: somebody else's detector cannot be saved."""
+        raise InputError(
+            f"detector: {type(self).__name__} is not ours, and cannot be saved; keep the process, or fit it again"
+        )
+
+
+def wrap(
+    detector: Any, *, higher_is: Literal["ood", "id"], on: Reads | None = None, name: str | None = None
+) -> Detector:
+    """Put somebody else's detector in the shape of ours: guards, calibration and comparisons take it.
+
+    It is fitted on the training sample of the guard's summary. It cannot be saved.
+
+    Parameters
+    ----------
+    detector : object or callable
+        One with `predict`, and `fit` if it learns, such as those of pytorch-ood and scikit-learn; or a function from
+        an array (N, ...) to scores (N,).
+    higher_is : {"ood", "id"}
+        What a higher score means. It is never guessed.
+    on : {"logits", "features", "inputs"}, optional
+        What it reads: logits, the last layer's features, or the model's inputs, if it runs a model itself. By default
+        what it has methods for (`predict_logits`, `predict_features`), else inputs if it holds a model; else features
+        if its argument is called `features` or `z`, and logits otherwise.
+    name : str, optional
+        Register it under this name, for the benchmark and its report.
+
+    Examples
+    --------
+    >>> margin = wrap(lambda logits: logits.max(dim=1).values - logits.mean(dim=1), higher_is="id")
+    >>> margin.fit([[4.0, 0.0], [0.0, 3.0]]).score([[1.0, 0.0]])
+    array([-0.5])
+    """
+    if higher_is not in ("ood", "id"):
+        raise InputError(f"higher_is: expected 'ood' or 'id', got {higher_is!r}; say what a higher score means")
+    if not (_method(detector, "predict") or callable(detector)) or isinstance(detector, type):
+        raise InputError(f"detector: {detector!r} has no `predict` and is no function; give an object of its class")
+    reads = on or _reads(detector)
+    if reads not in _NEEDS:
+        raise InputError.unknown("on", reads, _NEEDS)
+    title = str(name or getattr(detector, "__name__", type(detector).__name__))
+    parts = {"theirs": detector, "sign": 1.0 if higher_is == "ood" else -1.0, "reads": reads, "needs": _NEEDS[reads]}
+    kind: type[Detector] = type(title, (Wrapped,), {**parts, "__doc__": f"{title}, wrapped."})
+    return (register(name, tunes=False)(kind) if name else kind)()
+
+
+def _method(owner: Any, name: str) -> Any:
+    found = getattr(owner, name, None)
+    return found if callable(found) else None
+
+
+def _reads(detector: Any) -> Reads:
+    """What a detector reads, by the methods it has, the model it holds, or the name of its argument."""
+    if _method(detector, "predict_logits"):
+        return "logits"
+    if _method(detector, "predict_features"):
+        return "features"
+    if any(isinstance(value, nn.Module) for value in getattr(detector, "__dict__", {}).values()):
+        return "inputs"
+    arguments = inspect.signature(_method(detector, "predict") or detector).parameters
+    return "features" if next(iter(arguments), "") in ("features", "z") else "logits"

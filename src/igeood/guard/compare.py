@@ -1,0 +1,214 @@
+"""Every untuned method on one classifier, side by side."""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from igeood.detectors import METHODS, Detector, method_name
+from igeood.detectors import detector as make_detector
+from igeood.detectors.wrapped import Wrapped
+from igeood.errors import InputError, MissingExtraError
+from igeood.guard.inputs import ArrayInputs, ModelInputs
+from igeood.metrics import evaluate
+from igeood.model.layers import Layers
+from igeood.model.reader import random_state_kept
+from igeood.outputs import Outputs, recut
+from igeood.summary import BUDGET, Needs, Summary
+from igeood.summary.needs import check_covers, joined
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Methods × OOD sets: how many OOD samples each refuses, and what that costs.
+
+    Attributes
+    ----------
+    tnr, auroc : dict
+        For each method a dict from OOD set to the share of its samples that are refused at `tpr`, and to the AUROC.
+    cost : dict of float
+        For each method its time to score a sample, in microseconds, in batches as they came.
+    forward : float or None
+        Microseconds of the model's forward pass for a sample; None for arrays.
+    tpr : float
+        The share of in-distribution samples that are kept.
+    """
+
+    tnr: dict[str, dict[str, float]]
+    auroc: dict[str, dict[str, float]]
+    cost: dict[str, float]
+    forward: float | None
+    tpr: float
+
+    @property
+    def methods(self) -> list[str]:
+        """The methods, by their mean TNR, the best first."""
+        return sorted(self.tnr, key=lambda method: -fmean(self.tnr[method].values()))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One plain dict a method, the best first: means, what each set gave, and the cost."""
+        rows = []
+        for method in self.methods:
+            row: dict[str, Any] = {"method": method}
+            figures = {"tnr": self.tnr[method], "auroc": self.auroc[method]}
+            row |= {name: fmean(values.values()) for name, values in figures.items()}
+            row |= {f"{name} {ood}": value for name, values in figures.items() for ood, value in values.items()}
+            share = {} if self.forward is None else {"of_forward": self.cost[method] / self.forward}
+            rows.append({**row, "microseconds": self.cost[method], **share})
+        return rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures as plain values."""
+        return {"tpr": self.tpr, "forward_microseconds": self.forward, "methods": self.rows()}
+
+    def to_pandas(self) -> Any:
+        """A pandas DataFrame with a row for each method."""
+        try:
+            import pandas  # noqa: PLC0415 (whoever asks for it has it)
+        except ImportError as error:
+            raise MissingExtraError("to_pandas: needs pandas; pip install pandas, or use to_dict()") from error
+
+        return pandas.DataFrame(self.rows()).set_index("method")
+
+    def __repr__(self) -> str:
+        """TNR in percent for each set, then means and cost."""
+        sets, rows = list(next(iter(self.tnr.values()))), self.rows()
+        costs = "of forward" if self.forward else "µs a sample"
+        lines = [["method", *sets, "mean TNR", "AUROC", costs]]
+        for row in rows:
+            cost = f"{100 * row['of_forward']:.2g}%" if self.forward else f"{row['microseconds']:.3g}"
+            figures = [row[f"tnr {ood}"] for ood in sets] + [row["tnr"], row["auroc"]]
+            lines.append([row["method"], *(f"{100 * value:.1f}" for value in figures), cost])
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join("  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines)
+
+
+def compare(
+    model: nn.Module | None, train: Any, held_out: Any, ood: Any, *, methods: Iterable[str | Detector] | None = None,
+    layers: Layers = "auto", tpr: float = 0.95, budget: int = BUDGET,
+) -> Comparison:  # fmt: skip
+    """Fit every untuned method on the same training pass, and measure each on the same samples.
+
+    Each loader is read once; one forward pass serves all methods.
+
+    Parameters
+    ----------
+    model : Module or None
+        The classifier; None where the data are `Outputs` or logits.
+    train : loader
+        Labelled training samples, as for `Guard.fit`.
+    held_out : loader
+        In-distribution samples that training has not seen.
+    ood : mapping of str to loader, or loader
+        OOD samples, by name.
+    methods : iterable of str or Detector, optional
+        By default every method of `igeood.METHODS` that has an untuned form of its own and finds what it needs.
+    layers : "auto" or names
+        As in `white_box`.
+    tpr : float
+        The operating point.
+    budget : int
+        Bytes of training rows to keep, as in `Guard.fit`.
+    """
+    detectors = _detectors(methods)
+    sets = {"held_out": held_out, **(ood if isinstance(ood, Mapping) else {"ood": ood})}
+    if len(sets) < 2:
+        raise InputError("ood: empty; give at least one OOD set, as a loader or by name")
+    inputs = ArrayInputs(layers) if model is None else ModelInputs(model, layers)
+    with random_state_kept(), torch.no_grad():
+        detectors = _fit(detectors, inputs, train, budget)
+        scores, seconds = {}, dict.fromkeys(["", *detectors], 0.0)
+        for name, source in sets.items():
+            scores[name] = _scores(detectors, inputs, source, name, seconds)
+    n = sum(len(next(iter(part.values()))) for part in scores.values())
+    inside = scores.pop("held_out")
+    rates = {m: {name: evaluate(inside[m], outside[m], tpr) for name, outside in scores.items()} for m in detectors}
+    tnr = {method: {name: rate.tnr_at_tpr for name, rate in row.items()} for method, row in rates.items()}
+    auroc = {method: {name: rate.auroc for name, rate in row.items()} for method, row in rates.items()}
+    cost = {method: 1e6 * spent / n for method, spent in seconds.items()}
+    forward = cost.pop("")
+    return Comparison(tnr, auroc, cost, None if model is None else forward, tpr)
+
+
+def _detectors(methods: Iterable[str | Detector] | None) -> dict[str, Detector]:
+    if methods is None:
+        methods = [name for name, method in METHODS.items() if method.tunes != "only"]
+    detectors: dict[str, Detector] = {}
+    for method in methods:
+        instance = method if isinstance(method, Detector) else make_detector(method)
+        name = method if isinstance(method, str) else _name(method)
+        detectors[name if name not in detectors else repr(instance)] = instance
+    if not detectors:
+        raise InputError("methods: empty; name some of igeood.METHODS, or leave it out")
+    return detectors
+
+
+def _name(instance: Detector) -> str:
+    return type(instance).__name__ if isinstance(instance, Wrapped) else method_name(instance)
+
+
+def _fit(
+    detectors: dict[str, Detector], inputs: ArrayInputs | ModelInputs, train: Any, budget: int
+) -> dict[str, Detector]:
+    """Fitted detectors, all from one pass; of arrays without features, those that read logits alone."""
+    batches = filter(len, inputs.batches(train, "train"))
+    first: Any = next(batches, None)
+    if first is None:
+        raise InputError("train: no training row; give at least one, or a new loader if this one was read already")
+    if isinstance(first, Outputs) and not first.features:
+        detectors = {name: detector for name, detector in detectors.items() if detector.needs.layers == "none"}
+    wanted = joined(detector.needs for detector in detectors.values())
+    inputs.prepare(first, _widest(wanted))
+    summaries = [Summary(needs, budget=budget, model=inputs.weights()) for needs in wanted]
+
+    def outputs() -> Iterator[Outputs]:
+        for number, batch in enumerate(chain([first], batches)):
+            with inputs.at("train", number):
+                yield inputs.outputs(batch, labels=True, keys=True)
+
+    for block in recut(outputs()):
+        for summary in summaries:
+            summary.add(block)
+    for summary in summaries:
+        summary.head = inputs.head
+    return {name: detector.learn(_covering(summaries, detector)) for name, detector in detectors.items()}
+
+
+def _widest(wanted: list[Needs]) -> Needs:
+    """What all needs together read of a model."""
+    (read,) = joined(Needs(one.layers, head=one.head, inputs=one.inputs) for one in wanted)
+    return read
+
+
+def _covering(summaries: list[Summary], detector: Detector) -> Summary:
+    for summary in summaries:
+        try:
+            check_covers(summary.described, detector.needs.describe(), "")
+        except InputError:
+            continue
+        return summary
+    raise InputError(f"methods: {detector!r} needs what others' passes do not have; compare it alone")
+
+
+def _scores(
+    detectors: dict[str, Detector], inputs: ArrayInputs | ModelInputs, source: Any, name: str, seconds: dict[str, float]
+) -> dict[str, Tensor]:
+    """Scores of one set by each detector; adds to the seconds that each took, and the forward pass ("")."""
+    parts: dict[str, list[Tensor]] = {method: [] for method in detectors}
+    for number, batch in enumerate(filter(len, inputs.batches(source, name))):
+        with inputs.at(name, number):
+            start = time.perf_counter()
+            outputs = inputs.outputs(batch)
+            seconds[""] += time.perf_counter() - start
+            for method, detector in detectors.items():
+                start = time.perf_counter()
+                parts[method].append(detector._score(detector._scorable(outputs)).cpu())
+                seconds[method] += time.perf_counter() - start
+    if not all(parts.values()):
+        raise InputError(f"{name}: empty; give at least one sample, or a new loader if this one was read already")
+    return {method: torch.cat(values) for method, values in parts.items()}
