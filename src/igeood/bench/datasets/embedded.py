@@ -50,7 +50,6 @@ def load_embedded(name: str, split: str) -> ImageSet:
     return ImageSet(name, EMBEDDED[name].title, Arrays(images), np.arange(len(images)), labels, classes)
 
 
-@lru_cache(maxsize=1)
 def _digits() -> tuple[Images, Labels]:
     from sklearn.datasets import load_digits  # noqa: PLC0415 (slow to import)
 
@@ -92,7 +91,6 @@ def _glyph(letter: str, font: str) -> NDArray[np.float64]:
     return np.asarray(ink.reshape(8, 4, 8, 4).sum(axis=(1, 3)), np.float64)
 
 
-@lru_cache(maxsize=1)
 def _patches() -> Images:
     """Squares of 32 x 32 pixels that cover scikit-learn's two photographs, (520, 3, 32, 32)."""
     from sklearn.datasets import load_sample_images  # noqa: PLC0415 (slow to import)

@@ -57,8 +57,7 @@ class Source(ABC):
 
     def content(self, rows: Rows) -> Iterator[bytes]:
         """What each of these images is made from, for the digest; by default its pixels."""
-        for start in range(0, len(rows), BLOCK):
-            yield from (image.tobytes() for image in self.read(rows[start : start + BLOCK]))
+        return (self.read(row[None]).tobytes() for row in rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,10 +104,7 @@ class ImageSet:
 
     def images(self) -> Images:
         """All images at once, uint8 (N, 3, side, side)."""
-        images = np.empty((len(self), 3, self.side, self.side), np.uint8)
-        for start, batch in zip(range(0, len(self), BLOCK), self.batches(BLOCK), strict=True):
-            images[start : start + BLOCK] = batch
-        return images
+        return np.concatenate([np.empty((0, 3, self.side, self.side), np.uint8), *self.batches(BLOCK)])
 
     def batches(self, size: int = 100) -> Iterator[Images]:
         """The images in order, `size` at a time, uint8 (n, 3, side, side)."""
@@ -169,8 +165,6 @@ class Arrays(Source):
         chosen = self.values[rows]
         if chosen.ndim == 4:
             return chosen
-        if chosen.shape[1:] == (SIDE, SIDE):
-            return np.repeat(chosen[:, None], 3, axis=1)
         return np.stack([prepare(extra("PIL.Image").fromarray(grey)) for grey in chosen])
 
     def content(self, rows: Rows) -> Iterator[bytes]:
@@ -189,11 +183,7 @@ class Noise(Source):
 
     def read(self, rows: Rows) -> Images:
         """The images of these rows."""
-        images = np.empty((len(rows), 3, SIDE, SIDE), np.uint8)
-        for block in np.unique(rows // BLOCK):
-            chosen = rows // BLOCK == block
-            images[chosen] = _noise(int(block))[rows[chosen] % BLOCK]
-        return images
+        return np.stack([_noise(row // BLOCK)[row % BLOCK] for row in rows.tolist()])
 
 
 @lru_cache(maxsize=10)  # 30 MB: all of the blocks, as rows are often spread over them
