@@ -129,7 +129,6 @@ def link(kind, target):
 
 BAD = {
     "out.tar.gz": ({"set/a": b"a", "set/../../out": b"x"},),
-    "out.zip": ({"set/a": b"a", "set/../../out": b"x"},),
     "link.tar.gz": ({}, link(tarfile.SYMTYPE, "/etc/passwd")),
     "hard.tar.gz": ({}, link(tarfile.LNKTYPE, "../x")),
     "device.tar.gz": ({}, link(tarfile.CHRTYPE, "")),
@@ -142,6 +141,12 @@ def test_bad_archives_are_refused(tmp_path, packed, monkeypatch, name):
     monkeypatch.setattr("igeood.bench.datasets.store.MAX_BYTES", 1000)
     content = packed(*BAD[name], kind=name.partition(".")[2]) if name in BAD else b"<html>not found</html>"
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(InputError, match=rf"{name}: (entry 'set/\.\./\.\./out' points|cannot be|unpacks to more than)"):
+    with pytest.raises(InputError, match=rf"{name}: (cannot be unpacked|unpacks to more than)"):
         unpack(tmp_path / name, tmp_path / "into", folders={"set"})
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.name != name]
+    assert set(names(tmp_path)) == {name, *["into/set/a"] * (name == "out.tar.gz")}  # a whole member before the bad one
+
+
+def test_nothing_of_a_zip_is_written_outside(tmp_path, packed):
+    (tmp_path / "out.zip").write_bytes(packed({"set/a": b"a", "set/../../out": b"x", "../set/b": b"x"}, kind="zip"))
+    unpack(tmp_path / "out.zip", tmp_path / "into", folders={"set"})
+    assert names(tmp_path) == ["into/set/a", "into/set/out", "out.zip"]
