@@ -109,7 +109,7 @@ def approximation(x: Tensor, means: Tensor, nodes: tuple[int, ...], monkeypatch)
     monkeypatch.setattr(nearest, "_NODES", nodes)
     prepared = nearest.prepare(means, torch.ones(means.shape[1], dtype=torch.float64))
     moved, offsets = (x - prepared.centre)[:, prepared.order], prepared.offsets
-    total, bound = nearest._approximate(moved.float(), offsets, prepared.blocks)
+    total, bound = nearest._approximate(moved.float(), prepared)
     left_out = torch.zeros(len(x), dtype=torch.float64)
     for first, last, n in prepared.blocks:
         if n:

@@ -35,38 +35,40 @@ def signed_roots(z: Tensor, power: int) -> Tensor:
     return z / length.clamp(min=1e-300)
 
 
-def neighbour_distance(z: Tensor, bank: Tensor, power: int, k: int) -> Tensor:
-    r"""Fisher–Rao distance :math:`2\arccos\sum_j\sqrt{p_j q_j}` to the k-th nearest row of a bank, (N,).
-
-    The rows are read as categorical distributions (`signed_roots`). It is 4 asin(chord/2), which is accurate for near
-    rows too; a row of zeros is at distance π from every row.
+class Bank:
+    """Rows among which the k-th nearest is sought, where channels are read as a categorical distribution.
 
     Parameters
     ----------
-    z : Tensor
-        (N, k) features.
-    bank : Tensor
-        (n, k) signed roots.
+    roots : Tensor
+        (n, k) `signed_roots` of the rows.
     power : int
         a, 1 or 2.
-    k : int
-        Which neighbour.
     """
-    is_signed = bool((bank < 0).any())
 
-    def of_rows(rows: Tensor) -> Tensor:
-        root = signed_roots(rows, power)
+    def __init__(self, roots: Tensor, power: int) -> None:
+        self.roots, self.power, self.sizes = roots, power, None
+        if bool((roots < 0).any()):
+            self.sizes = roots.abs()
+
+    def distance(self, z: Tensor, k: int) -> Tensor:
+        r"""Fisher–Rao distance :math:`2\arccos\sum_j\sqrt{p_j q_j}` of features (N, k) to the k-th nearest row, (N,).
+
+        It is 4 asin(chord/2), which is accurate for near rows too. A row of zeros is at distance π from every row.
+        """
+        return by_rows(lambda rows: self._distance(rows, k), z, max(self.roots.shape))
+
+    def _distance(self, z: Tensor, k: int) -> Tensor:
+        root, bank = signed_roots(z, self.power), self.roots.to(z.device)
         with torch.no_grad():
             u = root.to(bank.dtype)
-            inner = (u @ bank.T + u.abs() @ bank.abs().T) / 2 if is_signed else u.clamp(min=0) @ bank.T
+            # parts of opposite sign are separate channels, so their product counts as 0: (uv + |u||v|) / 2
+            inner = u.clamp(min=0) @ bank.T if self.sizes is None else u @ bank.T + u.abs() @ self.sizes.to(z.device).T
             near = bank[inner.topk(k, dim=1).indices[:, -1]].to(root.dtype)
-        # parts of opposite sign are separate channels: their product counts as 0
         chord = ((root - near).square() + 2 * (root * near).clamp(max=0)).sum(dim=1)
         is_zero = (root == 0).all(dim=1) | (near == 0).all(dim=1)
         chord = torch.where(is_zero, 2.0, chord.clamp(min=FLOOR**2, max=2.0))
         return 4 * torch.asin(chord.sqrt() / 2)
-
-    return by_rows(of_rows, z, max(bank.shape))
 
 
 def rows_of_class(bank: int | str, sample: Sample) -> int:
@@ -152,6 +154,7 @@ class FisherRaoProduct(IgeoodFeatures):
     def _prepare(self) -> None:
         super()._prepare()
         vars(self).setdefault("bank_", {})  # a file has none where it is empty
+        self._banks = [Bank(self.bank_[a], int(a)) for a in POWERS if self.bank_]
 
     @property
     def columns_(self) -> list[str]:
@@ -167,9 +170,8 @@ class FisherRaoProduct(IgeoodFeatures):
         layers, all_layers = self._layers, list(self.widths_)
         nearest = super()._columns(batch).clamp(min=FLOOR).log() / 2  # (N, L)
         terms = [nearest[:, all_layers.index(layer)] for layer in layers]
-        for a, layer in zip(POWERS if self.bank_ else (), layers, strict=False):
-            z, bank = batch.features[layer], self.bank_[a]
-            terms.append(neighbour_distance(z, bank.to(z.device), int(a), k or int(self.k_)).clamp(min=FLOOR).log())
+        for bank, layer in zip(self._banks, layers, strict=False):
+            terms.append(bank.distance(batch.features[layer], k or int(self.k_)).clamp(min=FLOOR).log())
         return torch.stack([*terms, -centred_energy(batch.logits).clamp(min=FLOOR).log()], dim=1)
 
     def _columns(self, batch: Outputs) -> Tensor:

@@ -5,6 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from igeood.detectors.gaussians import whiten
 from igeood.detectors.head import HeadDetector
 from igeood.detectors.logits import energy
 from igeood.detectors.registry import register
@@ -24,7 +25,8 @@ class ViM(HeadDetector):
     Parameters
     ----------
     dimension : int or "auto"
-        D. "auto" is 1,000 from 2,048 channels on, 512 from 768 on, else half of them.
+        D. "auto" is 1,000 from 2,048 channels on, 512 from 768 on, else half of them; half of the directions in which
+        training rows move, where these are fewer.
 
     Attributes
     ----------
@@ -40,9 +42,9 @@ class ViM(HeadDetector):
     def _learn(self, summary: Summary) -> None:
         super()._learn(summary)
         (sums,) = (part.pooled() for part in summary.sums.values())
-        width = len(sums.covariance)
-        main = (1000 if width >= 2048 else 512 if width >= 768 else width // 2) if self.dimension == "auto" else 0
-        main = main or int(self.dimension)
+        width, rank = len(sums.covariance), whiten(sums.covariance).shape[1]
+        main = 1000 if width >= 2048 else 512 if width >= 768 else width // 2
+        main = max(1, main if main < rank else rank // 2) if self.dimension == "auto" else self.dimension
         if main >= width:
             raise InputError(f"dimension: {main} of {width} channels leave no residual; give fewer")
         self.origin_ = -torch.linalg.pinv(self.weight_) @ self.bias_

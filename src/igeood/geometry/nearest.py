@@ -33,6 +33,7 @@ from igeood.geometry.precision import by_rows, chunk_rows, row_chunks, wide
 _EPS = 1.01 * 2.0**-24  # the hundredth is for the rounding of the bound itself
 _TOLERANCE = 0.02  # of the bound in one channel, times √k: sums of different classes are about √k apart
 _NODES = (3, 4, 5, 6, 8, 10, 12, 16, 20)
+KEPT = 64 << 20  # bytes of tables that are kept between calls
 SMALL = 1 << 17  # so many asinh in float64 cost less than the interpolation's calls
 
 
@@ -45,6 +46,7 @@ class Prepared(NamedTuple):
     order: Tensor  # (k,) the plan's order of the channels
     offsets: Tensor  # (k, C) scaled means about the centre, in that order
     blocks: list[tuple[int, int, int]]  # channels first:last, in that order, with n nodes; n = 0: no interpolation
+    tables: dict[int, tuple[Tensor, Tensor]]  # `basis` of each block by its first channel, once it is known
 
 
 def prepare(means: Tensor, scale: Tensor) -> Prepared:
@@ -53,7 +55,7 @@ def prepare(means: Tensor, scale: Tensor) -> Prepared:
         centre = (means.amin(dim=0) + means.amax(dim=0)) / 2
         offsets = ((means - centre) * scale).T.contiguous()  # (k, C)
         order, blocks = _plan(offsets)
-    return Prepared(means, scale, centre, order, offsets[order], blocks)
+    return Prepared(means, scale, centre, order, offsets[order], blocks, {})
 
 
 def nearest(x: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor]:
@@ -103,7 +105,7 @@ def _search(x: Tensor, prepared: Prepared) -> Tensor:
         return (wide(rows) - prepared.centre).mul_(prepared.scale).float().index_select(1, prepared.order)
 
     moved = by_rows(scaled, x, _width(8, x.shape[1]))
-    return _settle(*_approximate(moved, prepared.offsets, prepared.blocks), x, prepared)
+    return _settle(*_approximate(moved, prepared), x, prepared)
 
 
 def _plan(offsets: Tensor) -> tuple[Tensor, list[tuple[int, int, int]]]:
@@ -147,8 +149,24 @@ def basis(offsets: Tensor, reach: Tensor, n: int) -> tuple[Tensor, Tensor]:
     return table.float(), error
 
 
-def _approximate(x: Tensor, offsets: Tensor, blocks: list[tuple[int, int, int]]) -> tuple[Tensor, Tensor]:
+def _table(prepared: Prepared, first: int, last: int, n: int, rows: int) -> tuple[Tensor, Tensor] | None:
+    """The block's `basis`, kept for the next call where all blocks' are small; None where the rows are too few for it.
+
+    To make it takes about as long as the values of n²/3 rows, each for itself.
+    """
+    offsets, known = prepared.offsets, prepared.tables.get(first)
+    if known is None and n:
+        is_kept = 4 * offsets.shape[1] * sum((e - s) * max(0, m - 1) for s, e, m in prepared.blocks) <= KEPT
+        if not is_kept and 3 * rows < n * n:
+            return None
+        known = basis(offsets[first:last], offsets[first:last].abs().amax(dim=1), n)
+        prepared.tables.update({first: known} if is_kept else {})
+    return known
+
+
+def _approximate(x: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor]:
     """Sums over channels (N, C), up to a term for each row, and how far off each class's may be (C,)."""
+    offsets, blocks = prepared.offsets, prepared.blocks
     total = x.new_zeros(len(x), offsets.shape[1])
     reach = offsets.abs().amax(dim=1)  # (k,)
     far = torch.maximum(x.amax(dim=0), -x.amin(dim=0))  # (k,)
@@ -156,14 +174,14 @@ def _approximate(x: Tensor, offsets: Tensor, blocks: list[tuple[int, int, int]])
     bound = 2.0**-50 * growth.sum().repeat(offsets.shape[1])  # float64's own rounding: it decides where it can
     additions = sum(max(1, n - 1) for _, _, n in blocks) + 4
     for first, last, n in blocks:
-        here, roundings = slice(first, last), last - first + additions
-        if n == 0:
+        here, roundings, known = slice(first, last), last - first + additions, _table(prepared, first, last, n, len(x))
+        if known is None:
             bound += _EPS * (5 + roundings) * growth[here].sum()
             points = offsets[here].T.float().contiguous()  # (C, b)
             for rows in row_chunks(len(x), 4 * points.numel()):
                 total[rows] += _rough_squares(x[rows, None, here] - points).sum(dim=-1)
             continue
-        table, error = basis(offsets[here], reach[here], n)
+        table, error = known
         weights = _EPS * (10.0 * growth[here] + 8 / 3 * roundings * reach[here])  # (b,)
         bound += error + weights @ table.abs().sum(dim=0).to(weights)
         points = x.new_tensor(nodes(n))[:, None] * reach[here].float()  # (n, b)
