@@ -1,8 +1,8 @@
 """A model from the name of what makes it."""
 
-import importlib
 import sys
 from pathlib import Path
+from pkgutil import resolve_name
 
 from torch import nn
 
@@ -11,10 +11,9 @@ from igeood.errors import InputError
 
 def make_model(spec: str) -> nn.Module:
     """The model that MODULE:NAME is, or makes. The module's code runs; the current folder is searched too."""
-    module, _, name = spec.partition(":")
     sys.path.insert(0, str(Path.cwd()))
     try:
-        model = getattr(importlib.import_module(module), name)
+        model = resolve_name(spec)
         model = model if isinstance(model, nn.Module) else model()
     except (Exception, SystemExit) as error:  # of the user's own code
         problem = f"{spec} failed: {type(error).__name__}: {error}"

@@ -208,8 +208,10 @@ class Reader:
                 raise InputError(f"layers: {layer!r} is not called in the model's forward pass; name another")
         classes = batch.labels if labels else None
         classes = classes.clone() if isinstance(classes, Tensor) else classes  # loaders may reuse it
-        inputs = {f"{INPUT} {shape_name(batch.x)}": batch.x.flatten(1).to(logits.device)} if self._wants_input else {}
-        features = inputs | {block: features[block] for block in self._blocks}
+        features = {block: features[block] for block in self._blocks}
+        if self._wants_input:  # its shape is read again from the block's name
+            name = " ".join(map(str, (INPUT, *batch.x.shape[1:])))
+            features = {name: batch.x.flatten(1).to(logits.device), **features}
         return Outputs(logits, features, classes, keys=batch.keys if keys else None)
 
     def _pooled(self, value: Tensor | None, block: str, layer: str, samples: int) -> Tensor:
@@ -232,11 +234,6 @@ def logits_of(output: Any) -> Tensor:
     return tensor
 
 
-def shape_name(x: Tensor) -> str:
-    """The shape of a sample, to read it again from the name of its block."""
-    return " ".join(map(str, x.shape[1:]))
-
-
 def first_tensor(output: object) -> Tensor | None:
     """The tensor that a module returned, or the first of several."""
     values = output if isinstance(output, (tuple, list)) else (output,)
@@ -257,9 +254,9 @@ def choose_layers(model: nn.Module, batch: Batch, kind: str, *, head: bool = Fal
         choose from; of the last ones with `HEAD` where the classifier's head is linear;
         "convolutions", "norms": every one that is called once; "none".
     head : bool
-        With `HEAD` for "all" too.
+        With `HEAD` for the other kinds too.
     """
-    if kind == "none":
+    if kind == "none" and not head:
         return []
     if len(batch) == 0:
         raise InputError("empty; a sample is needed to find the layers; name the layers, or give one")
@@ -269,7 +266,7 @@ def choose_layers(model: nn.Module, batch: Batch, kind: str, *, head: bool = Fal
         wanted = nn.modules.conv._ConvNd if kind == "convolutions" else NORMS
         chosen = [call for call in calls.values() if isinstance(call.module, wanted)]
     else:
-        chosen = block_ends(reader.bare, calls, logits)
+        chosen = [] if kind == "none" else block_ends(reader.bare, calls, logits)
     names = {module: name for name, module in reader.modules.items()}
     layers = [names[call.module] for call in chosen]
     if (head or kind in ("last", "last two")) and reader.find_head(calls, logits) is not None:
