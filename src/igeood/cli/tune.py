@@ -5,16 +5,8 @@ from typing import Any
 
 import click
 
-from igeood.cli._shared import (
-    Watched,
-    budget_option,
-    check_out,
-    guard_options,
-    load_guard,
-    open_samples,
-    out_option,
-    tpr_option,
-)  # fmt: skip
+from igeood.cli import _shared
+from igeood.cli._shared import Watched, open_samples
 from igeood.terminal import progress_bars, seed_option, show
 
 
@@ -24,11 +16,11 @@ from igeood.terminal import progress_bars, seed_option, show
 @click.option("--id", "id_data", required=True, help="In-distribution samples that training has not seen.")
 @click.option("--ood", required=True, multiple=True, help="Samples to refuse, NAME=… of several kinds; or fgsm.")
 @click.option("--share", default=0.5, show_default=True, help="Part of --id that is used; calibrate leaves it out.")
-@tpr_option
+@_shared.tpr_option
 @seed_option
-@budget_option
-@out_option
-@guard_options
+@_shared.budget_option
+@_shared.out_option
+@_shared.guard_options
 def tune(
     guard: str, train: str, id_data: str, ood: tuple[str, ...], share: float, tpr: float, seed: int, budget: int,
     out: str | None, force: bool, as_json: bool, **options: Any,
@@ -42,8 +34,8 @@ def tune(
     """
     named = [each.partition("=") for each in ood]
     kinds = {name if path else f"kind {i + 1}": path or name for i, (name, _, path) in enumerate(named)}
-    target = check_out(out, force, train, id_data, *kinds.values(), replaced=guard)
-    loaded = load_guard(guard, options)
+    target = _shared.check_out(out, force, train, id_data, *kinds.values(), replaced=guard)
+    loaded = _shared.load_guard(guard, options)
     with progress_bars() as report:
         known = Watched(open_samples(id_data, loaded, options), "in-distribution", report)
         foreign: Any = "fgsm"
