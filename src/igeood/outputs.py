@@ -166,8 +166,6 @@ def as_tensor(value: ArrayLike, name: str) -> tuple[Tensor, bool]:
 
     float16 and bfloat16 become float32; integers become float64. Memory is shared where it can be.
     """
-    if isinstance(value, Tensor) and value.dtype in (torch.float32, torch.float64):
-        return value, False
     is_numpy = not isinstance(value, Tensor)
     array: Any = np.asarray(value) if is_numpy else value
     kind = _kind(array)
@@ -208,9 +206,8 @@ def check_logits(logits: Tensor, name: str = "logits", first: int = 0) -> None:
         expected = "expected shape (N, C), one row a sample, C at least 2"
         raise InputError(f"{name}: {expected}; got {tuple(logits.shape)}; a single sample is logits[None, :]")
     peak = logits.detach().amax(dim=1)  # NaN and +inf show in a row's maximum, and so does a row of nothing but −inf
-    if not bool(peak.isfinite().all()):
-        cure = "remove those rows, or look for an overflow in the model"
-        refuse(~peak.isfinite(), name, "NaN, +inf or nothing but −inf", cure, first)
+    cure = "remove those rows, or look for an overflow in the model"
+    refuse(~peak.isfinite(), name, "NaN, +inf or nothing but −inf", cure, first)
 
 
 def _check_features(value: ArrayLike, block: str, logits: Tensor, first: int) -> Tensor:

@@ -71,13 +71,10 @@ def solve(
         centre, plain = _where(taken, trial, centre), ~taken
         here = _Sums(*(_where(taken, new, old) for new, old in zip(there, here, strict=True)))
     worst = int(here.gap.argmax())
-    if float(here.gap[worst]) > tolerance > 0.0:  # with 0, the passes are all that was asked for
-        warnings.warn(
-            f"centroids: class {worst} is within {float(here.gap[worst]):.1e} (relative) of its optimum after "
-            f"{max_passes} passes, not {tolerance:.0e}; raise max_passes or tolerance",
-            IgeoodWarning,
-            stacklevel=3,
-        )
+    gap = float(here.gap[worst])
+    if gap > tolerance > 0.0:  # with 0, the passes are all that was asked for
+        place = f"{worst} is within {gap:.1e} (relative) of its optimum after {max_passes} passes, not {tolerance:.0e}"
+        warnings.warn(f"centroids: class {place}; raise max_passes or tolerance", IgeoodWarning, stacklevel=3)
     return 2.0 * centre.log()
 
 

@@ -319,10 +319,7 @@ class Guard:
             score = self.detector._score(self.detector._scorable(outputs))
             return score, clean.logits.argmax(dim=1), self.inputs.keys(batch) if keyed else NO_KEYS
 
-        first, *others = parts = self._each(data, name, judge)
-        if not others:
-            return first
-        scores, labels, keys = zip(*parts, strict=True)
+        scores, labels, keys = zip(*self._each(data, name, judge), strict=True)
         return torch.cat(scores), torch.cat(labels), np.concatenate(keys)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -367,7 +364,5 @@ def _sample_notes(summary: Summary) -> Iterator[str]:
     for kind, sample in summary.samples.items():
         kept = sample.kept
         if sample.quota < int(sample.totals.max()):
-            yield (
-                f"fit: the budget of {summary.budget / 2**20:.3g} MiB keeps {kept.min()} to {kept.max()} of "
-                f"{sample.totals.min()} to {sample.totals.max()} rows of a class, with {kind}"
-            )
+            rows = f"{kept.min()} to {kept.max()} of {sample.totals.min()} to {sample.totals.max()} rows of a class"
+            yield f"fit: the budget of {summary.budget / 2**20:.3g} MiB keeps {rows}, with {kind}"
