@@ -43,6 +43,10 @@ class Inputs:
         self.wanted = layers
         self.layers = [] if layers == "auto" else [layers] if isinstance(layers, str) else list(layers)
 
+    def at(self, name: str, number: int) -> AbstractContextManager[None]:
+        """Errors in it name the batch; those of arrays name the row already."""
+        return nullcontext() if self.model is None else at_batch(name, number)
+
     def weights(self) -> str | None:
         """Fingerprint of the model's weights as they are."""
         return None if self.model is None else fingerprint(self.model)
@@ -89,10 +93,6 @@ class ArrayInputs(Inputs):
     def prepare(self, batch: Outputs, needs: Needs) -> None:
         """Decide which features to read, with the first training rows."""
         self.layers = needs.blocks(batch.features if self.wanted == "auto" else self.layers)
-
-    def at(self, name: str, number: int) -> AbstractContextManager[None]:  # noqa: ARG002
-        """Errors name the row, so they need no batch."""
-        return nullcontext()
 
     def batches(self, source: Any, name: str = "logits", labels: Any = None) -> Iterator[Any]:
         """An array, or an iterable of blocks, in blocks of a fixed number of rows."""
@@ -194,10 +194,6 @@ class ModelInputs(Inputs):
             names = choose_layers(self.model, batch, needs.layers, head=needs.head)
         self.read(needs.blocks([*names, INPUT]), None, needs.statistic)
         self.reader.prepare(batch)
-
-    def at(self, name: str, number: int) -> AbstractContextManager[None]:
-        """Errors in it name the batch."""
-        return at_batch(name, number)
 
     def batches(self, source: Any, name: str = "x", labels: Any = None) -> Iterator[Any]:
         """Batches of a loader, or of one tensor, array, pair or mapping."""
