@@ -50,24 +50,15 @@ def load_embedded(name: str, split: str) -> ImageSet:
     return ImageSet(name, EMBEDDED[name].title, Arrays(images), np.arange(len(images)), labels, classes)
 
 
-def _digits() -> tuple[Images, Labels]:
+def _digits(part: str) -> tuple[Images, Labels | None]:
+    """Digits 0…7 in an order that is random but always the same, so that both splits have all writers; or 8 and 9."""
     from sklearn.datasets import load_digits  # noqa: PLC0415 (slow to import)
 
     digits = load_digits()
-    return _grey(digits.images), digits.target.astype(np.int64)
-
-
-def _known(split: str) -> tuple[Images, Labels | None]:
-    """Digits 0…7, in an order that is random but always the same, so that both splits have all writers."""
-    images, labels = _digits()
-    rows = np.random.default_rng(0).permutation(np.flatnonzero(labels < KNOWN))
-    rows = np.sort(rows[:TRAIN] if split == "train" else rows[TRAIN:])
-    return images[rows], labels[rows]
-
-
-def _left_out(_: str) -> tuple[Images, Labels | None]:
-    images, labels = _digits()
-    return images[labels >= KNOWN], None
+    rows = np.random.default_rng(0).permutation(np.flatnonzero(digits.target < KNOWN))
+    rows = {"train": rows[:TRAIN], "test": rows[TRAIN:]}.get(part, np.flatnonzero(digits.target >= KNOWN))
+    rows.sort()
+    return _grey(digits.images[rows]), digits.target[rows].astype(np.int64)
 
 
 @lru_cache(maxsize=2)
@@ -78,13 +69,11 @@ def _letters(alphabet: str) -> Images:
 
 def _glyph(letter: str, font: str) -> NDArray[np.float64]:
     """A letter as the digits were made: a bitmap of 32 x 32 that it fills, then counts in blocks of 4 x 4."""
-    image, drawing, fonts = (extra(f"PIL.{name}") for name in ("Image", "ImageDraw", "ImageFont"))
+    image, drawing, fonts, ops = (extra(f"PIL.{name}") for name in ("Image", "ImageDraw", "ImageFont", "ImageOps"))
     file = Path(extra("matplotlib", "report").get_data_path()) / "fonts" / "ttf" / f"{font}.ttf"
     canvas = image.new("L", (160, 160))
     drawing.Draw(canvas).text((40, 20), letter, fill=255, font=fonts.truetype(str(file), 96))
-    cut = canvas.crop(canvas.getbbox())
-    scale = SIDE / max(cut.size)
-    cut = cut.resize((max(1, round(scale * cut.width)), max(1, round(scale * cut.height))), image.Resampling.BILINEAR)
+    cut = ops.contain(canvas.crop(canvas.getbbox()), (SIDE, SIDE), image.Resampling.BILINEAR)
     bitmap = image.new("L", (SIDE, SIDE))
     bitmap.paste(cut, ((SIDE - cut.width) // 2, (SIDE - cut.height) // 2))
     ink = np.asarray(bitmap) > 127
@@ -110,8 +99,8 @@ def _grey(counts: NDArray[np.float64]) -> Images:
 
 
 EMBEDDED: Mapping[str, Embedded] = {
-    "demo:digits": Embedded("Digits 0–7", _known),
-    "demo:left-out": Embedded("Digits 8, 9", _left_out),
+    "demo:digits": Embedded("Digits 0–7", _digits),
+    "demo:left-out": Embedded("Digits 8, 9", lambda _: (_digits("others")[0], None)),
     "demo:letters": Embedded("Capital letters", lambda _: (_letters(ascii_uppercase), None)),
     "demo:small-letters": Embedded("Small letters", lambda _: (_letters(SMALL), None)),
     "demo:photographs": Embedded("Photographs", lambda _: (_patches(), None)),

@@ -3,7 +3,6 @@
 import hashlib
 import importlib
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -37,15 +36,42 @@ def extra(module: str, name: str = "data") -> Any:
         raise MissingExtraError(f"{module.partition('.')[0]} is needed; pip install 'igeood[{name}]'") from error
 
 
-class Source(ABC):
-    """Images that can be read by row."""
+@dataclass(frozen=True, eq=False)
+class Files:
+    """Image files, one image each; resized smoothly, or by the nearest pixel."""
 
-    @abstractmethod
-    def __len__(self) -> int: ...
+    paths: tuple[Path, ...]
+    nearest: bool = False
 
-    @abstractmethod
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def resized(self, rows: Rows, side: int) -> Images:
+        """The images of these rows, (n, 3, side, side), resized once, from the file."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's, about files that it reads nevertheless
+            return np.stack([_prepare_file(self.paths[row], side, self.nearest) for row in rows])
+
+    def content(self, rows: Rows) -> Iterator[bytes]:
+        """The files' bytes, for the digest."""
+        return (self.paths[row].read_bytes() for row in rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Arrays:
+    """Images in memory: (N, 3, 32, 32), or grey ones (N, H, W) that are resized and repeated over the channels."""
+
+    values: NDArray[Any]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
     def read(self, rows: Rows) -> Images:
         """The images of these rows, prepared, (n, 3, 32, 32)."""
+        chosen = self.values[rows]
+        if chosen.ndim == 4:
+            return chosen
+        return np.stack([prepare(extra("PIL.Image").fromarray(grey)) for grey in chosen])
 
     def resized(self, rows: Rows, side: int) -> Images:
         """The images of these rows, (n, 3, side, side), resized from 32 x 32."""
@@ -56,8 +82,24 @@ class Source(ABC):
         return np.stack([prepare(picture, side=side) for picture in pictures])
 
     def content(self, rows: Rows) -> Iterator[bytes]:
-        """What each of these images is made from, for the digest; by default its pixels."""
+        """What each image is made from, for the digest: its shape, and its bytes before preparation."""
+        return (repr(self.values.shape[1:]).encode() + self.values[row].tobytes() for row in rows)
+
+
+class Records(Arrays):
+    """Images (N, 3, 32, 32) whose digest is that of the pixels alone."""
+
+    def content(self, rows: Rows) -> Iterator[bytes]:
+        """The pixels."""
         return (self.read(row[None]).tobytes() for row in rows)
+
+
+class Noise(Records):
+    """Gaussian noise, made here: `values` are the images' numbers, and an image depends on its number only."""
+
+    def read(self, rows: Rows) -> Images:
+        """The images of these rows."""
+        return np.stack([_noise(n // BLOCK)[n % BLOCK] for n in self.values[rows].tolist()])
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +121,7 @@ class ImageSet:
 
     name: str
     title: str
-    source: Source
+    source: Files | Arrays
     rows: Rows
     labels: Labels | None = None
     classes: int | None = None
@@ -124,66 +166,6 @@ class ImageSet:
             total.update(f"{len(content)}\n".encode() + content)
         total.update(b"" if self.labels is None else self.labels.astype("<i8").tobytes())
         return total.hexdigest()
-
-
-@dataclass(frozen=True, eq=False)
-class Files(Source):
-    """Image files, one image each; resized smoothly, or by the nearest pixel."""
-
-    paths: tuple[Path, ...]
-    nearest: bool = False
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def read(self, rows: Rows) -> Images:
-        """The images of these rows."""
-        return self.resized(rows, SIDE)
-
-    def resized(self, rows: Rows, side: int) -> Images:
-        """The images of these rows, resized once, from the file."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow's, about files that it reads nevertheless
-            return np.stack([_prepare_file(self.paths[row], side, self.nearest) for row in rows])
-
-    def content(self, rows: Rows) -> Iterator[bytes]:
-        """The files' bytes."""
-        return (self.paths[row].read_bytes() for row in rows)
-
-
-@dataclass(frozen=True, eq=False)
-class Arrays(Source):
-    """Images in memory: (N, 3, 32, 32), or grey ones (N, H, W) that are resized and repeated over the channels."""
-
-    values: Images
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def read(self, rows: Rows) -> Images:
-        """The images of these rows."""
-        chosen = self.values[rows]
-        if chosen.ndim == 4:
-            return chosen
-        return np.stack([prepare(extra("PIL.Image").fromarray(grey)) for grey in chosen])
-
-    def content(self, rows: Rows) -> Iterator[bytes]:
-        """The images' shape, and their bytes before preparation."""
-        return (repr(self.values.shape[1:]).encode() + self.values[row].tobytes() for row in rows)
-
-
-@dataclass(frozen=True, eq=False)
-class Noise(Source):
-    """Gaussian noise, made here. An image does not depend on how many are asked for."""
-
-    count: int
-
-    def __len__(self) -> int:
-        return self.count
-
-    def read(self, rows: Rows) -> Images:
-        """The images of these rows."""
-        return np.stack([_noise(row // BLOCK)[row % BLOCK] for row in rows.tolist()])
 
 
 @lru_cache(maxsize=10)  # 30 MB: all of the blocks, as rows are often spread over them

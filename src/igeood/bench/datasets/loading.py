@@ -8,7 +8,7 @@ import numpy as np
 
 from igeood.bench.datasets.catalog import DATASETS, Dataset, data_root
 from igeood.bench.datasets.embedded import load_embedded
-from igeood.bench.datasets.images import SIDE, Arrays, Files, ImageSet, Labels, Noise, Source
+from igeood.bench.datasets.images import SIDE, Arrays, Files, ImageSet, Labels, Noise
 from igeood.bench.datasets.records import read_cifar, read_idx, read_mat
 from igeood.errors import InputError
 
@@ -65,7 +65,7 @@ def load(
     elif name.startswith("demo:"):
         images = load_embedded(name, split)
     else:
-        images = load_dataset(find(name), root=data_root(root), split=split)
+        images = load_dataset(find(name), data_root(root), split)
     if given != name:
         if not isinstance(images.source, Files):
             raise InputError(f"name: {given} has no image files, only {name} as it is; leave {NEAREST} out")
@@ -111,7 +111,7 @@ def find(name: str) -> Dataset:
     return DATASETS[name]
 
 
-def load_dataset(dataset: Dataset, *, root: Path, split: str) -> ImageSet:
+def load_dataset(dataset: Dataset, root: Path, split: str) -> ImageSet:
     """A set of the table, from its official files below `root`."""
     if split not in dataset.counts:
         raise InputError.unknown("split", split, dataset.counts)
@@ -122,9 +122,9 @@ def load_dataset(dataset: Dataset, *, root: Path, split: str) -> ImageSet:
     return ImageSet(dataset.name, dataset.title, source, np.arange(len(source)), labels, dataset.classes, note)
 
 
-def _read(dataset: Dataset, root: Path, split: str) -> tuple[Source, Labels | None]:
+def _read(dataset: Dataset, root: Path, split: str) -> tuple[Files | Arrays, Labels | None]:
     if dataset.kind == "noise":
-        return Noise(dataset.counts[split]), None
+        return Noise(np.arange(dataset.counts[split])), None
     paths = present(dataset, root, split)
     if not paths:
         places = " or ".join(str(root / layout[0]) for layout in dataset.layouts[split])
@@ -133,7 +133,8 @@ def _read(dataset: Dataset, root: Path, split: str) -> tuple[Source, Labels | No
     if dataset.kind == "cifar":
         return read_cifar(paths, classes=dataset.classes or 10)
     if dataset.kind == "mat":
-        values, labels = read_mat(paths[0], checksum_of(dataset, paths[0]), limit=dataset.counts[split])
+        checksum = next((one.checksum for one in dataset.downloads if PurePath(one.file).name == paths[0].name), None)
+        values, labels = read_mat(paths[0], checksum, limit=dataset.counts[split])
         return Arrays(values), labels
     return Files(tuple(file for path in paths for file in image_files(path))), None
 
@@ -142,11 +143,6 @@ def present(dataset: Dataset, root: Path, split: str) -> tuple[Path, ...]:
     """The files or folders of a split that exist: of the first of the known layouts that has any."""
     layouts = (tuple(root / place for place in layout if (root / place).exists()) for layout in dataset.layouts[split])
     return next(filter(None, layouts), ())
-
-
-def checksum_of(dataset: Dataset, path: Path) -> str | None:
-    """The published checksum of a file that is used as it was downloaded."""
-    return next((each.checksum for each in dataset.downloads if PurePath(each.file).name == path.name), None)
 
 
 def image_files(folder: Path) -> list[Path]:
@@ -165,18 +161,17 @@ def _folder(folder: Path, name: str, labelled: bool) -> ImageSet:
         raise InputError(f"{folder}: there is no such folder; give one with images in it")
     places = [folder]
     if labelled:
-        inside = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
-        stray = next((path for path in inside if path.suffix.lower() in SUFFIXES and path.is_file()), None)
+        stray = next((path for path in image_files(folder) if path.parent == folder), None)
         if stray is not None:
             raise InputError(f"{stray}: lies beside the classes; put each image into the sub-folder of its class")
-        places = [path for path in inside if path.is_dir()]
+        places = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")]
         if len(places) < 2:
             raise InputError(f"{folder}: expected a sub-folder for each class, at least two; found {len(places)}")
     parts = [image_files(place) for place in places]
     paths = tuple(path for part in parts for path in part)
-    labels = np.repeat(np.arange(len(parts)), [len(part) for part in parts]) if labelled else None
-    classes = len(parts) if labelled else None
-    return ImageSet(name, folder.resolve().name, Files(paths), np.arange(len(paths)), labels, classes)
+    images = ImageSet(name, folder.resolve().name, Files(paths), np.arange(len(paths)))
+    labels = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    return replace(images, labels=labels, classes=len(parts)) if labelled else images
 
 
 def _idx(path: Path, name: str, split: str) -> ImageSet:

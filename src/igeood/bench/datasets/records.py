@@ -7,16 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from igeood.bench.datasets.images import SIDE, Arrays, Images, Labels, Source, extra
+from igeood.bench.datasets.images import SIDE, Images, Labels, Records, extra
 from igeood.errors import InputError
 
 PIXELS = 3 * SIDE * SIDE
-
-
-class Records(Arrays):
-    """Images (N, 3, 32, 32) of CIFAR's records, whose digest is that of the pixels alone."""
-
-    content = Source.content
 
 
 def read_cifar(paths: tuple[Path, ...], *, classes: int) -> tuple[Records, Labels]:

@@ -43,13 +43,11 @@ def status(dataset: Dataset, root: Path) -> Status:
     """Count the images of a set below `root`; a file that cannot be right makes the set "damaged"."""
     expected = sum(dataset.counts.values())
     try:
-        here = [split for split in dataset.counts if begun(dataset, root, split)]
-        counts = {split: len(load_dataset(dataset, root=root, split=split)) for split in here}
+        counts = {s: len(load_dataset(dataset, root, s)) if begun(dataset, root, s) else 0 for s in dataset.counts}
     except InputError as error:
         return Status(dataset.name, "damaged", 0, expected, str(error))
     total = sum(counts.values())
-    numbers = {split: (counts.get(split, 0), n) for split, n in dataset.counts.items()}
-    wrong = [f"{split} {n:,} of {wanted:,}" for split, (n, wanted) in numbers.items() if n != wanted]
+    wrong = [f"{split} {n:,} of {dataset.counts[split]:,}" for split, n in counts.items() if n != dataset.counts[split]]
     state = "ok" if not wrong else "partial" if total else "missing"
     return Status(dataset.name, state, total, expected, "; ".join(wrong))
 
@@ -98,9 +96,9 @@ def _get(dataset: Dataset, download: Download, aside: Path, progress: Show | Non
     """Fetch one file; it, or what is in it, is then below aside/files."""
     pooch, file = extra("pooch"), aside / "files" / download.file
     pooch.get_logger().setLevel("WARNING")  # it advises the callers of pooch, not our users
-    bar = progress and _Bar(file.name, progress)
+    bar = _Bar(file.name, progress) if progress else False
     plain = {"Accept-Encoding": "identity"}  # the file as it was published, or its checksum differs
-    downloader = pooch.HTTPDownloader(progressbar=bar or False, chunk_size=CHUNK, headers=plain)
+    downloader = pooch.HTTPDownloader(progressbar=bar, chunk_size=CHUNK, headers=plain)
     try:
         pooch.retrieve(download.url, download.checksum, file.name, file.parent, downloader=downloader)
     except (OSError, ValueError) as error:  # OSError: all that requests raises
