@@ -117,8 +117,12 @@ class Task:
         if len(absent):
             raise InputError(f"labels: no training image of {len(absent)} classes, of {absent[0]} for example")
         if not self.mean:
-            for name, values in zip(("mean", "std"), _moments(self.images), strict=True):
-                object.__setattr__(self, name, values)
+            # from how often each of the 256 values occurs in a channel
+            counts = [np.bincount(channel.ravel(), minlength=256) for channel in self.images.transpose(1, 0, 2, 3)]
+            shares, values = np.stack(counts) / self.images[:, 0].size, np.arange(256) / 255
+            means = shares @ values
+            deviations = np.sqrt(((values - means[:, None]) ** 2 * shares).sum(axis=1)).clip(1e-3)
+            vars(self).update(mean=tuple(means.round(4).tolist()), std=tuple(deviations.round(4).tolist()))
 
     def digest(self) -> str:
         """SHA-256 of everything that the weights depend on, 16 hex digits."""
@@ -126,16 +130,6 @@ class Task:
         for array in (self.images, self.labels):
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()[:16]
-
-
-def _moments(images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of each channel in [0, 1], from how often each of the 256 values occurs."""
-    values = np.arange(256) / 255
-    counts = np.stack([np.bincount(channel.ravel(), minlength=256) for channel in images.transpose(1, 0, 2, 3)])
-    shares = counts / counts.sum(axis=1, keepdims=True)
-    means = shares @ values
-    deviations = np.sqrt(((values - means[:, None]) ** 2 * shares).sum(axis=1)).clip(1e-3)
-    return tuple(means.round(4).tolist()), tuple(deviations.round(4).tolist())
 
 
 def normalised(images: Images | Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
@@ -147,14 +141,12 @@ def normalised(images: Images | Tensor, mean: Sequence[float], std: Sequence[flo
 
 def augmented(images: Images, draw: np.random.Generator) -> Images:
     """Shift each image by up to 4 pixels over a black border, and mirror half of them: one choice an image."""
-    n, _, height, width = images.shape
+    n = len(images)
     padded = np.pad(images, ((0, 0), (0, 0), (PADDING, PADDING), (PADDING, PADDING)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, images.shape[2:], (2, 3))  # (N, 3, 9, 9, H, W)
     top, left = draw.integers(0, 2 * PADDING + 1, size=(2, n))
-    columns = np.broadcast_to(np.arange(width), (n, width))
-    columns = np.where(draw.random((n, 1)) < 0.5, columns[:, ::-1], columns) + left[:, None]
-    rows = np.arange(height) + top[:, None]
-    shifted: Images = padded[np.arange(n)[:, None, None], :, rows[:, :, None], columns[:, None]]  # (N, H, W, 3)
-    return shifted.transpose(0, 3, 1, 2)
+    shifted = windows[np.arange(n), :, top, left]  # (N, 3, H, W)
+    return np.where(draw.random((n, 1, 1, 1)) < 0.5, shifted[..., ::-1], shifted)
 
 
 @dataclass(frozen=True)
@@ -225,11 +217,10 @@ class Run:
                 there = f"the checkpoint {path} was made with another {key} ({record[key]}, not {value})"
                 raise InputError(f"out: {there}; give the same settings to go on, or delete it to start anew")
         self.model.load_state_dict({place[1:]: value for place, value in tensors.items() if place.startswith("|")})
-        parameters = dict(self.model.named_parameters())
         for place, value in tensors.items():
             key, _, name = place.partition("|")
             if key:
-                like = parameters[name]  # in its memory layout, as another one rounds otherwise
+                like = self.model.get_parameter(name)  # in its memory layout, as another one rounds otherwise
                 same = value.shape == like.shape
                 self.optimiser.state[like][key] = torch.empty_like(like).copy_(value) if same else value
         self.epoch = record["epoch"]
