@@ -12,13 +12,18 @@ from igeood.bench.runs.averages import Averages, Key, title
 from igeood.bench.runs.plan import NO_VALIDATION
 from igeood.bench.runs.results import Record
 
+Pairs = list[tuple[Number, Number]]  # ours and the paper's
+Cells = Mapping[str, Callable[[Key], str]]  # by column, the cell of a classifier
 MISSING = "–"
 METRICS = {"tnr": "TNR at TPR-95%", "auroc": "AUROC", "aupr": "AUPR"}
 NETWORK = "network, in-distribution"
-HOW = {
-    "white-box": "Tuned on up to 1,000 images of each kind, which are not measured on; means over {} splits.",
+HOW = {  # by setting, or what the others are tuned on
+    "white-box": "Tuned on up to 1,000 images of each kind, which are not measured on; means over {splits} splits.",
     "white-box-fgsm": "Tuned on adversarial images only; no OOD image is seen before the measurement.",
+    NO_VALIDATION: "Not tuned: every method at its default temperature and step.",
 }
+NAMED = "Tuned on {tuned} (the paper's on iSUN) and on up to 1,000 in-distribution images, which are not measured on."
+QUOTED = "other methods, quoted from their authors, "
 SEEDS, OTHERS = "tab:seed_model_error", ("tab:other_comparisons", "tab:other_comparisons_adv")
 
 
@@ -55,7 +60,7 @@ def mean(values: Iterable[float | None]) -> Number:
     return (fmean(known), pstdev(known) if len(known) > 1 else None) if known else None
 
 
-def _pairs(numbers: Sequence[tuple[Number, Number]]) -> list[str]:
+def _pairs(numbers: Pairs) -> list[str]:
     """Cells of one row from our numbers and the paper's, our best in bold unless all are the same."""
     cells, printed = [pair(*both) for both in numbers], {f"{ours[0]:.1f}": ours[0] for ours, _ in numbers if ours}
     best = max(printed, key=lambda text: printed[text]) if len(printed) > 1 else ""
@@ -77,9 +82,7 @@ def _printed(field: str, **fields: str) -> list[str]:
     return list(dict.fromkeys(v for r in reported.find(**fields) if (v := getattr(r, field)) not in ("", "average")))
 
 
-def _both(
-    ours: Averages, keys: Sequence[Key], sets: Sequence[str], methods: Sequence[str], /, **paper: str
-) -> list[tuple[Number, Number]]:
+def _both(ours: Averages, keys: Sequence[Key], sets: Sequence[str], methods: Sequence[str], /, **paper: str) -> Pairs:
     """Of each method, our mean over classifiers and OOD sets, and the paper's number with these fields."""
     setting, metric = paper["setting"], paper["metric"]
     mine = [mean(ours.value(setting, k, ood, m, metric) for k in keys for ood in sets) for m in methods]
@@ -93,9 +96,7 @@ def rows_of(ours: Averages, label: str) -> list[Key]:
     return [*mine, *(key for key in dict.fromkeys(theirs) if key.paper not in [k.paper for k in mine])]
 
 
-def by_network(
-    ours: Averages, label: str, name: str, columns: Mapping[str, Callable[[Key], str]], *notes: str
-) -> Table:
+def by_network(ours: Averages, label: str, name: str, columns: Cells, *notes: str) -> Table:
     """A table with a row for each classifier."""
     rows = [[str(key), *(cell(key) for cell in columns.values())] for key in rows_of(ours, label)]
     return Table(label, name, [NETWORK, *columns], rows, notes)
@@ -121,13 +122,8 @@ def _how(ours: Averages, setting: str) -> list[str]:
     cells = ours.of(setting)
     if not cells:
         return [f"Nothing of the {setting} was measured here."]
-    if setting in HOW:
-        how = HOW[setting].format(len({c["seed"] for c in cells}))
-    elif ours.validation == NO_VALIDATION:
-        how = "Not tuned: every method at its default temperature and step."
-    else:
-        how = f"Tuned on {title(ours.validation)} (the paper's on iSUN) and on up to 1,000 in-distribution images, "
-        how += "which are not measured on."
+    how = HOW.get(setting) or HOW.get(ours.validation, NAMED)
+    how = how.format(splits=len({c["seed"] for c in cells}), tuned=title(ours.validation))
     images = ", ".join(f"{title(ood)} {n:,}" for ood, n in {c["ood"]: c["ood_images"] for c in cells}.items())
     notes = [f"{how} Measured on {max(c['id_images'] for c in cells):,} in-distribution images; {images}."]
     if ours.left_out[setting]:
@@ -150,12 +146,8 @@ def extended(ours: Averages, label: str, what: str = "", also: str = "") -> list
         theirs = {"label": label, "setting": setting, **key.paper}
         printed = _printed("ood", **theirs)
         shared = [ood for ood in ours.ood(setting, key, methods) if ood in printed or not printed] or printed
-        notes = (
-            [f"Trainings of ours: {sum(bool(k.weights) for k in trainings)}; the paper's are 5."]
-            if label == SEEDS
-            else []
-        )
-        notes += _how(ours, setting) if ours.of(setting) else []
+        seeds = f"Trainings of ours: {sum(bool(k.weights) for k in trainings)}; the paper's are 5."
+        notes = [*[seeds] * (label == SEEDS), *_how(ours, setting)]
         for metric in metrics:
             numbers = {
                 ood: _both(ours, trainings, [ood], methods, metric=metric, ood=ood, **theirs)
@@ -168,7 +160,7 @@ def extended(ours: Averages, label: str, what: str = "", also: str = "") -> list
     return tables
 
 
-def _common(shared: Sequence[Sequence[tuple[Number, Number]]]) -> list[str]:
+def _common(shared: Sequence[Pairs]) -> list[str]:
     """Means of each column over the OOD sets that both have; missing where one of them is."""
     cells = []
     for column in zip(*shared, strict=True):
@@ -274,8 +266,6 @@ TABLES: dict[str, Callable[[Averages], list[Table]]] = {
     "seeds": partial(extended, label=SEEDS, what="training seeds, "),
     "accuracy": accuracy,
     "adversarial": adversarial,
-    "others": lambda ours: [
-        t for label in OTHERS for t in extended(ours, label, "other methods, quoted from their authors, ")
-    ],
+    "others": lambda ours: [table for label in OTHERS for table in extended(ours, label, QUOTED)],
     "gaussianity": covariance,
 }

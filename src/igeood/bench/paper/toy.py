@@ -79,9 +79,9 @@ def mahalanobis(x: Tensor, to: Normal) -> Tensor:
     return (x - to.mean).abs() / to.std
 
 
-def fisher_rao(x: Tensor, std: float, to: Normal) -> Tensor:
+def fisher_rao(x: Tensor, std: float | Tensor, to: Normal) -> Tensor:
     """Fisher–Rao distance (Eq. 9) of N(x, `std`) to a Gaussian."""
-    return gaussian.univariate_distance(x, *(torch.tensor(v, dtype=torch.float64) for v in (std, *to)))
+    return gaussian.univariate_distance(x, *(torch.as_tensor(v, dtype=torch.float64) for v in (std, *to)))
 
 
 def _log_density(x: Tensor, of: Normal) -> Tensor:
@@ -150,10 +150,9 @@ def figure(example: Toy) -> "Figure":
 def _contours(axes: "Axes") -> None:
     """Contour lines of the distances to the in-distribution Gaussian, over means and deviations."""
     mean, std = map(torch.from_numpy, np.meshgrid(np.linspace(-1.6, 1.6, 161), np.linspace(0.03, 1.9, 188)))
-    rho = gaussian.univariate_distance(mean, std, *(torch.tensor(v, dtype=torch.float64) for v in TRUTH[ID]))
     for values, levels, name, line, title in (
         (mahalanobis(mean, TRUTH[ID]), [0.5, 1.0, 1.5], "mahalanobis", "dashed", "Mahalanobis"),
-        (rho, [0.5, 1.0, 2.0, 3.0], "igeood", "solid", "Fisher–Rao"),
+        (fisher_rao(mean, std, TRUTH[ID]), [0.5, 1.0, 2.0, 3.0], "igeood", "solid", "Fisher–Rao"),
     ):
         look: dict[str, Any] = {"colors": drawing.look_of(name).colour, "linewidths": 1.0, "linestyles": line}
         drawn = axes.contour(mean, std, values, levels=levels, **look)
