@@ -7,9 +7,9 @@ import pytest
 from matplotlib.colors import to_hex
 
 from igeood.bench.figures import curves, histograms
-from igeood.bench.figures.curves import TuningPanel, precision_recall_curves, tuning_curves
+from igeood.bench.figures.curves import threshold_curves, tuning_curves
 from igeood.bench.figures.drawing import ID_COLOUR, NARROW, OOD_LABEL, look_of, ood_colours, save
-from igeood.bench.figures.histograms import HistogramPanel, LayerPanel, LayerRow, layer_histograms, score_histograms
+from igeood.bench.figures.histograms import HistogramPanel, LayerPanel, layer_histograms, score_histograms
 from igeood.errors import InputError
 from igeood.metrics import aupr, auroc
 
@@ -25,22 +25,20 @@ SCORES = {"energy": (KNOWN, FOREIGN), "igeood+": (KNOWN, FOREIGN + 1), "msp": ([
 
 def row(method, n=3):
     panels = [LayerPanel(f"block{i}", KNOWN, FOREIGN, 0.5) for i in range(n)]
-    return LayerRow(method, [*panels, LayerPanel("regression", KNOWN, FOREIGN, 0.951)], [1.0, -3.6, -0.13])
+    return method, [*panels, LayerPanel("regression", KNOWN, FOREIGN, 0.951)], [1.0, -3.6, -0.13]
 
 
 WIDE = {
     "scores": lambda: score_histograms([HistogramPanel("Energy", KNOWN, {"SVHN": FOREIGN}, 1.5)] * 2),
-    "curves": lambda: tuning_curves(
-        [TuningPanel("DenseNet", "temperature", CURVES), TuningPanel("ResNet", "epsilon", STEPS)]
-    ),
+    "curves": lambda: tuning_curves([("DenseNet", "temperature", CURVES), ("ResNet", "epsilon", STEPS)]),
     "gaussianity": lambda: histograms.gaussianity([LayerPanel("conv0", KNOWN, FOREIGN, 0.987)] * 2),
     "layers": lambda: layer_histograms([row("mahalanobis", 1), row("igeood", 4)]),
 }
 PHONE = {
     "scores": lambda: score_histograms([HistogramPanel("", KNOWN, {OOD_LABEL: FOREIGN}, 1.5)], NARROW),
-    "roc": lambda: curves.roc_curves(SCORES),
-    "precision–recall": lambda: precision_recall_curves(SCORES),
-    "temperature": lambda: tuning_curves([TuningPanel("", "temperature", CURVES)], NARROW),
+    "roc": lambda: threshold_curves("ROC", SCORES),
+    "precision–recall": lambda: threshold_curves("precision–recall", SCORES),
+    "temperature": lambda: tuning_curves([("", "temperature", CURVES)], NARROW),
     "contributions": lambda: curves.contributions(["output", "a $5_ layer"], [0.1, -2.0], [3.0, 1.0]),
 }
 
@@ -114,12 +112,12 @@ def test_densities_have_mass_one_and_outliers_and_the_threshold_are_shown():
     assert axes["calm"].get_xlim()[0] <= -40.0
     assert "−40" in axes["calm"].texts[0].get_text()
     with pytest.raises(InputError, match="SVHN: empty, or has NaN"):
-        score_histograms([HistogramPanel("a", KNOWN, {"SVHN": [1.0, np.inf]})])
+        score_histograms([HistogramPanel("a", KNOWN, {"SVHN": [1.0, np.inf]}, 1.5)])
 
 
 def test_a_set_has_one_colour_across_panels_and_figures():
     both = {"LSUN": FOREIGN, "mine": KNOWN + 1}
-    panels = [HistogramPanel("a", KNOWN, both), HistogramPanel("b", KNOWN, {"mine": FOREIGN})]
+    panels = [HistogramPanel("a", KNOWN, both, 1.5), HistogramPanel("b", KNOWN, {"mine": FOREIGN}, 1.5)]
     first, second = score_histograms(panels).axes
     assert patch(first, "mine").get_edgecolor() == patch(second, "mine").get_edgecolor()
     assert to_hex(patch(first, "LSUN").get_edgecolor()).upper() == ood_colours(["SVHN", "lsun"])["lsun"]
@@ -130,12 +128,9 @@ def test_a_set_has_one_colour_across_panels_and_figures():
 def test_curves_mark_the_choice_in_the_methods_look():
     order = RANDOM.permutation(len(T))
     shuffled = {method: (x[order], y[order], chosen) for method, (x, y, chosen) in CURVES.items()}
-    panels = [
-        TuningPanel("DenseNet", *each) for each in (("temperature", shuffled), ("epsilon", {}), ("epsilon", STEPS))
-    ]
-    left, right, steps = tuning_curves(panels).axes
+    panels = [("DenseNet", "temperature", shuffled), ("DenseNet", "epsilon", STEPS)]
+    left, steps = tuning_curves(panels).axes
     assert left.get_xscale() == "log"
-    assert [text.get_text() for text in right.texts] == ["not tuned here"]
     for line, (method, search) in zip(left.lines, CURVES.items(), strict=True):
         look = look_of(method)
         assert (line.get_color(), line.get_linestyle(), line.get_label()) == (look.colour, look.line, look.title)
@@ -170,11 +165,11 @@ def test_layers_have_a_row_for_each_method_with_tnr_and_weights():
 @pytest.mark.parametrize("method", SCORES)
 def test_areas_below_the_curves_are_auroc_and_aupr(method):
     scores = SCORES[method]
-    x, y = curves.roc_curves({method: scores}).axes[0].lines[0].get_data()
+    x, y = threshold_curves("ROC", {method: scores}).axes[0].lines[0].get_data()
     assert (x[0], y[0], x[-1], y[-1]) == (0, 0, 1, 1)
     assert np.trapezoid(y, x) == pytest.approx(auroc(*scores), abs=0.005)  # some 200 points of many
     few = [each[:60] for each in scores]
-    recall, precision = precision_recall_curves({method: few}).axes[0].lines[0].get_data()
+    recall, precision = threshold_curves("precision–recall", {method: few}).axes[0].lines[0].get_data()
     assert (np.diff(recall, prepend=0.0) * precision).sum() == pytest.approx(aupr(*few))
 
 

@@ -189,10 +189,10 @@ def test_the_commands_are_those_that_were_noted(maker):
 def test_pictures_come_in_order_with_their_reason(evidence):
     scores = dict(evidence.scores(evidence.standing.shown))["svhn"]
     most, least = evidence.pictures(3)["CIFAR-10 (in-distribution)"].values()
-    assert [t.score for t in most] == [f"{v:.3g}" for v in np.sort(scores.arrays["id"])[::-1][:3]]
-    assert {t.verdict for t in most} == {"refused"}
-    assert {t.verdict for t in least} == {"kept"}
-    assert {t.reason for t in most} == {"block2"}  # seven tenths of every score
+    assert [t["score"] for t in most] == [f"{v:.3g}" for v in np.sort(scores.arrays["id"])[::-1][:3]]
+    assert {t["verdict"] for t in most} == {"refused"}
+    assert {t["verdict"] for t in least} == {"kept"}
+    assert {t["reason"] for t in most} == {"block2"}  # seven tenths of every score
     image = np.random.default_rng(0).integers(0, 256, (3, 32, 32), dtype=np.uint8)
     content = base64.b64decode(picture(image).partition(",")[2])
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(content))), image.transpose(1, 2, 0))

@@ -4,14 +4,12 @@ import io
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from igeood.bench.datasets.images import extra
 from igeood.detectors import METHODS
-from igeood.errors import InputError
 from igeood.files import write_whole
 
 if TYPE_CHECKING:
@@ -47,8 +45,7 @@ def look_of(method: str) -> Look:
 
 def blank(height: float, width: float = WIDTH) -> "Figure":
     """An empty figure of a column's width, laid out without overlaps and independent of pyplot."""
-    figure: Figure = extra("matplotlib.figure", "report").Figure(figsize=(width, height), layout="constrained")
-    return figure
+    return cast("Figure", extra("matplotlib.figure", "report").Figure(figsize=(width, height), layout="constrained"))
 
 
 def shape(count: int, most: int) -> tuple[int, int]:
@@ -77,12 +74,11 @@ def label(axes: "Axes", *, title: str = "", x: str = "", y: str = "") -> None:
 
 def legend(figure: "Figure", axes: Iterable["Axes"]) -> None:
     """One legend above the panels, unique labels, a threshold after the sets."""
-    pairs = [pair for one in axes for pair in zip(*one.get_legend_handles_labels(), strict=True)]
-    handles = {name: handle for handle, name in pairs}
+    handles = {name: handle for one in axes for handle, name in zip(*one.get_legend_handles_labels(), strict=True)}
     names = sorted(handles, key=DELTA.__eq__)
     columns = shape(len(names) or 1, int(figure.get_figwidth() / 1.25))[1]
-    options: dict[str, Any] = {"ncols": columns, "frameon": False, "fontsize": SMALL}
-    figure.legend([handles[name] for name in names], names, loc="outside upper center", **options)
+    shown = [handles[name] for name in names]
+    figure.legend(shown, names, loc="outside upper center", ncols=columns, frameon=False, fontsize=SMALL)
 
 
 def ood_colours(names: Iterable[str]) -> dict[str, str]:
@@ -95,14 +91,6 @@ def ood_colours(names: Iterable[str]) -> dict[str, str]:
     left = [colour for colour in OOD_COLOURS.values() if colour not in colours.values()] or list(OOD_COLOURS.values())
     others = [name for name, colour in colours.items() if colour is None]
     return {name: colour or left[others.index(name) % len(left)] for name, colour in colours.items()}
-
-
-def finite(values: ArrayLike, name: str) -> Values:
-    """Values as they can be drawn, (N,)."""
-    array = np.asarray(values, dtype=np.float64).ravel()
-    if len(array) == 0 or not np.isfinite(array).all():
-        raise InputError(f"{name}: empty, or has NaN or infinity; give finite values, at least one")
-    return array
 
 
 def render(figure: "Figure", kind: str, *, letters: bool = False) -> bytes:

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from igeood.bench.figures import drawing
-from igeood.bench.figures.drawing import ID_LABEL, OOD_LABEL, SMALL, WIDTH, Values, finite
+from igeood.bench.figures.drawing import ID_LABEL, OOD_LABEL, SMALL, WIDTH, Values
+from igeood.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,12 +21,12 @@ Limits = tuple[float, float]
 
 
 class HistogramPanel(NamedTuple):
-    """Scores of one detector: in-distribution, and of OOD sets by name; `threshold` is drawn when given."""
+    """Scores of one detector: in-distribution, and of OOD sets by name; and the threshold."""
 
     title: str
     id_scores: ArrayLike
     ood_scores: Sets
-    threshold: float | None = None
+    threshold: float
 
 
 class LayerPanel(NamedTuple):
@@ -37,12 +38,8 @@ class LayerPanel(NamedTuple):
     number: float
 
 
-class LayerRow(NamedTuple):
-    """A method's columns, the regression's own score last, and the regression's weight for each column."""
-
-    method: str
-    panels: Sequence[LayerPanel]
-    weights: Sequence[float]
+# a method, its columns, the regression's own score last, and the regression's weight for each column
+LayerRow = tuple[str, Sequence[LayerPanel], Sequence[float]]
 
 
 def histogram(
@@ -53,7 +50,10 @@ def histogram(
     `colours` are those of the OOD sets, by name. Outliers count in the densities; `limits` fix what the axis shows.
     """
     colours = {**colours, ID_LABEL: drawing.ID_COLOUR}
-    sets = {name: finite(values, name) for name, values in {ID_LABEL: id_values, **ood_values}.items()}
+    sets = {name: np.asarray(values, np.float64) for name, values in {ID_LABEL: id_values, **ood_values}.items()}
+    for name, values in sets.items():
+        if len(values) == 0 or not np.isfinite(values).all():
+            raise InputError(f"{name}: empty, or has NaN or infinity; give finite values, at least one")
     (low, high), clipped = (limits, False) if limits else _shown_range(list(sets.values()))
     bins = int(np.clip(math.sqrt(max(map(len, sets.values()))), 10, 50)) | 1  # odd: a constant falls in the middle
     edges = np.linspace(low, high, bins + 1)
@@ -75,8 +75,7 @@ def score_histograms(panels: Sequence[HistogramPanel], width: float = WIDTH) -> 
     for axes, panel in zip(grid, panels, strict=True):
         clipped = histogram(axes, panel.id_scores, panel.ood_scores, colours)
         drawing.label(axes, title=panel.title, x="axis cut at 0.1 and 99.9%" if clipped else "", y="density")
-        if panel.threshold is not None:
-            _threshold(axes, panel.threshold)
+        _threshold(axes, panel.threshold)
     figure.supxlabel("score (higher is more out-of-distribution)", fontsize=SMALL)
     drawing.legend(figure, grid)
     return figure
@@ -88,8 +87,8 @@ def gaussianity(layers: Sequence[LayerPanel]) -> "Figure":
     x = np.linspace(-4.0, 4.0, 201)
     normal = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
     for axes, panel in zip(grid, layers, strict=True):
-        inside, outside = (finite(values, panel.layer) for values in (panel.id_values, panel.ood_values))
-        inside, outside = ((values - values.mean()) / (values.std() or 1.0) for values in (inside, outside))
+        pair = (np.asarray(values, np.float64) for values in (panel.id_values, panel.ood_values))
+        inside, outside = ((values - values.mean()) / (values.std() or 1.0) for values in pair)
         histogram(axes, inside, {OOD_LABEL: outside}, drawing.ood_colours([OOD_LABEL]), (-4.0, 4.0))
         axes.plot(x, normal, color="black", linewidth=1.2, label="standard normal")
         w = "$W$ undefined" if math.isnan(panel.number) else f"$W$ = {panel.number:.3f}"
@@ -101,18 +100,18 @@ def gaussianity(layers: Sequence[LayerPanel]) -> "Figure":
 
 def layer_histograms(rows: Sequence[LayerRow]) -> "Figure":
     """Scores of each layer, with their TNR at TPR-95%, then the regression's score with its weights; by method."""
-    shapes = [drawing.shape(len(row.panels), 4) for row in rows]
+    shapes = [drawing.shape(len(panels), 4) for _, panels, _ in rows]
     heights = [1.7 * n + 0.4 for n, _ in shapes]
     figure = drawing.blank(0.5 + sum(heights))
     parts = figure.subfigures(*drawing.shape(len(rows), 1), squeeze=False, height_ratios=heights)[:, 0]
-    for part, row, (n, columns) in zip(parts, rows, shapes, strict=True):
-        part.suptitle(drawing.look_of(row.method).title, fontsize=drawing.TITLE + 1, fontweight="bold")
-        for i, panel in enumerate(row.panels):
+    for part, (method, panels, alphas), (n, columns) in zip(parts, rows, shapes, strict=True):
+        part.suptitle(drawing.look_of(method).title, fontsize=drawing.TITLE + 1, fontweight="bold")
+        for i, panel in enumerate(panels):
             axes = part.add_subplot(n, columns, i + 1)
             cut = histogram(axes, panel.id_values, {OOD_LABEL: panel.ood_values}, drawing.ood_colours([OOD_LABEL]))
             title = f"{panel.layer}\nTNR {100 * panel.number:.1f}%"
             drawing.label(axes, title=title, x="score (axis cut)" if cut else "score", y="density")
-        weights = ", ".join(f"{w:.2g}".replace("-", "−") for w in row.weights)
+        weights = ", ".join(f"{w:.2g}".replace("-", "−") for w in alphas)
         lines = textwrap.wrap(f"α = ({weights})", 72 // columns)  # as many letters as fit below a panel
         axes.set_xlabel("\n".join([axes.get_xlabel(), *lines]), fontsize=SMALL)
     drawing.legend(figure, figure.subfigs[0].axes)
@@ -122,9 +121,9 @@ def layer_histograms(rows: Sequence[LayerRow]) -> "Figure":
 def _shown_range(sets: Sequence[Values]) -> tuple[Limits, bool]:
     """Limits of the axis, and whether they leave outliers out: only when these would squeeze the rest."""
     first, last = min(values.min() for values in sets), max(values.max() for values in sets)
-    small = [len(values) < 20 for values in sets]  # of few samples, none is an outlier
-    low = min(np.percentile(v, 0.0 if few else 0.1, method="higher") for v, few in zip(sets, small, strict=True))
-    high = max(np.percentile(v, 100.0 if few else 99.9, method="lower") for v, few in zip(sets, small, strict=True))
+    cuts = [0.0 if len(values) < 20 else 0.1 for values in sets]  # of few samples, none is an outlier
+    low = min(np.percentile(v, cut, method="higher") for v, cut in zip(sets, cuts, strict=True))
+    high = max(np.percentile(v, 100.0 - cut, method="lower") for v, cut in zip(sets, cuts, strict=True))
     clipped = bool(last - first > 1.5 * (high - low) > 0)
     low, high = (low, high) if clipped else (first, last)
     middle, width = (low + high) / 2, high - low

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from igeood.bench.figures.curves import TuningPanel, tuning_curves
+from igeood.bench.figures.curves import tuning_curves
 from igeood.bench.figures.drawing import look_of
 from igeood.bench.figures.histograms import HistogramPanel, LayerPanel, LayerRow, layer_histograms, score_histograms
 from igeood.bench.figures.histograms import gaussianity as draw_gaussianity
@@ -45,51 +45,42 @@ def curves(ours: Averages) -> Drawn:
     """TNR against temperature and against the input step, on the validation set, of the paper's methods."""
     panels, methods = [], reported.methods(setting="grey-box")
     for key in ours.classifiers():
-        searches = {
-            parameter: {method: search for method, search in tried.items() if method in methods}
-            for parameter, tried in ours.searches(key).items()
-        }
-        panels += [TuningPanel(str(key), *search) for search in searches.items() if any(searches.values())]
+        for parameter, tried in ours.searches(key).items():
+            searches = {method: search for method, search in tried.items() if method in methods}
+            panels += [(str(key), parameter, searches)] if searches else []
     if panels:
         yield "curves", tuning_curves(panels)
 
 
 def gaussianity(ours: Averages) -> Drawn:
     """The first channel of each layer against the normal density, and the layer's mean W."""
-    for key, line in zip(ours.classifiers(), ours.networks, strict=True):
-        known, foreign = kept(ours, line, "test"), _foreign(ours, key, line)
-        if known is not None and foreign is not None:
-            panels = [
-                LayerPanel(layer, value[:, 0], foreign.features[layer][:, 0], line["diagnostics"][layer]["shapiro_w"])
-                for layer, value in known.features.items()
-            ]
-            yield f"gaussianity-{_stem(key)}", draw_gaussianity(panels)
+    for key, line, known, foreign in _observed(ours):
+        panels = [
+            LayerPanel(layer, value[:, 0], foreign.features[layer][:, 0], line["diagnostics"][layer]["shapiro_w"])
+            for layer, value in known.features.items()
+        ]
+        yield f"gaussianity-{_stem(key)}", draw_gaussianity(panels)
 
 
 def layers(ours: Averages) -> Drawn:
     """Scores of each layer, and what the regression makes of them, for Mahalanobis and IGEOOD."""
-    for key, line in zip(ours.classifiers(), ours.networks, strict=True):
-        train, known, foreign = kept(ours, line, "train"), kept(ours, line, "test"), _foreign(ours, key, line)
-        if train is not None and known is not None and foreign is not None:
-            methods = reported.methods(label="fig:hist_maha_fr")
+    for key, line, known, foreign in _observed(ours):
+        train, methods = kept(ours, line, "train"), reported.methods(label="fig:hist_maha_fr")
+        if train is not None:
             yield f"layers-{_stem(key)}", layer_histograms([_row(m, train, known, foreign) for m in methods])
 
 
 def _row(method: str, train: Outputs, known: Outputs, foreign: Outputs) -> LayerRow:
     """Half of the images to learn the weights from, at most 1,000; the others are shown."""
     scorer = detector(method).fit(train)
-    (learn_id, show_id), (learn_ood, show_ood) = _split(known), _split(foreign)
+    parts = ([outputs[torch.from_numpy(rows)] for rows in halves(len(outputs), 0)] for outputs in (known, foreign))
+    (learn_id, show_id), (learn_ood, show_ood) = parts
     scorer.learn_weights(learn_id, learn_ood, tpr=TPR, seed=0)
     weights = scorer.state()["weights_"]
-    parts = [torch.as_tensor(scorer.contributions(outputs)) for outputs in (show_id, show_ood)]  # (N, P) each
-    columns = [torch.column_stack([part / weights, part.sum(dim=1)]).numpy().T for part in parts]  # the score last
+    shares = [torch.as_tensor(scorer.contributions(outputs)) for outputs in (show_id, show_ood)]  # (N, P) each
+    columns = [torch.column_stack([share / weights, share.sum(dim=1)]).numpy().T for share in shares]  # the score last
     triples = zip([*scorer.columns_, "regression"], *columns, strict=True)
-    return LayerRow(method, [LayerPanel(name, a, b, tnr_at_tpr(a, b)) for name, a, b in triples], weights.tolist())
-
-
-def _split(outputs: Outputs) -> tuple[Outputs, Outputs]:
-    first, second = (torch.from_numpy(rows) for rows in halves(len(outputs), 0))
-    return outputs[first], outputs[second]
+    return method, [LayerPanel(name, a, b, tnr_at_tpr(a, b)) for name, a, b in triples], weights.tolist()
 
 
 def kept(ours: Averages, line: Record, part: str) -> Outputs | None:
@@ -97,12 +88,14 @@ def kept(ours: Averages, line: Record, part: str) -> Outputs | None:
     return recall(ours.results.folder / "outputs", weights=line["weights"], images=line["data"][part])
 
 
-def _foreign(ours: Averages, key: Key, line: Record) -> Outputs | None:
-    """Its outputs of the OOD set that the paper shows, or of the first that there is."""
-    cells = [c for setting in PAPER for c in ours.of(setting, key) if c["data"]["test"] == line["data"]["test"]]
-    cells.sort(key=lambda cell: cell["ood"] != SHOWN)
-    outputs = (kept(ours, cell, "ood") for cell in {cell["data"]["ood"]: cell for cell in cells}.values())
-    return next((each for each in outputs if each is not None), None)
+def _observed(ours: Averages) -> Iterator[tuple[Key, Record, Outputs, Outputs]]:
+    """Classifiers with their outputs of the test images, and of the OOD set that the paper shows, or the first."""
+    for key, line in zip(ours.classifiers(), ours.networks, strict=True):
+        cells = [c for setting in PAPER for c in ours.of(setting, key) if c["data"]["test"] == line["data"]["test"]]
+        for cell in sorted(cells, key=lambda cell: cell["ood"] != SHOWN)[:1]:
+            known, foreign = kept(ours, line, "test"), kept(ours, cell, "ood")
+            if known is not None and foreign is not None:
+                yield key, line, known, foreign
 
 
 def _stem(key: Key) -> str:

@@ -3,7 +3,7 @@
 import base64
 import io
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import Markup, escape
@@ -16,32 +16,25 @@ if TYPE_CHECKING:
 THEMED = {"#000000": "currentColor", "#0072b2": "var(--blue)", "#882255": "var(--wine)", "#f0e442": "var(--yellow)"}
 
 
-class Drawing(NamedTuple):
-    """A figure in a page, with its caption below; `svg` has its own text for those who don't see it."""
-
-    svg: Markup
-    caption: str
+Drawing = tuple[Markup, str]  # an SVG, which has its own text for those who don't see it; and the caption below
 
 
 class Artist:
     """Draws the figures of one page: no two use the same identifier."""
 
-    def __init__(self) -> None:
-        self.drawn = 0
+    drawn = 0
 
     def draw(self, figure: "Figure", alt: str, caption: str) -> Drawing:
         """A figure as SVG inside HTML."""
         self.drawn += 1
         text = render(figure, "svg", letters=True).decode()
         text = re.sub(r"<!--.*?-->|<(metadata|style)\b.*?</\1>", "", text[text.index("<svg ") :], flags=re.DOTALL)
-        text = re.sub(r">\s*\n\s*<", "><", text).replace("<defs></defs>", "")
+        text = re.sub(r">\s*\n\s*<", "><", text)
         text = re.sub(r'="[^"<>]*"', lambda value: _tidy(value[0]), text)
-        used = set(re.findall(r'(?:url\(|href=")#([^")]+)', text))
-        text = re.sub(r' id="([^"]+)"', lambda name: name[0] if name[1] in used else "", text)
         text = re.sub(r'( id="|url\(#|href="#)', rf"\g<1>f{self.drawn}-", text)
         label = f' role="img" aria-label="{escape(alt)}">'
         text = re.sub(r'<svg [^>]*?(viewBox="[^"]+")[^>]*>', lambda tag: f"<svg {tag[1]}{label}", text, count=1)
-        return Drawing(Markup(text), caption)  # noqa: S704 (matplotlib escapes what it is given)
+        return Markup(text), caption  # noqa: S704 (matplotlib escapes what it is given)
 
 
 def _tidy(value: str) -> str:

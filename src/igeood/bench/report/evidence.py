@@ -1,7 +1,6 @@
 """What lies behind the table: scores, curves, contributions and pictures, each with its words."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
@@ -15,14 +14,7 @@ from igeood.bench.runs.averages import Averages, Key, Scores, title
 SIDES = {"most": "Most out-of-distribution", "least": "Least out-of-distribution"}
 
 
-class Thumbnail(NamedTuple):
-    """An image, its score, and what became of it."""
-
-    source: str
-    alt: str
-    score: str
-    verdict: str
-    reason: str
+Thumbnail = dict[str, str]  # an image's source, its alt, its score, the verdict on it, and the reason
 
 
 class Evidence:
@@ -59,14 +51,11 @@ class Evidence:
     def scores(self, row: Row) -> Iterator[tuple[str, Scores]]:
         """For each OOD set drawn that the row has, the scores of the first split."""
         cells = [c for c in self.ours.of(row.setting, self.key) if c["method"] == row.method]
-        for ood in self.drawn:
-            first = min((c for c in cells if c["ood"] == ood), key=lambda c: int(c["seed"]), default=None)
-            if first is not None:
-                yield ood, self.ours.scores(first)
+        first = {c["ood"]: c for c in sorted(cells, key=lambda c: -int(c["seed"]))}
+        return ((ood, self.ours.scores(first[ood])) for ood in self.drawn if ood in first)
 
-    def histograms(self) -> list[Drawing]:
+    def histograms(self) -> Iterator[Drawing]:
         """Scores of the shown method on each OOD set, with the threshold."""
-        drawings = []
         for ood, scores in self.scores(self.standing.shown):
             known, foreign, at = scores.arrays["id"], scores.arrays["ood"], scores.threshold
             kept, refused = 100 * np.mean(known <= at), 100 * np.mean(foreign > at)
@@ -76,55 +65,44 @@ class Evidence:
                 f"and refuses {refused:.1f}% of {len(foreign):,} foreign ones."
             )
             figure = score_histograms([HistogramPanel("", known, {OOD_LABEL: foreign}, at)], NARROW)
-            drawings.append(self.artist.draw(figure, alt, f"{title(ood)}: {refused:.1f}% refused"))
-        return drawings
+            yield self.artist.draw(figure, alt, f"{title(ood)}: {refused:.1f}% refused")
 
-    def threshold_curves(self) -> list[Drawing]:
+    def threshold_curves(self) -> Iterator[Drawing]:
         """ROC and precision–recall on each OOD set, of the best of each family."""
-        by_set: dict[str, list[tuple[Row, Scores]]] = {ood: [] for ood in self.drawn}
-        for row in self.standing.families():
-            for ood, scores in self.scores(row):
-                by_set[ood].append((row, scores))
-        drawings = []
-        kinds = {"ROC": ("auroc", curves.roc_curves), "precision–recall": ("aupr", curves.precision_recall_curves)}
-        for ood, rows in by_set.items():
+        families = [(row, dict(self.scores(row))) for row in self.standing.families()]
+        for ood in self.drawn:
+            rows = [(row, scores[ood]) for row, scores in families if ood in scores]
             pairs = {row.method: (scores.arrays["id"], scores.arrays["ood"]) for row, scores in rows}
-            for name, (metric, draw) in kinds.items():
+            for kind, metric in (("ROC", "auroc"), ("precision–recall", "aupr")):
                 areas = ", ".join(f"{row.name} {100 * scores.cell[metric]:.1f}%" for row, scores in rows)
-                alt = f"{name} curves on {title(ood)}. {metric.upper()}: {areas}."
-                drawings.append(self.artist.draw(draw(pairs), alt, f"{title(ood)}: {name}"))
-        return drawings
+                alt = f"{kind} curves on {title(ood)}. {metric.upper()}: {areas}."
+                yield self.artist.draw(curves.threshold_curves(kind, pairs), alt, f"{title(ood)}: {kind}")
 
-    def tuning(self) -> list[Drawing]:
+    def tuning(self) -> Iterator[Drawing]:
         """TNR on the validation images against temperature, and against the input step."""
-        drawings = []
+        names = {"temperature": "temperature", "epsilon": "input step ε"}
         for parameter, methods in self.ours.searches(self.key).items():
-            if not methods:
-                continue
-            chosen = ", ".join(
-                f"{look_of(method).title} {value:.4g} (best TNR {100 * max(reached):.1f}%)"
-                for method, (_, reached, value) in methods.items()
-            )
-            name = "temperature" if parameter == "temperature" else "input step ε"
-            figure = curves.tuning_curves([curves.TuningPanel("", parameter, methods)], NARROW)
-            alt = f"TNR on the validation images against the {name}. Chosen: {chosen}."
-            drawings.append(self.artist.draw(figure, alt, f"{name[0].upper()}{name[1:]}; the choice is marked"))
-        return drawings
+            if methods:
+                chosen = ", ".join(
+                    f"{look_of(method).title} {value:.4g} (best TNR {100 * max(reached):.1f}%)"
+                    for method, (_, reached, value) in methods.items()
+                )
+                figure = curves.tuning_curves([("", parameter, methods)], NARROW)
+                alt = f"TNR on the validation images against the {names[parameter]}. Chosen: {chosen}."
+                yield self.artist.draw(figure, alt, f"{names[parameter].capitalize()}; the choice is marked")
 
     def white_row(self) -> Row | None:
         """The best white-box row, IGEOOD's if there is one: its contributions are drawn."""
         rows = [row for row in self.standing.ranked() if row.setting.startswith("white-box")]
         return min(rows, key=lambda row: row.family != "igeood", default=None)
 
-    def contributions(self, row: Row) -> list[Drawing]:
+    def contributions(self, row: Row) -> Iterator[Drawing]:
         """What output and layers add to the score on average, in-distribution and on each OOD set."""
-        drawings = []
         for ood, scores in self.scores(row):
             means = [scores.arrays[f"{side}_parts"].mean(axis=0) for side in ("id", "ood")]
             each = ", ".join(f"{name} {a:.2g} and {b:.2g}" for name, a, b in zip(scores.columns, *means, strict=True))
             alt = f"Mean contributions to the score, in-distribution and {title(ood)}: {each}."
-            drawings.append(self.artist.draw(curves.contributions(scores.columns, *means), alt, title(ood)))
-        return drawings
+            yield self.artist.draw(curves.contributions(scores.columns, *means), alt, title(ood))
 
     def pictures(self, count: int) -> dict[str, dict[str, list[Thumbnail]]]:
         """Images of extreme scores of the shown method, by set and side: in-distribution, then each OOD set."""
@@ -144,5 +122,6 @@ def _thumbnails(scores: Scores, side: str, which: str, count: int) -> list[Thumb
         value, reason = scores.arrays[side][row], scores.reason(side, row)
         verdict, text = "refused" if value > scores.threshold else "kept", f"{value:.3g}".replace("-", "−")
         alt = f"image {row}, score {text}, {verdict}" + (f", raised most by {reason}" if reason else "")
-        thumbnails.append(Thumbnail(picture(image), alt, text, verdict, reason))
+        shown = {"source": picture(image), "alt": alt, "score": text, "verdict": verdict, "reason": reason}
+        thumbnails.append(shown)
     return thumbnails

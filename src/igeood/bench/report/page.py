@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
 from importlib import resources
@@ -62,42 +62,37 @@ def make(results: Results, *, made_on: date, guard: Path | None = None, validati
     measured = [(key, line, standing) for key, line in pairs if (standing := standings(ours, key)) is not None]
     if not measured:
         raise InputError(f"results: nothing was measured in {results.folder}; `igeood bench --out {results.folder}`")
-    beside, artist, most = results.folder / GUARD, Artist(), max(1, DRAWN // len(measured))
-    sections = [
-        _section(ours, key, line, Evidence(ours, key, standing, artist, most), len(measured))
-        for key, line, standing in measured
-    ]
+    beside, artist = results.folder / GUARD, Artist()
+    sections = [_section(ours, *each, artist, len(measured)) for each in measured]
     again = ["igeood", "report", str(results.folder), *([] if validation is None else ["--validation", validation])]
     html = _render(
         sections=sections,
         **_promise(guard or (beside if beside.is_file() else None), ours.classifiers()),
         tpr=f"{100 * TPR:g}%",
-        made_on=made_on.isoformat(),
+        made_on=made_on,
         again=[shlex.join(line) for line in [*(record["command"] for record in results.commands.records), again]],
     )
     return Report(html, {section["name"]: section["verdict"] for section in sections})
 
 
-def _section(ours: Averages, key: Key, line: Record, evidence: Evidence, of: int) -> dict[str, Any]:
+def _section(ours: Averages, key: Key, line: Record, standing: Standings, artist: Artist, of: int) -> dict[str, Any]:
     """Everything about one network, as the template calls it."""
-    standing, white = evidence.standing, evidence.white_row()
-    count = max(1, min(8, THUMBNAILS // (2 * of * (len(evidence.drawn) + 1))))
+    evidence = Evidence(ours, key, standing, artist, max(1, DRAWN // of))
+    white, count = evidence.white_row(), max(1, min(8, THUMBNAILS // (2 * of * (len(evidence.drawn) + 1))))
     return {
         "name": str(key),
         "facts": list(_facts(ours, key, line, standing)),
+        "standing": standing,
         "verdict": standing.verdict(),
-        "by_access": standing.by_access(),
         "tables": [_tabulate(standing, metric) for metric in METRICS],
-        "shown": str(standing.shown),
         "compared": "" if len(standing.compared) == len(standing.sets) else ", ".join(map(title, standing.compared)),
         "drawn": evidence.note(),
-        "histograms": evidence.histograms(),
-        "curves": evidence.threshold_curves(),
-        "curves_of": [str(row) for row in standing.families()],
-        "tuning": evidence.tuning(),
+        "histograms": list(evidence.histograms()),
+        "curves": list(evidence.threshold_curves()),
+        "tuning": list(evidence.tuning()),
         "validation": title(ours.validation),
-        "contributions": [] if white is None else evidence.contributions(white),
-        "contributions_of": str(white or ""),
+        "white": white,
+        "contributions": [] if white is None else list(evidence.contributions(white)),
         "pictures": evidence.pictures(count),
         "provenance": list(_provenance(ours, key, line)),
     }
@@ -114,10 +109,8 @@ def _facts(ours: Averages, key: Key, line: Record, standing: Standings) -> Itera
     if any(row.setting not in TUNED_ON for row in standing.rows):
         none = "none: black and grey box keep their defaults"
         yield "Validation set", none if ours.validation == NO_VALIDATION else title(ours.validation)
-    for note in line["notes"]:
-        yield "Note", note
-    left_out = sum(ours.left_out.values())
-    if left_out:
+    yield from (("Note", note) for note in line["notes"])
+    if left_out := sum(ours.left_out.values()):
         yield "Left out", f"{left_out:,} results that were measured with other options than these"
 
 
@@ -139,23 +132,15 @@ def _tabulate(standing: Standings, metric: str) -> dict[str, Any]:
     name = f"TNR at TPR-{100 * TPR:g}%" if metric == "tnr" else metric.upper()
     groups = {}
     for group, rows in standing.groups().items():
-        values = [[*(row.figures[metric].get(o) for o in standing.sets), standing.average(row, metric)] for row in rows]
-        best = [_best(column) for column in zip(*values, strict=True)]
+        exact = [[*(row.figures[metric].get(o) for o in standing.sets), standing.average(row, metric)] for row in rows]
+        values = [[None if value is None else round(value, 1) for value in line] for line in exact]
+        known = [{value for value in column if value is not None} for column in zip(*values, strict=True)]
+        best = [max(column) if len(column) > 1 else -1.0 for column in known]  # none where all are the same
         groups[group] = {
-            row.name: [{"value": v, "text": _text(v), "best": _text(v) == b} for v, b in zip(line, best, strict=True)]
+            row.name: [{"value": v, "best": v == b} for v, b in zip(line, best, strict=True)]
             for row, line in zip(rows, values, strict=True)
         }
     return {"metric": metric, "title": name, "header": [*map(title, standing.sets), "average"], "groups": groups}
-
-
-def _text(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f}"
-
-
-def _best(values: Iterable[float | None]) -> str | None:
-    """The highest number as it is printed; None where all are the same."""
-    known = {_text(value) for value in values if value is not None}
-    return max(known, key=float) if len(known) > 1 else None
 
 
 def _promise(guard: Path | None, keys: list[Key]) -> dict[str, Any]:
@@ -172,8 +157,8 @@ def _promise(guard: Path | None, keys: list[Key]) -> dict[str, Any]:
     above, n = f"{calibration.threshold:.4g}".replace("-", "−"), len(calibration.scores)
     left = f" ({calibration.left_out:,} more were left out, which tuning had seen)" if calibration.left_out else ""
     start = f"{who} refuses scores above {above}; it is tuned by itself, so its scores have a scale of their own."
-    text = f"{start} Its promise, from {n:,} calibration images{left}: {calibration.promise}."
-    return {"promise": text, "calibrated": True}
+    end = f"Its promise, from {n:,} calibration images{left}: {calibration.promise}."
+    return {"promise": f"{start} {end}", "calibrated": True}
 
 
 def _render(**content: Any) -> str:
