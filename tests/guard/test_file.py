@@ -14,7 +14,8 @@ from igeood.files import read_record, write_record
 
 @pytest.fixture(scope="module")
 def guard(model, data):
-    return igeood.white_box(model, std=(0.2, 0.3, 0.4), mean=0.5).fit(data.train).calibrate(data.held_out, tpr=0.9)
+    guard = igeood.white_box(model, method="igeood", std=(0.2, 0.3, 0.4), mean=0.5)
+    return guard.fit(data.train).calibrate(data.held_out, tpr=0.9)
 
 
 @pytest.fixture

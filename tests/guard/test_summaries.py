@@ -1,6 +1,7 @@
 """Fitting is adding: summaries of shards, whatever the batches; and detectors of the user's own."""
 
 import logging
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ SAME = {"rtol": 0.0, "atol": 1e-4}  # a network's outputs differ in their last d
 @pytest.mark.parametrize("size", [1, 7, 64])
 def test_batches_and_shards_give_one_guard(model, data, build, size, tmp_path):
     """The sample is the same to the row, above the budget too; the scores are, up to rounding in the network."""
+    build = igeood.black_box if build is igeood.black_box else partial(igeood.white_box, method="igeood")
     budget = 20_000 if build is igeood.black_box else 40_000
     x, y = data.images(800, 1)
     whole = build(model).fit((x, y), budget=budget)
@@ -41,12 +43,12 @@ def test_batches_and_shards_give_one_guard(model, data, build, size, tmp_path):
 
 
 def test_summaries_that_do_not_fit(model, data, known):
-    summary = igeood.summarise(igeood.white_box(model), data.train)
+    summary = igeood.summarise(igeood.white_box(model, method="igeood"), data.train)
     assert igeood.black_box(model).fit(summary).layers == []  # reads what it needs, and no more
     foreign = igeood.summarise(igeood.white_box(), known.train)
     for options, other, message in (
         ({"method": "mahalanobis"}, summary, "summary: MahalanobisLayers needs sums 'full'"),
-        ({"layers": ["2"]}, summary, r"summary: has layers \['2', '6'\], this guard reads \['2'\]"),
+        ({"layers": ["2"], "method": "igeood"}, summary, r"summary: has layers \['2', '6'\], this guard reads \['2'\]"),
         ({}, foreign, "summary: was made with model None"),
     ):
         with pytest.raises(InputError, match=f"^{message}"):
@@ -71,13 +73,13 @@ class Nearest(igeood.Detector):
         return sum(torch.cdist(batch.features[b].double(), mean).amin(1) for b, mean in self.means_.items())
 
 
-OWN = {"none": ([], 64), "last": (["6"], None), "last two": (["2", "6"], None), "all": (["2", "6"], 64)}
+OWN = {"none": [HEAD], "last": [HEAD], "last two": ["2", HEAD], "all": ["2", "6", HEAD]}
 
 
 @pytest.fixture(params=OWN)
 def layers(request):
-    """The layers of a detector that is registered as "nearest", with the head where it has a width."""
-    needs = igeood.Needs(layers=request.param, head=bool(OWN[request.param][1]), labels=True, sums="mean")
+    """The layers of a detector that is registered as "nearest"."""
+    needs = igeood.Needs(layers=request.param, head=request.param in ("none", "all"), labels=True, sums="mean")
     igeood.register("nearest", title="Mine")(type("NearestMean", (Nearest,), {"needs": needs}))
     yield request.param
     del igeood.METHODS["nearest"]
@@ -85,10 +87,9 @@ def layers(request):
 
 def test_a_detector_of_ones_own(model, data, layers, tmp_path):
     guard = igeood.white_box(model, method="nearest").fit(data.train).calibrate(data.held_out)
-    names, head = OWN[layers]
-    assert guard.layers == names
-    assert list(guard.detector.means_) == [*names, *[HEAD] * bool(head)]
-    assert HEAD not in guard.detector.means_ or guard.detector.means_[HEAD].shape == (4, head)
+    names = OWN[layers]
+    assert guard.layers == list(guard.detector.means_) == names
+    assert guard.detector.means_[HEAD].shape == (4, 64)
     assert igeood.metrics.auroc(guard.score(data.test), guard.score(data.foreign)) > 0.7
     guard.tune(data.held_out, data.ood).calibrate(data.held_out)
     assert guard.explain(data.test[:2]).columns == ["output"]
@@ -96,6 +97,6 @@ def test_a_detector_of_ones_own(model, data, layers, tmp_path):
     loaded = igeood.load(tmp_path / "guard.safetensors", model)
     assert torch.equal(loaded.predict(data.test).score, guard.score(data.test))
     assert torch.equal(loaded.fit(data.train).score(data.test), guard.score(data.test))
-    outputs = [igeood.extract(model, x, names, head=bool(head)) for x in (data.train, data.test)]
+    outputs = [igeood.extract(model, x, names[:-1], head=True) for x in (data.train, data.test)]
     arrays = igeood.white_box(method="nearest").fit(outputs[0])
     torch.testing.assert_close(arrays.score(outputs[1]), guard.score(data.test), **SAME)

@@ -54,7 +54,7 @@ def test_every_black_box_method_can_be_tuned(known, method):
     after = evaluate(guard.score(inside), guard.score(outside)).tnr_at_tpr
     assert (tuning.before, tuning.after) == (before, after)  # on all of them, for the share is 1
     assert after >= before
-    assert guard.detector.temperature == tuning.temperature
+    assert guard.detector.params().get("temperature") == tuning.temperature
 
 
 def test_bayesian_search_reaches_the_sweep_and_keeps_quiet(arguments, capfd, monkeypatch):
@@ -84,7 +84,7 @@ def test_a_guard_is_never_worse_on_its_validation_samples_than_before(known, mon
     bad = {"temperature": 1000.0, "tnr": 1.0, "auroc": 1.0}
     monkeypatch.setattr("igeood.guard.tuning.tune_temperature", lambda *_, **__: [bad])
     monkeypatch.setattr("igeood.detectors.Weighted.learn_weights", poor)
-    guard = igeood.white_box().fit(known.train)
+    guard = igeood.white_box(method="igeood").fit(known.train)
     scores = guard.score(known.ood)
     tuning = guard.tune(known.held_out, known.ood).tuning
     assert tuning.after == tuning.before > 0

@@ -44,7 +44,7 @@ class Method:
     @property
     def needs_layers(self) -> bool:
         """Whether it reads hidden layers: a method for the white box."""
-        return self.needs.layers != "none"
+        return self.needs.reads_layers
 
     @property
     def options(self) -> list[str]:

@@ -99,7 +99,7 @@ def _detector(method: str | Detector, access: Access, temperature: float | None,
         raise InputError("method: a detector has its own options; give temperature and probabilities to it")
     detector = method if isinstance(method, Detector) else make_detector(method, **options)
     is_white = access == "white box"
-    if (detector.needs.layers != "none") != is_white:
+    if detector.needs.reads_layers != is_white:
         fitting = [name for name, entry in METHODS.items() if entry.needs_layers == is_white]
         name = repr(method) if isinstance(method, str) else type(method).__name__
         raise InputError(f"method: {name} is not one for a {access}; those are {', '.join(fitting)}")

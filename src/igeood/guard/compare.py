@@ -161,7 +161,7 @@ def _fit(
     if first is None:
         raise InputError("train: no training row; give at least one, or a new loader if this one was read already")
     if isinstance(first, Outputs) and not first.features:
-        detectors = {name: detector for name, detector in detectors.items() if detector.needs.layers == "none"}
+        detectors = {name: detector for name, detector in detectors.items() if not detector.needs.reads_layers}
     wanted = joined(detector.needs for detector in detectors.values())
     inputs.prepare(first, _widest(wanted))
     summaries = [Summary(needs, budget=budget, model=inputs.weights()) for needs in wanted]

@@ -185,7 +185,7 @@ class ModelInputs(Inputs):
         names = list(dict.fromkeys(str(layer).split("|")[0] for layer in layers if not str(layer).startswith("|")))
         special = {"head": HEAD in layers, "inputs": any(str(layer).startswith(INPUT) for layer in layers)}
         self.reader = Reader(self.model, names, statistic=statistic, layouts=layouts, **special)
-        self.layers, self.layouts = self.reader.layers, self.reader.layouts
+        self.layers, self.layouts = [*self.reader.layers, *[HEAD] * special["head"]], self.reader.layouts
 
     def prepare(self, batch: Batch, needs: Needs) -> None:
         """Decide which layers to read, and how, with the first training samples."""

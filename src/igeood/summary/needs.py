@@ -28,7 +28,7 @@ class Needs:
     statistic : str
         Of a feature map: "mean" over space.
     head : bool
-        The head itself: weight and bias that make logits of the last layer's features; with "all", its input too.
+        The head itself: weight and bias that make logits of its input, which is read too.
     inputs : bool
         The model's own input, for a detector that runs a model itself.
     labels : bool
@@ -53,6 +53,11 @@ class Needs:
     transform: Callable[[Tensor], Tensor] | None = None
     samples: tuple[str, ...] = ()
 
+    @property
+    def reads_layers(self) -> bool:
+        """Whether hidden layers are read."""
+        return self.layers != "none" or self.head
+
     def describe(self) -> dict[str, Any]:
         """The needs as plain values; a transform by its name."""
         plain = {**asdict(self), "samples": list(self.samples)}
@@ -67,10 +72,9 @@ class Needs:
             if HEAD in available:  # it is the end of the last block, as the classifier sees it
                 names = [*(names[-2:-1] or names), HEAD]
             names = names[-1 if self.layers == "last" else -2 :]
-        elif self.layers == "all" and self.head and HEAD in available:
-            names = [*names, HEAD]
-        inputs = [name for name in available if self.inputs and name.startswith(INPUT)]
-        return [*inputs, *(names if self.layers != "none" else [])]
+        else:
+            names = (names if self.layers != "none" else []) + [HEAD] * (self.head and HEAD in available)
+        return [*(name for name in available if self.inputs and name.startswith(INPUT)), *names]
 
 
 def joined(needs: Iterable[Needs]) -> list[Needs]:

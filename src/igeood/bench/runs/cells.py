@@ -134,6 +134,7 @@ class _Bench:
         if self.results.networks.find(asked) is not None:
             return
         train, test = (self.observer.outputs(images, Needs(), part) for part, images in sets.items())
+        train = train.only(Needs(layers="all").blocks(train.features))  # the head's input is the last layer's mean
         nearest = torch.as_tensor(IgeoodLogits().fit(train).predict_class(test))
         assert test.labels is not None  # noqa: S101 (a trained network's images have them)
         right = [float((guess == test.labels).double().mean()) for guess in (test.logits.argmax(dim=1), nearest)]

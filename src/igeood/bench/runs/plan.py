@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from igeood.bench import datasets
 from igeood.detectors import METHODS
@@ -31,7 +31,7 @@ class Plan:
         of `white-box-fgsm` on adversarial samples, that of `white-box-validation` as black and grey box are. In
         `untuned` every method is measured as it is, on all test images.
     methods : tuple of str
-        Of `igeood.METHODS`.
+        Of `igeood.METHODS`; empty: all that a setting has. Those that are not tuned are then left out of the white box.
     validation : tuple of str
         OOD data sets to tune the black and the grey box on, each in turn; empty: they keep their defaults.
     limit : int or None
@@ -48,7 +48,7 @@ class Plan:
 
     ood: tuple[str, ...]
     settings: tuple[str, ...] = PAPER
-    methods: tuple[str, ...] = field(default_factory=lambda: tuple(METHODS))
+    methods: tuple[str, ...] = ()
     validation: tuple[str, ...] = ()
     limit: int | None = 300
     images: int | None = None
@@ -76,20 +76,20 @@ class Cell:
     seed: int
 
 
-def _suits(setting: str, name: str) -> bool:
+def _suits(setting: str, name: str, *, is_named: bool) -> bool:
     """Whether a method has a place in a setting."""
     method = METHODS[name]
     if setting == "untuned":
         return method.tunes != "only"
     if method.needs_layers:
-        return setting.startswith("white-box") and bool(method.tunes)
+        return setting.startswith("white-box") and (is_named or bool(method.tunes))
     return setting == "black-box" or (setting == "grey-box" and name in GREY)
 
 
 def cells(plan: Plan, in_distribution: str) -> Iterator[Cell]:
     """All cells of a network in the order in which they are run."""
-    for setting, method in itertools.product(plan.settings, plan.methods):
-        if not _suits(setting, method):
+    for setting, method in itertools.product(plan.settings, plan.methods or METHODS):
+        if not _suits(setting, method, is_named=bool(plan.methods)):
             continue
         splits = plan.splits if setting == "white-box" else 1
         for validation in TUNED_ON.get(setting) or plan.validation or (NO_VALIDATION,):
