@@ -11,7 +11,6 @@ import click
 
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 Progress = Callable[[str, int, int | None], None]  # what, done, of how many if that is known
-BARS = 6  # finished ones that stay on the screen
 PATIENCE = 60  # seconds without a line, where there are no bars
 
 FILE, FOLDER = click.Path(dir_okay=False), click.Path(file_okay=False)
@@ -39,7 +38,7 @@ def _words(value: Any) -> str:
 
 @contextmanager
 def progress_bars() -> Iterator[Progress]:
-    """A bar for each thing that is reported on; not on a terminal, a line at each quarter of it, and every minute."""
+    """A bar for each thing that is under way; not on a terminal, a line at each quarter of it, and every minute."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield _lines()
         return
@@ -53,9 +52,7 @@ def progress_bars() -> Iterator[Progress]:
         def report(what: str, done: int, total: int | None) -> None:
             if what not in tasks:
                 tasks[what] = bars.add_task(what)
-            bars.update(tasks[what], completed=done, total=total)
-            if done == total and len(tasks) > BARS:
-                bars.remove_task(tasks.pop(what))
+            bars.update(tasks[what], completed=done, total=total, visible=done != total)
 
         yield report
 
