@@ -1,0 +1,211 @@
+"""Each method of the last layer and of the logits beside a plain float64 loop over its formula."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import igeood
+from igeood.errors import InputError
+from igeood.outputs import HEAD, Outputs
+
+N, C, K = 300, 4, 9
+
+
+def draw(seed, rows=N, spread=1.0):
+    """Outputs of a linear head on ReLU features: (N, K) and (N, C)."""
+    generator = torch.Generator().manual_seed(seed)
+    means = 2.0 * torch.rand(C, K, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    labels = torch.arange(rows) % C
+    z = (means[labels] + spread * torch.randn(rows, K, generator=generator, dtype=torch.float64)).clamp(min=0)
+    weight = torch.randn(C, K, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
+    bias = torch.linspace(-1, 1, C, dtype=torch.float64)
+    return Outputs(z @ weight.T + bias, {"z": z}, labels), weight.numpy(), bias.numpy()
+
+
+@pytest.fixture(scope="module")
+def world():
+    train, weight, bias = draw(0)
+    return train, draw(1, 40, spread=2.0)[0], weight, bias
+
+
+def rows_of(outputs):
+    return outputs.features["z"].numpy(), outputs.logits.numpy(), outputs.labels.numpy()
+
+
+def logsumexp(values):
+    return math.log(sum(math.exp(v - max(values)) for v in values)) + max(values)
+
+
+def softmax(f):
+    return [math.exp(v - logsumexp(f)) for v in f]
+
+
+def unit(z):
+    return z / math.sqrt(sum(v * v for v in z))
+
+
+def bank_of(train, per_class):
+    """Rows of each class with the smallest keys."""
+    order = np.argsort(train.keys, kind="stable")
+    return np.concatenate([order[train.labels.numpy()[order] == c][:per_class] for c in range(C)])
+
+
+def shaped(z, percentile):
+    """Which entries are among the largest, and exp(s₁/s₂)."""
+    kept = max(1, K - round(K * percentile / 100))
+    floor = sorted(z, reverse=True)[kept - 1]
+    mask = np.array([v >= floor for v in z])
+    return mask, math.exp(sum(z) / max(sum(z[mask]), 1e-30))
+
+
+def mahalanobis_of(z, means, inverse):
+    return min((z - m) @ inverse @ (z - m) for m in means)
+
+
+def gaussians(z, labels):
+    means = np.stack([z[labels == c].mean(0) for c in range(labels.max() + 1)])
+    apart = z - means[labels]
+    return means, np.linalg.pinv(apart.T @ apart / len(z))
+
+
+def oracle(method, train, weight, bias):
+    """A function of one row (z, f) to its score, with plain loops."""
+    z, f, labels = rows_of(train)
+    if method == "max-logit":
+        return lambda _, f: -max(f)
+    if method == "entropy":
+        return lambda _, f: -sum(q * math.log(q) for q in softmax(f))
+    if method == "gen":
+        return lambda _, f: sum(q**0.1 * (1 - q) ** 0.1 for q in softmax(f))
+    if method in ("knn", "nnguide"):
+        bank, most = bank_of(train, N), {"knn": 25, "nnguide": 10}[method]
+        rows = [unit(z[i]) for i in bank]
+        if method == "knn":
+            return lambda z, _: sorted(math.dist(unit(z), row) for row in rows)[most - 1]
+        guided = [row * logsumexp(f[i]) for row, i in zip(rows, bank, strict=True)]
+        return lambda z, f: -logsumexp(f) * np.mean(sorted(unit(z) @ row for row in guided)[-most:])
+    if method == "she":
+        right = f.argmax(1) == labels
+        pattern = np.stack([z[(labels == c) & right].mean(0) for c in range(C)])
+        return lambda z, f: -(z @ pattern[f.argmax()])
+    if method == "fdbd":
+
+        def boundary(z, f):
+            y, mean = f.argmax(), rows_of(train)[0].mean(0)
+            others = [(f[y] - f[c]) / math.dist(weight[y], weight[c]) for c in range(C) if c != y]
+            return -np.mean(others) / math.dist(z, mean)
+
+        return boundary
+    if method == "mahalanobis++":
+        u = np.stack([unit(row) for row in z])
+        means, inverse = gaussians(u, labels)
+        return lambda z, _: mahalanobis_of(unit(z), means, inverse)
+    if method == "relative-mahalanobis":
+        means, inverse = gaussians(z, labels)
+        background, other = gaussians(z, np.zeros(N, dtype=int))
+        return lambda z, _: mahalanobis_of(z, means, inverse) - mahalanobis_of(z, background[:1], other)
+    if method == "vim":
+        origin = -np.linalg.pinv(weight) @ bias
+        values, directions = np.linalg.eigh((z - origin).T @ (z - origin))
+        assert (np.diff(values) > 0).all()
+        residual = directions[:, : K - K // 2]
+        alpha = f.max(1).mean() / np.mean([np.linalg.norm((row - origin) @ residual) for row in z])
+        return lambda z, f: alpha * np.linalg.norm((z - origin) @ residual) - logsumexp(f)
+
+    def energy(shape):
+        return lambda z, _: -logsumexp(weight @ shape(z) + bias)
+
+    if method == "react":
+        ceilings = [np.quantile(z, p, method="inverted_cdf") for p in (0.85, 0.9, 0.95, 0.99)]
+        changed = [((np.minimum(z, c) @ weight.T + bias).argmax(1) != f.argmax(1)).mean() for c in ceilings]
+        ceiling = next((c for c, share in zip(ceilings, changed, strict=True) if share <= 0.01), ceilings[-1])
+        return energy(lambda z: np.minimum(z, ceiling))
+    if method == "ash":
+        return energy(lambda z: np.where(shaped(z, 90)[0], z, 0) * shaped(z, 90)[1])
+    return energy(lambda z: z * shaped(z, 85)[1])
+
+
+METHODS = (
+    "max-logit", "entropy", "gen", "knn", "nnguide", "she", "fdbd", "mahalanobis++", "relative-mahalanobis", "vim",
+    "react", "ash", "scale",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_scores_are_those_of_the_formula(method, world):
+    train, test, weight, bias = world
+    score = oracle(method, train, weight, bias)
+    z, f, _ = rows_of(test)
+    expected = [score(*row) for row in zip(z, f, strict=True)]
+    fitted = igeood.detector(method).fit(train)
+    tolerance = 1e-6 if method in ("knn", "nnguide") else 1e-9  # a bank is kept in float32
+    np.testing.assert_allclose(fitted.score(test).numpy(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_confident_rows_do_not_tie_in_gen():
+    logits = torch.tensor([[30.0, 0, 0], [40.0, 0, 0], [50.0, 0, 0]])
+    for dtype in (torch.float32, torch.float64):
+        assert (igeood.detector("gen").fit(logits.to(dtype)).score(logits.to(dtype)).diff() < -1e-3).all()
+
+
+def test_the_head_is_the_models_or_else_found_from_the_rows(world):
+    train, test, weight, bias = world
+    found = igeood.detector("react").fit(train)
+    np.testing.assert_allclose(found.weight_.numpy(), weight, atol=1e-9)
+    np.testing.assert_allclose(found.bias_.numpy(), bias, atol=1e-9)
+    summary = igeood.Summary.of(train, found.needs)
+    summary.head = 2 * found.weight_, found.bias_
+    assert torch.equal(igeood.detector("react").learn(summary).weight_, 2 * found.weight_)
+    still = train.replace(features={"z": torch.cat([train.features["z"], torch.ones(N, 2)], dim=1)})
+    partly = igeood.detector("ash").fit(still)
+    assert "move in 9 of 11 directions; what it does in the others is not known" in partly.notes_[0]
+    bent = train.replace(logits=train.logits**2)
+    with pytest.raises(InputError, match=r"^head: the logits are not linear in the last layer's features.*'knn'"):
+        igeood.detector("react").fit(bent)
+    assert igeood.detector("she").fit(bent).score(test).isfinite().all()
+
+
+def test_a_class_that_is_never_right_and_percentiles_that_are_none(world):
+    train, test, *_ = world
+    wrong = train.replace(labels=torch.where(train.logits.argmax(1) == 2, 0, 2 * (train.labels // 2)).clone())
+    wrong.labels[:4] = torch.arange(4)
+    fitted = igeood.detector("she").fit(wrong)
+    assert "is never predicted correctly" in fitted.notes_[0]
+    assert fitted.score(test).isfinite().all()
+    for method in ("react", "ash", "scale"):
+        with pytest.raises(InputError, match=r"^percentile: must lie between 0 and 100, got 100.0"):
+            igeood.detector(method, percentile=100.0)
+    with pytest.raises(InputError, match=r"^dimension: 9 of 9 channels leave no residual; give fewer"):
+        igeood.detector("vim", dimension=9).fit(train)
+
+
+def test_the_last_layer_is_the_input_of_the_head_where_there_is_one(model, data):
+    for method, block in (("react", HEAD), ("vim", HEAD), ("knn", HEAD)):
+        guard = igeood.white_box(model, method=method).fit(data.train)
+        assert guard.layers == [block]
+    head = [m for m in model.modules() if isinstance(m, torch.nn.Linear)][-1]
+    react = igeood.white_box(model, method="react").fit(data.train).detector
+    assert torch.equal(react.weight_, head.weight.detach().double())
+    assert torch.equal(react.bias_, head.bias.detach().double())
+
+
+class Bent(torch.nn.Module):
+    """A classifier whose logits are no linear layer's output."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.inner = model
+
+    def forward(self, x):
+        return torch.nn.functional.normalize(self.inner(x), dim=1)
+
+
+def test_a_model_without_a_linear_head(model, data):
+    bent = Bent(model)
+    with pytest.raises(InputError, match=r"^head: the logits are not linear in the last layer's features"):
+        igeood.white_box(bent, method="react").fit(data.train)
+    guard = igeood.white_box(bent).fit(data.train).calibrate(data.held_out)
+    assert HEAD not in guard.layers
+    assert guard.predict(data.foreign).is_ood.double().mean() > 0.2

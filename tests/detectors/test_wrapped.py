@@ -1,0 +1,119 @@
+"""Detectors of other libraries: those of pytorch-ood give the same scores inside a guard as alone."""
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+from sklearn.neighbors import LocalOutlierFactor
+from torch import nn
+
+import igeood
+from igeood.errors import InputError
+from igeood.outputs import HEAD
+
+
+class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Empty modules in place of torchvision: pytorch-ood imports it, and its detectors do not use it."""
+
+    def find_spec(self, name, path=None, target=None):
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if name.startswith("torchvision") else None
+
+    def create_module(self, spec):
+        def attribute(name):
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return type(name, (), {})
+
+        module = types.ModuleType(spec.name)
+        module.__path__, module.__getattr__ = [], attribute
+        return module
+
+    def exec_module(self, module):
+        pass
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    if importlib.util.find_spec("pytorch_ood") is None:
+        pytest.skip("pytorch-ood is not installed: make test installs it")
+    absent = Absent()
+    sys.meta_path.append(absent)
+    import pytorch_ood.detector as module  # noqa: PLC0415
+
+    yield module
+    sys.meta_path.remove(absent)
+
+
+@pytest.fixture(scope="module")
+def read(model, data):
+    return {name: igeood.extract(model, getattr(data, name), (), head=True) for name in ("train", "test", "ood")}
+
+
+def test_pytorch_ood(theirs, model, data, read):
+    head = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
+    z, y = read["train"].features[HEAD], read["train"].labels
+    cases = {
+        "energy": (theirs.EnergyBased(None), igeood.black_box, lambda d: d.predict_logits(read["test"].logits)),
+        "knn": (theirs.KNN(None, k=5), igeood.white_box, lambda d: d.predict_features(read["test"].features[HEAD])),
+        "vim": (
+            theirs.ViM(None, d=16, w=head.weight, b=head.bias), igeood.white_box,
+            lambda d: d.predict_features(read["test"].features[HEAD]),
+        ),
+        "odin": (theirs.ODIN(model), igeood.black_box, lambda d: d.predict(data.test)),
+    }  # fmt: skip
+    for name, (detector, box, scores) in cases.items():
+        guard = box(model, method=igeood.wrap(detector, higher_is="ood")).fit(data.train).calibrate(data.held_out)
+        if name in ("knn", "vim"):
+            detector.fit_features(z, y)
+        torch.testing.assert_close(guard.score(data.test), scores(detector).detach().double(), rtol=1e-4, atol=1e-5)
+        assert 0.8 < 1 - guard.predict(data.test).is_ood.double().mean() <= 1, name
+        again = guard.score(data.test)
+        assert torch.equal(guard.fit(data.train).score(data.test), again)  # a fit starts anew
+
+
+def test_objects_and_functions(known):
+    logits, labels = known.train.logits, known.train.labels
+    plain = igeood.black_box(method=igeood.wrap(lambda f: f.amax(dim=1), higher_is="id")).fit(logits, labels)
+    torch.testing.assert_close(plain.score(known.test.logits), -known.test.logits.amax(dim=1).double())
+    turned = igeood.black_box(method=igeood.wrap(lambda f: f.amax(dim=1), higher_is="ood")).fit(logits, labels)
+    torch.testing.assert_close(turned.score(known.test.logits), -plain.score(known.test.logits))
+    factor = LocalOutlierFactor(novelty=True, n_neighbors=10)
+
+    class Factor:
+        def fit(self, x):
+            factor.fit(x.numpy())
+
+        def predict(self, features):
+            return factor.score_samples(features.numpy())
+
+    guard = igeood.white_box(method=igeood.wrap(Factor(), higher_is="id")).fit(known.train).calibrate(known.held_out)
+    last = list(known.test.features.values())[-1].numpy()
+    np.testing.assert_allclose(guard.score(known.test), -factor.score_samples(last))
+    assert guard.predict(known.ood).is_ood.double().mean() > 0.5
+    assert guard.explain(known.test[:2]).columns == ["output"]
+
+
+def test_what_cannot_be(known, tmp_path):
+    wrapped = igeood.wrap(lambda f: f.amax(dim=1), higher_is="id")
+    guard = igeood.black_box(method=wrapped).fit(known.train.logits)
+    with pytest.raises(InputError, match=r"^detector: <lambda> is not ours, and cannot be saved; keep"):
+        guard.save(tmp_path / "guard")
+    assert not list(tmp_path.iterdir())
+    for options, message in (
+        ({"higher_is": "up"}, "higher_is: expected 'ood' or 'id', got 'up'; say what"),
+        ({"higher_is": "id", "on": "pixels"}, "on: no 'pixels'; there are logits, features, inputs"),
+    ):
+        with pytest.raises(InputError, match=f"^{message}"):
+            igeood.wrap(lambda f: f, **options)
+    with pytest.raises(InputError, match=r"^detector: 3 has no `predict` and is no function; give an object"):
+        igeood.wrap(3, higher_is="id")
+    with pytest.raises(InputError, match=r"^method: 'features' is not one|^method: <lambda> is not one for a black box"):
+        igeood.black_box(method=igeood.wrap(lambda features: features[:, 0], higher_is="id"))
+    for result, problem in ((lambda f: f, r"shape \(400, 10\)"), (lambda f: f[:, 0] * torch.nan, "NaN")):
+        with pytest.raises(InputError, match=f"^detector: <lambda> returned {problem} for 400 samples; it has to"):
+            igeood.black_box(method=igeood.wrap(result, higher_is="id")).fit(known.train.logits).score(known.test.logits)

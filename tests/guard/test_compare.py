@@ -1,0 +1,71 @@
+"""Every untuned method in one table: the same figures as guards give one by one, from one pass over the data."""
+
+import pytest
+import torch
+
+import igeood
+from igeood.errors import InputError
+from igeood.metrics import evaluate
+
+UNTUNED = {name for name, method in igeood.METHODS.items() if method.tunes != "only"}
+
+
+class Counted:
+    """A loader that counts how often it is read."""
+
+    def __init__(self, batches):
+        self.batches, self.reads = batches, 0
+
+    def __iter__(self):
+        self.reads += 1
+        return iter(self.batches)
+
+
+def test_figures_are_those_of_guards_from_one_reading(model, data):
+    sets = {"ood": Counted(list(data.ood)), "foreign": Counted([data.foreign])}
+    train, held_out = Counted(list(data.train)), Counted(list(data.held_out))
+    table = igeood.compare(model, train, held_out, sets)
+    assert [loader.reads for loader in (train, held_out, *sets.values())] == [1, 1, 1, 1]
+    assert set(table.tnr) == set(table.auroc) == set(table.cost) == UNTUNED
+    for method in ("fisher-rao-product", "vim", "she", "mahalanobis++", "igeood", "energy"):
+        box = igeood.white_box if igeood.METHODS[method].needs_layers else igeood.black_box
+        guard = box(model, method=method).fit(data.train)
+        for name in sets:
+            rates = evaluate(guard.score(data.held_out), guard.score(getattr(data, name)))
+            assert table.tnr[method][name] == pytest.approx(rates.tnr_at_tpr, abs=0.02)
+            assert table.auroc[method][name] == pytest.approx(rates.auroc, abs=1e-3)
+    assert table.forward > 0
+    rows = table.to_dict()["methods"]
+    assert [row["method"] for row in rows] == table.methods
+    assert [row["tnr"] for row in rows] == sorted((row["tnr"] for row in rows), reverse=True)
+    lines = repr(table).splitlines()
+    assert len(lines) == 1 + len(UNTUNED)
+    assert lines[0].split()[:3] == ["method", "ood", "foreign"]
+    assert lines[1].split()[0] == table.methods[0]
+    frame = pytest.importorskip("pandas") and table.to_pandas()
+    assert list(frame.index) == table.methods
+
+
+def test_arrays_and_methods_by_choice(known):
+    wrapped = igeood.wrap(lambda f: -f.amax(dim=1), higher_is="ood")
+    methods = ["max-logit", "knn", igeood.detector("knn", k=3), wrapped]
+    table = igeood.compare(None, known.train, known.held_out, known.ood, methods=methods)
+    assert set(table.tnr) == {"max-logit", "knn", "KNN(k=3, rows=20000)", "<lambda>"}
+    assert table.tnr["<lambda>"] == table.tnr["max-logit"]
+    assert table.forward is None
+    assert "µs a sample" in repr(table)
+    logits = igeood.compare(None, (known.train.logits, known.train.labels), known.held_out.logits, known.ood.logits)
+    assert set(logits.tnr) == {name for name in UNTUNED if not igeood.METHODS[name].needs_layers}
+
+
+def test_what_cannot_be_compared(model, data):
+    for arguments, message in (
+        ((data.train, data.held_out, {}), "ood: empty; give at least one OOD set"),
+        (([], data.held_out, data.ood), "train: "),
+        ((data.train, [], data.ood), "held_out: "),
+        ((torch.zeros(4, 3, 8, 8), data.held_out, data.ood), "labels: this method needs the class of each row"),
+    ):
+        with pytest.raises(InputError, match=f"^{message}"):
+            igeood.compare(model, *arguments)
+    with pytest.raises(InputError, match="^methods: empty"):
+        igeood.compare(model, data.train, data.held_out, data.ood, methods=[])
