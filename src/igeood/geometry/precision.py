@@ -33,5 +33,10 @@ def row_chunks(n: int, width: int) -> Iterator[slice]:
 
 def by_rows(function: Callable[[Tensor], Tensor], x: Tensor, width: int) -> Tensor:
     """`function` of the rows of `x`, a chunk at a time: its temporaries have about `width` elements a row."""
-    parts = [function(x[rows]) for rows in row_chunks(max(1, len(x)), width)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    first = function(x[: chunk_rows(width)])
+    if len(x) <= chunk_rows(width):
+        return first
+    out = first.new_empty((len(x), *first.shape[1:]))
+    for rows in row_chunks(len(x), width):
+        out[rows] = function(x[rows]) if rows.start else first
+    return out

@@ -61,6 +61,7 @@ def solve(
         unfinished = (here.gap > tolerance) & (torch.linalg.vector_norm(here.step, dim=1) > shortest)
         if not bool(unfinished.any()):
             return 2.0 * centre.log()
+        kept = kept and _only(kept, unfinished)
         step = _where(plain, stretch[:, None] * here.step, _accelerated(here.step, moves, turns))
         trial = _where(unfinished, _moved(centre, step), centre)
         there = _sums(_read(chunks, n_classes, temperature, unfinished) if kept is None else kept, trial, counts)
@@ -97,6 +98,15 @@ def _read(chunks: Chunks, n_classes: int, temperature: float, wanted: Tensor | N
                 order = order[wanted[labels[order].long()]]
             if len(order):
                 yield sphere(logits[order], temperature), labels[order].long(), wide(weights[order])
+
+
+def _only(pieces: list[Piece], wanted: Tensor) -> list[Piece]:
+    """The samples of the wanted classes, (C,) bool."""
+    left = []
+    for points, labels, weights in pieces:
+        rows = wanted[labels]
+        left.append((points, labels, weights) if bool(rows.all()) else (points[rows], labels[rows], weights[rows]))
+    return left
 
 
 def _first_pass(pieces: Iterator[Piece], n_classes: int, keep_bytes: int) -> tuple[list[Piece] | None, Tensor, Tensor]:

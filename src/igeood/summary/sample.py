@@ -66,20 +66,27 @@ class Sample:
 
     def _insert(self, parts: list[Tensor], rows: NDArray[np.int64], beside: NDArray[np.int64]) -> None:
         """Copy rows of the parts, which stand side by side."""
-        slack = max(min(256, self.capacity), self.capacity // SLACK)
-        step, limit = min(self._step, slack), self.capacity + slack
-        for start in range(0, len(rows), step):
-            at = torch.from_numpy(rows[start : start + step])
-            if self._size + len(at) > limit:
-                self._compact()
-            end, room = self._size + len(at), len(self._values)
-            if end > room:
-                grown = min(limit, max(4 * room, end))
-                self._values.resize_(grown, self._values.shape[1])  # memory is taken as it is written
-                self._beside = np.pad(self._beside, ((0, 0), (0, grown - room)))
-            self._values[self._size : end] = torch.cat([part[at.to(part.device)].cpu() for part in parts], dim=1)
-            self._beside[:, self._size : end] = beside[:, start : start + step]
-            self._size, self._compacted = end, False
+        start = 0
+        while start < len(rows):
+            room = self._make_room(min(self._step, len(rows) - start))
+            here, there = slice(start, start + room), slice(self._size, self._size + room)
+            at = torch.from_numpy(rows[here])
+            self._values[there] = torch.cat([part[at.to(part.device)].cpu() for part in parts], dim=1)
+            self._beside[:, there] = beside[:, here]
+            self._size += room
+            self._compacted = False
+            start += room
+
+    def _make_room(self, wanted: int) -> int:
+        """Rows that fit in now, at least one."""
+        limit = self.capacity + max(min(256, self.capacity), self.capacity // SLACK)
+        if self._size + wanted > limit:
+            self._compact()
+        if len(self._values) < min(limit, self._size + wanted):
+            rows = min(limit, max(4 * len(self._values), self._size + wanted))
+            self._values.resize_(rows, self._values.shape[1])  # memory is taken as it is written
+            self._beside = np.pad(self._beside, ((0, 0), (0, rows - self._beside.shape[1])))
+        return min(wanted, len(self._values) - self._size)
 
     def _compact(self) -> None:
         """Join equal rows, and keep the q smallest keys of each stratum; nothing is copied whole."""
