@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from igeood.errors import InputError
+from igeood.errors import IgeoodWarning, InputError
 from igeood.model.batches import as_batch, batches
 
 X, Y = torch.arange(60.0).reshape(20, 3), torch.arange(20) % 4
@@ -95,3 +95,15 @@ def test_what_is_no_batch(source, message):
 def test_a_loaders_own_exception_passes_through():
     with pytest.raises(ZeroDivisionError):
         list(batches(X * (1 // i) for i in (1, 0)))
+
+
+def test_a_loader_that_ends_early_is_a_warning():
+    class Ends(list):
+        def __getitem__(self, row):
+            if row == 6:
+                raise StopIteration
+            return torch.zeros(3)
+
+    loader = torch.utils.data.DataLoader(Ends(range(10)), batch_size=2)
+    with pytest.warns(IgeoodWarning, match="data: the loader ended after 3 batches"):
+        assert len(list(batches(loader, "data"))) == 3

@@ -1,16 +1,19 @@
 """What comes in, batch by batch: a loader's items, or one tensor, array, pair or mapping cut into pieces."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from operator import length_hint
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
-from igeood.errors import InputError
+from igeood.errors import IgeoodWarning, InputError
 from igeood.outputs import Keys, refuse, row_keys
 
 CHUNK = 256  # samples of a bare tensor that go through the model at a time
@@ -93,6 +96,10 @@ def batches(source: Any, name: str = "x") -> Iterator[Batch]:
         yield batch
     if number < 0:
         raise InputError(f"{name}: empty: no batch in the loader; give a new one if it was a generator, read already")
+    if isinstance(source, DataLoader) and number + 1 < length_hint(source):  # a dataset's StopIteration ends it early
+        warnings.warn(
+            f"{name}: the loader ended after {number + 1} batches, too early; fix it", IgeoodWarning, stacklevel=2
+        )
 
 
 @contextmanager
