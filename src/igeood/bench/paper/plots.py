@@ -56,8 +56,8 @@ def gaussianity(ours: Averages) -> Drawn:
     """The first channel of each layer against the normal density, and the layer's mean W."""
     for key, line, known, foreign in _observed(ours):
         panels = [
-            LayerPanel(layer, value[:, 0], foreign.features[layer][:, 0], line["diagnostics"][layer]["shapiro_w"])
-            for layer, value in known.features.items()
+            LayerPanel(layer, known.features[layer][:, 0], foreign.features[layer][:, 0], checks["shapiro_w"])
+            for layer, checks in line["diagnostics"].items()
         ]
         yield f"gaussianity-{_stem(key)}", draw_gaussianity(panels)
 
