@@ -182,17 +182,9 @@ def _idx(path: Path, name: str, split: str) -> ImageSet:
         if split not in stems:
             raise InputError.unknown("split", split, stems)
         images_file, labels_file = (path / f"{stems[split]}-{part}-ubyte" for part in ("images-idx3", "labels-idx1"))
-        labels = read_idx(_either(labels_file), dims=1).astype(np.int64)
-    images = read_idx(_either(images_file), dims=3)
+        labels = read_idx(labels_file, dims=1).astype(np.int64)
+    images = read_idx(images_file, dims=3)
     if labels is not None and len(labels) != len(images):
         raise InputError(f"{labels_file}: {len(labels):,} labels for {len(images):,} images; fetch both files again")
     classes = None if labels is None else int(labels.max()) + 1
     return ImageSet(name, path.resolve().name, Arrays(images), np.arange(len(images)), labels, classes)
-
-
-def _either(path: Path) -> Path:
-    """A file, or its gzipped form."""
-    for place in (path, path.with_name(f"{path.name}.gz")):
-        if place.is_file():
-            return place
-    raise InputError(f"{path}: neither it nor {path.name}.gz is there; give an idx file, or the folder of the four")

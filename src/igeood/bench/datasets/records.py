@@ -51,7 +51,11 @@ def read_mat(path: Path, checksum: str | None, *, limit: int | None = None) -> t
 
 
 def read_idx(path: Path, *, dims: int) -> Images:
-    """An idx file of bytes, plain or gzipped, with this many dimensions."""
+    """An idx file of bytes with this many dimensions, plain or gzipped; or else the gzipped file beside it."""
+    places = [place for place in (path, path.with_name(f"{path.name}.gz")) if place.is_file()]
+    if not places:
+        raise InputError(f"{path}: neither it nor {path.name}.gz is there; give an idx file, or the folder of the four")
+    path = places[0]
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:

@@ -72,10 +72,16 @@ def score_histograms(panels: Sequence[HistogramPanel], width: float = WIDTH) -> 
     """Densities of scores, a panel each, three in a row; far outliers are left out, and the axis says so."""
     figure, grid = drawing.grid_of(len(panels), most=3, height=2.0, width=width)
     colours = drawing.ood_colours(name for panel in panels for name in panel.ood_scores)
-    for axes, panel in zip(grid, panels, strict=True):
-        clipped = histogram(axes, panel.id_scores, panel.ood_scores, colours)
-        drawing.label(axes, title=panel.title, x="axis cut at 0.1 and 99.9%" if clipped else "", y="density")
-        _threshold(axes, panel.threshold)
+    for axes, (title, known, foreign, delta) in zip(grid, panels, strict=True):
+        clipped = histogram(axes, known, foreign, colours)
+        drawing.label(axes, title=title, x="axis cut at 0.1 and 99.9%" if clipped else "", y="density")
+        axes.axvline(delta, color="black", linestyle="--", linewidth=1.0, label=drawing.DELTA)
+        low, high = axes.get_xlim()
+        top = 1.22 * axes.get_ylim()[1]  # room for the text above the bars
+        axes.set(xlim=(min(low, delta), max(high, delta)), ylim=(0.0, top))
+        side = "left" if delta < (low + high) / 2 else "right"
+        text = f"\u00a0δ = {delta:.3g}\u00a0".replace("-", "−")  # a browser drops other spaces at the ends
+        axes.text(delta, 0.99, text, transform=axes.get_xaxis_transform(), ha=side, va="top", fontsize=SMALL)
     figure.supxlabel("score (higher is more out-of-distribution)", fontsize=SMALL)
     drawing.legend(figure, grid)
     return figure
@@ -129,13 +135,3 @@ def _shown_range(sets: Sequence[Values]) -> tuple[Limits, bool]:
     middle, width = (low + high) / 2, high - low
     half = 0.53 * width if width > 1e-9 * abs(middle) else 0.05 * abs(middle) or 0.5  # constant scores have a bar too
     return (middle - half, middle + half), clipped
-
-
-def _threshold(axes: "Axes", value: float) -> None:
-    axes.axvline(value, color="black", linestyle="--", linewidth=1.0, label=drawing.DELTA)
-    low, high = axes.get_xlim()
-    top = 1.22 * axes.get_ylim()[1]  # room for the text above the bars
-    axes.set(xlim=(min(low, value), max(high, value)), ylim=(0.0, top))
-    side = "left" if value < (low + high) / 2 else "right"
-    text = f"\u00a0δ = {value:.3g}\u00a0".replace("-", "−")  # a browser drops other spaces at the ends
-    axes.text(value, 0.99, text, transform=axes.get_xaxis_transform(), ha=side, va="top", fontsize=SMALL)

@@ -45,12 +45,11 @@ def _seconds_of(ours: Averages, key: Key, networks: list[Network]) -> dict[str, 
     line = next(line for line in ours.networks if line["weights"] == key.weights)
     train, test = (kept(ours, line, part) for part in ("train", "test"))
     seconds: dict[str, float] = {}
-    for network in networks:
-        if network.weights == key.weights:
-            x = normalised(torch.zeros(100, 3, 32, 32), network.mean, network.std)
-            with torch.inference_mode():
-                seconds["inference_seconds"] = _seconds(partial(network.model, x)) / len(x)
-            seconds["train_logits_seconds"] = seconds["inference_seconds"] * line["train_images"]
+    for network in [each for each in networks if each.weights == key.weights]:
+        x = normalised(torch.zeros(100, 3, 32, 32), network.mean, network.std)
+        with torch.inference_mode():
+            seconds["inference_seconds"] = _seconds(partial(network.model, x)) / len(x)
+        seconds["train_logits_seconds"] = seconds["inference_seconds"] * line["train_images"]
     if train is not None and test is not None:
         for method in ("msp", "igeood-logits"):
             scorer = detector(method).fit(train)

@@ -110,18 +110,15 @@ class Evidence:
         sets = [(f"{title(self.key.in_distribution)} (in-distribution)", "id", scores) for _, scores in each[:1]]
         sets += [(title(ood), "ood", scores) for ood, scores in each]
         return {
-            name: {text: _thumbnails(scores, side, which, count) for which, text in SIDES.items()}
+            name: {text: list(_thumbnails(scores, side, which, count)) for which, text in SIDES.items()}
             for name, side, scores in sets
         }
 
 
-def _thumbnails(scores: Scores, side: str, which: str, count: int) -> list[Thumbnail]:
+def _thumbnails(scores: Scores, side: str, which: str, count: int) -> Iterator[Thumbnail]:
     images, rows = (scores.arrays[f"{side}_{which}{end}"][:count] for end in ("", "_rows"))
-    thumbnails = []
     for image, row in zip(images, rows.tolist(), strict=True):
         value, reason = scores.arrays[side][row], scores.reason(side, row)
         verdict, text = "refused" if value > scores.threshold else "kept", f"{value:.3g}".replace("-", "−")
         alt = f"image {row}, score {text}, {verdict}" + (f", raised most by {reason}" if reason else "")
-        shown = {"source": picture(image), "alt": alt, "score": text, "verdict": verdict, "reason": reason}
-        thumbnails.append(shown)
-    return thumbnails
+        yield {"source": picture(image), "alt": alt, "score": text, "verdict": verdict, "reason": reason}
