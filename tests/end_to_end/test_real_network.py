@@ -95,6 +95,6 @@ def test_images_in_batches_and_shards_give_one_guard(network, whole, size):
     shards = [igeood.summarise(guard, parts[i::2], budget=100_000) for i in range(2)]
     merged = igeood.white_box(network.model).fit(shards[1] + shards[0])
     for kind, sample in guard.summary.samples.items():
-        assert np.array_equal(sample.outputs()[0].keys, merged.summary.samples[kind].outputs()[0].keys)
+        assert np.array_equal(sample.keys, merged.summary.samples[kind].keys)
     assert len(guard.summary.samples["features"]) < len(x)
     torch.testing.assert_close(merged.score(list(held_out.split(size))), scores, rtol=1e-4, atol=1e-4)

@@ -17,7 +17,7 @@ from igeood.summary import total as module
 from igeood.summary.needs import check_covers, joined
 
 METHODS = sorted(igeood.METHODS)
-ALL = Needs(layers="all", labels=True, sums="full", samples=("logits", "features"))
+ALL = Needs(layers="all", labels=True, sums="full", ranges=True, holdout=True, samples=("logits", "features"))
 SMALL = 4000  # bytes: some rows of each class
 
 
@@ -38,6 +38,8 @@ def assert_same(one, other):
     for block, sums in one.sums.items():
         torch.testing.assert_close(sums.mean, other.sums[block].mean, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(sums.scatter, other.sums[block].scatter, rtol=1e-12, atol=1e-9)
+        assert torch.equal(sums.low, other.sums[block].low)
+        assert torch.equal(sums.high, other.sums[block].high)
     kept = [{k: (s.state(), s.outputs()[1]) for k, s in each.samples.items()} for each in (one, other)]
     torch.testing.assert_close(*kept, rtol=0, atol=0)  # rows, keys, counts, order; weights
 
@@ -70,7 +72,7 @@ def test_batches_shards_and_their_order_do_not_matter(method, budget, rows, suit
 
 
 def test_everything_that_can_be_asked_for_adds(rows):
-    for needs in (ALL, replace(ALL, group="predicted", statistic="max", samples=("features",), head=True),
+    for needs in (ALL, replace(ALL, group="predicted", statistic="max", samples=("statistics",), head=True),
                   replace(ALL, group="correct", transform=squared, sums="diagonal")):  # fmt: skip
         whole = Summary.of(rows, needs, budget=4 * SMALL)
         for summary in ways(rows, needs, 4 * SMALL):
@@ -78,13 +80,13 @@ def test_everything_that_can_be_asked_for_adds(rows):
 
 
 def test_samples_are_nested_and_share_the_budget(rows):
-    needs = Needs(layers="all", statistic="max", head=True, labels=True, samples=("logits", "features"))
-    summary = Summary.of(rows, needs, budget=2 * SMALL)
-    samples, blocks = summary.samples, {"logits": [], "features": ["early|max", HEAD]}
+    needs = Needs(layers="all", statistic="max", head=True, labels=True, samples=("logits", "features", "statistics"))
+    summary = Summary.of(rows, needs, budget=3 * SMALL)
+    samples, blocks = summary.samples, {"logits": [], "features": [HEAD], "statistics": ["early|max"]}
     assert {kind: list(sample.widths) for kind, sample in samples.items()} == blocks
     assert repr(summary).startswith(f"Summary(400 rows, 5 classes, {len(samples['logits'])} kept with logits, ")
     assert repr(Summary(needs)) == "Summary(no rows)"
-    assert set(samples["features"].outputs()[0].keys) < set(samples["logits"].outputs()[0].keys)
+    assert set(samples["statistics"].keys) < set(samples["features"].keys) < set(samples["logits"].keys)
     assert sum(sample.budget for sample in samples.values()) == summary.budget
 
 
@@ -114,8 +116,8 @@ def test_batches_may_come_in_the_same_memory(rows):
 
 
 @pytest.mark.parametrize("group", ["label", "predicted", "correct"])
-def test_sums_of_groups(rows, group):
-    needs = Needs(layers="all", labels=True, sums="diagonal", group=group, transform=squared)
+def test_sums_and_ranges_of_groups(rows, group):
+    needs = Needs(layers="all", labels=True, sums="diagonal", ranges=True, group=group, transform=squared)
     summary = Summary.of(rows, needs)
     predicted = rows.logits.argmax(dim=1)
     kept = predicted == rows.labels if group == "correct" else torch.ones(400, dtype=torch.bool)
@@ -124,7 +126,21 @@ def test_sums_of_groups(rows, group):
     expected = ClassSums.of(squared(x), groups, 5)
     torch.testing.assert_close(summary.sums["late"].mean, expected.mean, rtol=1e-12, atol=0)
     assert torch.equal(summary.sums["late"].count, expected.count)
+    for c in range(5):  # ranges are of the features themselves
+        assert torch.equal(summary.sums["late"].low[c], x[groups == c].amin(dim=0))
+        assert torch.equal(summary.sums["late"].high[c], x[groups == c].amax(dim=0))
     assert summary.counts.tolist() == torch.bincount(rows.labels).tolist()  # of all rows, whatever the groups
+
+
+def test_held_out_rows_are_in_the_sample_and_not_in_the_ranges(rows):
+    held_out = rows.keys < np.uint64(2**64 // 10)
+    assert 10 < held_out.sum() < 80
+    spiked = {block: value + 1e6 * torch.from_numpy(held_out)[:, None] for block, value in rows.features.items()}
+    data = Outputs(rows.logits, spiked, rows.labels, keys=rows.keys)
+    summary = Summary.of(data, ALL)
+    assert float(summary.sums["late"].high.max()) < 1e3
+    assert set(rows.keys[held_out]) <= set(summary.samples["features"].keys)
+    assert float(Summary.of(data, replace(ALL, holdout=False)).sums["late"].high.max()) > 1e5
 
 
 def test_ids_are_keys_and_those_of_training_rows_are_bounded(rows, monkeypatch):
@@ -132,7 +148,7 @@ def test_ids_are_keys_and_those_of_training_rows_are_bounded(rows, monkeypatch):
     ids = np.random.default_rng(0).integers(2**64, size=400, dtype=np.uint64)
     summary = Summary.of(Outputs(rows.logits, keys=ids), Needs(samples=("logits",)), budget=SMALL)
     sample = summary.samples["logits"]
-    assert np.array_equal(sample.outputs()[0].keys, np.sort(ids)[: sample.quota])
+    assert np.array_equal(sample.keys, np.sort(ids)[: sample.quota])
     assert np.array_equal(summary.keys, np.sort(ids))
     monkeypatch.setattr(module, "KEYS", 50)
     for summary in ways(rows, Needs(), module.BUDGET):
@@ -220,7 +236,7 @@ def test_a_budget_that_is_too_small_names_the_bytes_that_are_enough(rows, sample
 @pytest.mark.parametrize(
     "lack",
     [{"samples": ("logits",)}, {"sums": "mean"}, {"layers": "last"}, {"statistic": "max"}, {"group": "correct"},
-     {"transform": squared}, {"labels": False}, {"head": False}],
+     {"transform": squared}, {"ranges": False}, {"labels": False}, {"holdout": False}, {"head": False}],
 )  # fmt: skip
 def test_a_summary_for_other_needs_is_refused(lack):
     wanted, (name,) = replace(ALL, head=True), lack

@@ -14,6 +14,7 @@ Group = Literal["label", "predicted", "correct"]
 Sums = Literal["none", "mean", "diagonal", "full"]
 
 _LEVELS = get_args(Sums)
+_NARROWER = {"last two": ["none", "last"], "all": ["none", "last", "last two"]}  # what a choice of layers serves too
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,16 @@ class Needs:
     sums : {"none", "mean", "diagonal", "full"}
         Sums over the rows of each group: means, and the scatter about them.
     group : {"label", "predicted", "correct"}
-        By what rows are grouped for sums; "correct" leaves out the rows that the classifier gets wrong.
+        By what rows are grouped for sums and ranges; "correct" leaves out the rows that the classifier gets wrong.
     transform : callable, optional
         Applied to the features (N, k) before they are summed.
-    samples : tuple of {"logits", "features"}
-        Which rows to keep: logits alone, or logits with features. They share the memory budget.
+    ranges : bool
+        The minimum and maximum of each channel and group.
+    holdout : bool
+        Leave the rows whose hash is below a tenth out of the ranges; the sample keeps them.
+    samples : tuple of {"logits", "features", "statistics"}
+        Which rows to keep: logits alone, or logits with pooled features, or with other statistics of feature maps.
+        They share the memory budget.
     """
 
     layers: LayerChoice = "none"
@@ -51,12 +57,19 @@ class Needs:
     sums: Sums = "none"
     group: Group = "label"
     transform: Callable[[Tensor], Tensor] | None = None
+    ranges: bool = False
+    holdout: bool = False
     samples: tuple[str, ...] = ()
 
     @property
     def reads_layers(self) -> bool:
         """Whether hidden layers are read."""
         return self.layers != "none" or self.head
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether rows are summed at all."""
+        return self.sums != "none" or self.ranges
 
     def describe(self) -> dict[str, Any]:
         """The needs as plain values; a transform by its name."""
@@ -80,31 +93,31 @@ class Needs:
 def joined(needs: Iterable[Needs]) -> list[Needs]:
     """As few needs as cover all of these: what is summed alike, of the same statistic, is summed together."""
     groups: dict[Any, list[Needs]] = {}
-    for one in sorted(needs, key=lambda one: one.sums == "none"):  # what is not summed joins those that are
-        own = None if one.sums == "none" else (one.statistic, one.group, one.transform)
+    for one in sorted(needs, key=lambda one: not one.is_summed):  # what is not summed joins those that are
+        own = (one.statistic, one.group, one.transform, one.holdout) if one.is_summed else None
         alike = next((key for key in groups if one.layers == "none" or key[0] == one.statistic), None)
-        groups.setdefault(own or alike or (one.statistic, "label", None), []).append(one)
+        groups.setdefault(own or alike or (one.statistic, "label", None, False), []).append(one)
     return [_join(group, key) for key, group in groups.items()]
 
 
 def _join(needs: list[Needs], key: tuple[Any, ...]) -> Needs:
     layers = max((one.layers for one in needs), key=get_args(LayerChoice).index)
-    flags = {name: any(getattr(one, name) for one in needs) for name in ("head", "inputs", "labels")}
+    flags = {name: any(getattr(one, name) for one in needs) for name in ("head", "inputs", "labels", "ranges")}
     sums = max((one.sums for one in needs), key=_LEVELS.index)
     samples = tuple(dict.fromkeys(kind for one in needs for kind in one.samples))
-    return Needs(layers, key[0], group=key[1], transform=key[2], sums=sums, samples=samples, **flags)
+    return Needs(layers, key[0], group=key[1], transform=key[2], holdout=key[3], sums=sums, samples=samples, **flags)
 
 
 def check_covers(summary: dict[str, Any], wanted: dict[str, Any], who: str) -> None:
     """Raise unless a summary that was made for some needs serves others."""
+    is_summed = wanted["sums"] != "none" or wanted["ranges"]
     served = {
         "sums": _LEVELS.index(wanted["sums"]) <= _LEVELS.index(summary["sums"]),
-        **{name: summary[name] or not wanted[name] for name in ("head", "inputs", "labels")},
+        **{name: summary[name] or not wanted[name] for name in ("head", "inputs", "labels", "ranges")},
         "samples": set(wanted["samples"]) <= set(summary["samples"]),
         "statistic": wanted["layers"] == "none" or wanted["statistic"] == summary["statistic"],
-        "layers": wanted["layers"] in ("none", summary["layers"])
-        or (summary["layers"] == "all" and wanted["layers"] in ("last", "last two")),
-        **{name: wanted[name] == summary[name] or wanted["sums"] == "none" for name in ("group", "transform")},
+        "layers": wanted["layers"] in (summary["layers"], *_NARROWER.get(summary["layers"], ["none"])),
+        **{name: wanted[name] == summary[name] or not is_summed for name in ("group", "transform", "holdout")},
     }
     for name in (name for name, is_served in served.items() if not is_served):
         problem = f"{who} needs {name} {wanted[name]!r}, but it was made with {summary[name]!r}"

@@ -82,11 +82,13 @@ class Sample:
         limit = self.capacity + max(min(256, self.capacity), self.capacity // SLACK)
         if self._size + wanted > limit:
             self._compact()
-        if len(self._values) < min(limit, self._size + wanted):
-            rows = min(limit, max(4 * len(self._values), self._size + wanted))
-            self._values.resize_(rows, self._values.shape[1])  # memory is taken as it is written
-            self._beside = np.pad(self._beside, ((0, 0), (0, rows - self._beside.shape[1])))
-        return min(wanted, len(self._values) - self._size)
+        if self._beside.shape[1] < min(limit, self._size + wanted):
+            rows = min(limit, max(4 * self._beside.shape[1], self._size + wanted))
+            values, beside = self._values[: self._size], self._beside[:, : self._size]
+            self._values = torch.empty(rows, values.shape[1], dtype=self.dtype)  # memory is taken as it is written
+            self._beside = np.empty((len(BESIDE), rows), dtype=np.int64)
+            self._values[: self._size], self._beside[:, : self._size] = values, beside
+        return min(wanted, self._beside.shape[1] - self._size)
 
     def _compact(self) -> None:
         """Join equal rows, and keep the q smallest keys of each stratum; nothing is copied whole."""
@@ -133,6 +135,12 @@ class Sample:
     def kept(self) -> NDArray[np.int64]:
         """Distinct rows kept of each stratum."""
         return np.bincount(self._beside[0, : len(self)], minlength=self.strata)
+
+    @property
+    def keys(self) -> Keys:
+        """Keys of the rows, by stratum, ascending."""
+        keys: Keys = self._beside[1, self.order].view(np.uint64)
+        return keys
 
     def batches(self, per_class: int | None = None, skip: int = 0) -> Iterator[tuple[Outputs, Tensor]]:
         """The rows in order, in chunks, each with the weights (n,) that make them stand for all rows.

@@ -1,11 +1,12 @@
 """Sums over training rows that add: counts, means and scatter of classes."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from igeood.geometry.precision import row_chunks, wide
+from igeood.geometry.precision import chunk_rows, row_chunks, wide
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class ClassSums:
     origin: Tensor  # (k,)
     shift: Tensor  # (C, k)
     scatter: Tensor  # (k,) or (k, k), or (0,) where it is left out
+    low: Tensor  # (C, k), the least value, or (0,) where ranges are left out
+    high: Tensor  # (C, k) the greatest
 
     @classmethod
     def of(cls, features: Tensor, labels: Tensor, n_classes: int, kind: str = "diagonal") -> "ClassSums":
@@ -28,16 +31,26 @@ class ClassSums:
         few = wide(x[:256])
         origin = few.sum(dim=0) / max(1, len(few))
         shift = few.new_zeros(n_classes, k)
-        for rows in row_chunks(len(x), k):
-            shift.index_add_(0, labels[rows], wide(x[rows]) - origin)
+        for part, classes in _chunks(x, labels, origin, k):
+            shift.index_add_(0, classes, part)
         count = torch.bincount(labels, minlength=n_classes).to(shift.dtype)
         shift /= count.clamp(min=1.0)[:, None]
         scatter = shift.new_zeros({"full": (k, k), "diagonal": (k,)}.get(kind, (0,)))
-        chunks = row_chunks(len(x), k // 4 if kind == "full" else k)  # a matmul wants more rows
-        for rows in chunks if scatter.numel() else ():
-            apart = wide(x[rows]) - origin - shift[labels[rows]]
-            scatter += apart.T @ apart if kind == "full" else apart.square().sum(dim=0)
-        return cls(count, origin, shift, scatter)
+        chunks = _chunks(x, labels, origin, k // 4 if kind == "full" else k)  # a matmul wants more rows
+        for part, classes in chunks if scatter.numel() else ():
+            part.sub_(shift.index_select(0, classes))
+            if kind == "full":
+                scatter.addmm_(part.T, part)
+            else:
+                scatter += part.square_().sum(dim=0)
+        return cls(count, origin, shift, scatter, shift.new_zeros(0), shift.new_zeros(0))
+
+    def with_ranges(self, rows: Tensor, labels: Tensor) -> "ClassSums":
+        """The same sums, with the least and the greatest value of each class among these rows (n, k)."""
+        low = rows.new_full(self.shift.shape, torch.inf)
+        at = labels[:, None].expand_as(rows)
+        ends = low.scatter_reduce(0, at, rows, "amin"), (-low).scatter_reduce(0, at, rows, "amax")
+        return replace(self, low=ends[0], high=ends[1])
 
     def __add__(self, other: "ClassSums") -> "ClassSums":
         count = self.count + other.count
@@ -48,7 +61,8 @@ class ClassSums:
         scatter = self.scatter
         if scatter.numel():
             scatter = scatter + other.scatter + _weighted_squares(self.count * share, apart, full=scatter.ndim == 2)
-        return ClassSums(count, self.origin, shift, scatter)
+        low, high = torch.minimum(self.low, other.low), torch.maximum(self.high, other.high)
+        return ClassSums(count, self.origin, shift, scatter, low, high)
 
     def pooled(self) -> "ClassSums":
         """Sums of all classes taken as one, about their common mean."""
@@ -72,6 +86,13 @@ class ClassSums:
         """Pooled variance of each channel, (k,)."""
         covariance = self.covariance
         return covariance.diagonal() if covariance.ndim == 2 else covariance
+
+
+def _chunks(x: Tensor, labels: Tensor, origin: Tensor, width: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows of x less the origin and their labels, by chunks, in one buffer: fresh memory costs more than sums do."""
+    buffer = origin.new_empty(min(len(x), chunk_rows(width)), x.shape[1])
+    for rows in row_chunks(len(x), width):
+        yield buffer[: rows.stop - rows.start].copy_(x[rows]).sub_(origin), labels[rows]
 
 
 def _weighted_squares(weights: Tensor, x: Tensor, *, full: bool) -> Tensor:

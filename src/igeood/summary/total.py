@@ -19,6 +19,7 @@ from igeood.summary.sums import ClassSums
 
 BUDGET = 256 << 20  # bytes of training rows that are kept
 KEYS = 1 << 20  # keys of training rows that are kept, to recognise them again
+HOLDOUT = np.uint64(2**64 // 10)  # rows with smaller keys are held out of the ranges
 
 
 class Summary:
@@ -41,9 +42,9 @@ class Summary:
     counts : Tensor
         (C,) rows of each class; (1,) without labels.
     sums : dict of ClassSums
-        For each block of features.
+        For each block of features; with the minimum and maximum of each class where the needs ask for ranges.
     samples : dict of Sample
-        "logits", "features": those that the needs name.
+        "logits", "features", "statistics": those that the needs name.
     head : tuple of Tensor, optional
         Weight (C, k) and bias (C,) of the classifier's head, where the needs ask for it and there is a model.
     keys : array of uint64
@@ -86,7 +87,7 @@ class Summary:
         self.counts = self.counts + torch.bincount(labels, minlength=len(self.counts))
         for sample in self.samples.values():
             sample.add(batch)
-        if self.needs.sums != "none":
+        if self.needs.is_summed:
             self._take_sums(batch, labels)
         self._keys.append(batch.keys.copy())
         if sum(map(len, self._keys[1:])) > max(len(self._keys[0]), 1 << 16):
@@ -110,7 +111,7 @@ class Summary:
         kinds, samples = self.needs.samples, dict[str, Sample]()
         strata = 1 if shape.labels is None else shape.n_classes
         for kind in kinds:
-            features = {} if kind == "logits" else shape.features
+            features = {block: value for block, value in shape.features.items() if _kind(block) == kind}
             dtype = reduce(torch.promote_types, (value.dtype for value in features.values()), shape.logits.dtype)
             widths = {block: value.shape[1] for block, value in features.items()}
             samples[kind] = Sample(shape.n_classes, widths, strata, self.budget // len(kinds), dtype)
@@ -118,14 +119,18 @@ class Summary:
         self.shape, self.samples, self.counts = shape, samples, torch.zeros(strata, dtype=torch.int64)
 
     def _take_sums(self, batch: Outputs, labels: Tensor) -> None:
-        needs, predicted = self.needs, batch.logits.argmax(dim=1).cpu()
-        groups = predicted if needs.group == "predicted" else labels
-        n_groups = len(self.counts) if needs.group == "label" else batch.n_classes
-        rows = predicted == labels if needs.group == "correct" else slice(None)
+        needs, groups, n_groups = self.needs, labels, len(self.counts)
+        rows = torch.ones(len(batch), dtype=torch.bool)
+        if needs.group != "label":
+            predicted, n_groups = batch.logits.argmax(dim=1).cpu(), batch.n_classes
+            groups, rows = (predicted, rows) if needs.group == "predicted" else (labels, predicted == labels)
+        inside = torch.from_numpy(batch.keys >= HOLDOUT) if needs.holdout else torch.ones_like(rows)
         for block, features in batch.features.items():
-            values = features.cpu()[rows]
-            values = values if needs.transform is None else needs.transform(values)
-            part = ClassSums.of(values, groups[rows], n_groups, needs.sums)
+            values = features.cpu() if bool(rows.all()) else features.cpu()[rows]
+            summed = values if needs.transform is None else needs.transform(values)
+            part = ClassSums.of(summed, groups[rows], n_groups, needs.sums)
+            if needs.ranges:
+                part = part.with_ranges(values[inside[rows]], groups[rows & inside])
             self.sums[block] = self.sums[block] + part if block in self.sums else part
 
     @property
@@ -214,11 +219,11 @@ class Summary:
             return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
         dtypes = {kind: getattr(torch, name) for kind, name in record["dtypes"].items()}
-        features = {block: torch.empty(0, width, dtype=dtypes.get("features")) for block, width in widths.items()}
+        features = {block: torch.empty(0, width, dtype=dtypes.get(_kind(block))) for block, width in widths.items()}
         labels = torch.empty(0, dtype=torch.int64) if record["labelled"] else None
         summary._start(Outputs.checked(torch.empty(0, n_classes, dtype=dtypes.get("logits")), features, labels))
         summary.counts, summary._keys = tensors["counts"], [tensors["keys"].numpy().view(np.uint64)]
-        if needs.sums != "none":
+        if needs.is_summed:
             summary.sums = {block: ClassSums(**part(f"sums:{i}:")) for i, block in enumerate(widths)}
         for kind, sample in summary.samples.items():
             sample.load(part(f"samples:{kind}:"))
@@ -249,3 +254,8 @@ def _check_budget(samples: dict[str, Sample], budget: int) -> None:
     if budget < needed:
         problem = f"{budget:,} bytes cannot hold one training row of each class"
         raise InputError(f"budget: {problem}; give at least {needed:,}")
+
+
+def _kind(block: str) -> str:
+    """Which sample holds a block."""
+    return "statistics" if "|" in block and not block.startswith("|") else "features"
