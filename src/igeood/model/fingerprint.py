@@ -1,6 +1,7 @@
 """Which weights a model has: their fingerprint, and a quick look at whether they are still the same."""
 
 import hashlib
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,17 +51,23 @@ class Versions:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._model, self._before = model, _stamps(model)
-        self._held = list(model.parameters()), list(model.buffers())  # so that nothing new takes their place
+        self._tables: list[tuple[Any, list[Any]]] = []  # where modules and tensors are, and which were there
+        for module in model.modules():
+            lasting = {} if module._non_persistent_buffers_set else module._buffers
+            tables: list[Any] = [module._modules, module._parameters, lasting]
+            self._tables += [(table, list(table.values())) for table in tables if table]
+        state = model.state_dict(keep_vars=True).values()
+        tensors = [tensor for tensor in state if isinstance(tensor, Tensor) and not is_lazy(tensor)]
+        self._placed = [tensor for tensor in tensors if tensor.layout is torch.strided]
+        self._counted = [tensor for tensor in tensors if not tensor.is_inference()]  # others have no counter
+        self._before = self._stamps()
 
     def changed(self) -> bool:
-        """Whether a tensor was replaced, moved or written to since this was made."""
-        return _stamps(self._model) != self._before
+        """Whether a module or tensor was replaced, moved or written to since this was made."""
+        for table, values in self._tables:
+            if len(table) != len(values) or any(map(operator.is_not, table.values(), values)):
+                return True
+        return self._stamps() != self._before
 
-
-def _stamps(model: nn.Module) -> list[tuple[int, int]]:
-    """Place and version of each tensor; inference tensors have no counter, and sparse ones no place."""
-    state = model.state_dict(keep_vars=True).values()
-    tensors = [tensor for tensor in state if isinstance(tensor, Tensor) and not is_lazy(tensor)]
-    places = [tensor.data_ptr() if tensor.layout is torch.strided else id(tensor) for tensor in tensors]
-    return [(place, -1 if t.is_inference() else t._version) for place, t in zip(places, tensors, strict=True)]
+    def _stamps(self) -> tuple[list[int], list[int]]:
+        return [tensor.data_ptr() for tensor in self._placed], [tensor._version for tensor in self._counted]

@@ -75,22 +75,28 @@ class Reader:
             raise InputError.unknown("statistic", statistic, STATISTICS)
         self.model, self.bare, self.statistic = model, bare(model), statistic
         self._wants_head, self._wants_input = head, inputs
-        self.layers, self.layouts = known_layers(self.modules, layers), dict(layouts or {})
+        self.layers, self.layouts = list(layers), dict(layouts or {})
+        self._look()
         ending = "" if statistic == "mean" else f"|{statistic}"
         self._blocks = {f"{layer}{ending}": layer for layer in self.layers}  # the layer of each block
         self._prepared = not head and self.layouts.keys() >= set(self.layers)
 
-    @property
-    def modules(self) -> dict[str, nn.Module]:
-        """The model's modules by name, as they are now."""
-        return named_modules(self.model)
+    def _look(self) -> None:
+        """Note the model's modules: walking through them takes longer than to see that they are the same."""
+        self.modules = named_modules(self.model)
+        self.layers = known_layers(self.modules, self.layers)
+        self._parameters = list(self.model.parameters())
+        self._tree = list(self.model.modules())
+        self._children = [tuple(module._modules.values()) for module in self._tree]
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Hold the model in evaluation mode, and put everything back afterwards. Nests; threads may overlap."""
         with _lock:
+            if [tuple(module._modules.values()) for module in self._tree] != self._children:
+                self._look()
             users, training = _held.get(self.bare, (0, []))
-            training += [module for module in self.model.modules() if module.training]
+            training += [module for module in self._tree if module.training]
             _held[self.bare] = users + 1, training
             for module in training:
                 module.training = False
@@ -106,9 +112,8 @@ class Reader:
 
     def place(self, batch: Batch) -> Batch:
         """A copy of the batch on the model's device, in its precision: the model may work in place."""
-        parameters = list(self.model.parameters())
-        device = parameters[0].device if parameters else None
-        dtypes = [p.dtype for p in parameters if p.is_floating_point()]
+        device = self._parameters[0].device if self._parameters else None
+        dtypes = [p.dtype for p in self._parameters if p.is_floating_point()]
 
         def move(value: Any) -> Any:
             if not isinstance(value, Tensor):
@@ -160,9 +165,8 @@ class Reader:
     def prepare(self, batch: Batch) -> None:
         """Decide the layouts and find the head, in one forward pass of up to three samples."""
         calls, logits = self.watch(batch)
-        modules = self.modules
         for layer in self.layers:
-            call = calls.get(modules[layer])  # one that is missing cannot be read either
+            call = calls.get(self.modules[layer])  # one that is missing cannot be read either
             self.layouts[layer] = "flat" if call is None else call.layout
         if self._wants_head:
             found = self.find_head(calls, logits)
@@ -198,10 +202,8 @@ class Reader:
             value = first_tensor(inputs if block == HEAD else output)
             features[block] = self._pooled(value, block, layer, len(batch))
 
-        modules = self.modules
-        known_layers(modules, self._blocks.values())  # the model may have lost one
-        hooks = [(modules[layer], partial(keep, block, layer)) for block, layer in self._blocks.items()]
         with self.running():
+            hooks = [(self.modules[layer], partial(keep, block, layer)) for block, layer in self._blocks.items()]
             logits = self._run(self.bare if hooks else self.model, batch, hooks)
         for block, layer in self._blocks.items():
             if block not in features:
