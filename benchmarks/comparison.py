@@ -16,13 +16,13 @@ from statistics import fmean
 import numpy as np
 import torch
 from torch import nn
-from train_networks import FASHION, JOBS, beside, cifar, digits, fashion, in_channels, mnist, network
 
 import igeood
 from igeood.bench.datasets import data_root, load
 from igeood.bench.networks import Task, normalised
 from igeood.bench.runs import load_network
 from igeood.bench.runs.averages import title
+from train_networks import FASHION, JOBS, beside, cifar, digits, fashion, in_channels, mnist, network
 
 LIMIT = 2000  # images of each OOD set at most
 BATCH = 100
@@ -67,8 +67,8 @@ def digit_sets(packages: Path, n: int) -> dict[str, Images]:
 
     letters, things = named("chars74k", 28), named(FASHION, 28)
     return {
-        "Fashion-MNIST": row(things, n), "Chars74K": row(letters, n), "Tiny-ImageNet": row(named("tiny-imagenet", 28), n),
-        "Gaussian noise": row(named("gaussian", 28), n), "one Fashion-MNIST": row(things, 1),
+        "Fashion-MNIST": row(things, n), "Chars74K": row(letters, n),
+        "Tiny-ImageNet": row(named("tiny-imagenet", 28), n), "Gaussian noise": row(named("gaussian", 28), n), "one Fashion-MNIST": row(things, 1),
         "one Chars74K": row(letters, 1), "upside down": beside([k[:, ::-1] for k in known]),
         "negatives": beside([255 - k for k in known]),
     }  # fmt: skip
@@ -191,14 +191,15 @@ def page(results: Results) -> str:
     for name, result in results.items():
         sets, by_method = list(result["sets"]), rows_of(result)
         order = sorted(methods, key=lambda m: -by_method[m]["tnr"])
-        body = [
-            [f"`{m}`", *(f"{100 * by_method[m][f'tnr {o}']:.1f} / {100 * by_method[m][f'auroc {o}']:.1f}" for o in sets),
-             f"{100 * by_method[m]['tnr']:.1f} / {100 * by_method[m]['auroc']:.1f}"] for m in order
-        ]  # fmt: skip
+        body = [[f"`{m}`", *(figures(by_method[m], f" {ood}") for ood in sets), figures(by_method[m])] for m in order]
         numbers = f"{result['train']:,} training images, {result['held_out']:,} held out, "
         parts += [f"### {name}", "", f"{numbers}accuracy {100 * result['accuracy']:.2f}%.", ""]
         parts.append(table(["method", *(f"{o} ({result['sets'][o]:,})" for o in sets), "mean"], body))
     return "\n".join(parts)
+
+
+def figures(row: dict[str, float], of: str = "") -> str:
+    return f"{100 * row[f'tnr{of}']:.1f} / {100 * row[f'auroc{of}']:.1f}"
 
 
 def losses(results: Results, methods: list[str], ours: dict[tuple[str, str], float]) -> str:

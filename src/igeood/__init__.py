@@ -9,12 +9,13 @@ from igeood.version import __version__
 # isort: off
 if TYPE_CHECKING:
     from igeood import calibration, errors, geometry, metrics
+    from igeood.bench.compare import compare
     from igeood.bench.diagnose import diagnose
     from igeood.detectors import (
         METHODS, Detector, Energy, Igeood, IgeoodFeatures, IgeoodLogits, IgeoodPlus, KLDivergence, Mahalanobis,
         MaxSoftmax, Odin, detector, register, wrap,
     )
-    from igeood.guard import Guard, Verdict, black_box, compare, grey_box, load, summarise, white_box
+    from igeood.guard import Guard, Verdict, black_box, grey_box, load, summarise, white_box
     from igeood.model.reader import extract
     from igeood.outputs import Outputs
     from igeood.summary import Needs, Summary
@@ -31,7 +32,7 @@ __all__ = [
 # Names are imported on first use, from the first home that has them: `igeood --help` should not wait for torch.
 _MODULES = {name: name for name in ("calibration", "errors", "geometry", "guard", "metrics")}
 _MODULES |= {"benchmark": "bench.runs", "datasets": "bench.datasets", "networks": "bench.networks"}  # names of 0.1
-_HOMES = ("outputs", "summary", "detectors", "guard", "model.reader", "tables", "bench.diagnose")
+_HOMES = ("outputs", "summary", "detectors", "guard", "model.reader", "tables", "bench.diagnose", "bench.compare")
 
 
 def __getattr__(name: str) -> Any:

@@ -46,12 +46,6 @@ def unit(z):
     return z / math.sqrt(sum(v * v for v in z))
 
 
-def bank_of(train, per_class):
-    """Rows of each class with the smallest keys."""
-    order = np.argsort(train.keys, kind="stable")
-    return np.concatenate([order[train.labels.numpy()[order] == c][:per_class] for c in range(C)])
-
-
 def shaped(z, percentile):
     """Which entries are among the largest, and exp(s₁/s₂)."""
     kept = max(1, K - round(K * percentile / 100))
@@ -70,73 +64,84 @@ def gaussians(z, labels):
     return means, np.linalg.pinv(apart.T @ apart / len(z))
 
 
-def oracle(method, train, weight, bias):
-    """A function of one row (z, f) to its score, with plain loops."""
+def neighbours(train, most, *, is_guided):
+    z, f, _ = rows_of(train)
+    rows = [unit(row) for row in z]
+    if not is_guided:
+        return lambda z, _: sorted(math.dist(unit(z), row) for row in rows)[most - 1]
+    guided = [row * logsumexp(logits) for row, logits in zip(rows, f, strict=True)]
+    return lambda z, f: -logsumexp(f) * np.mean(sorted(unit(z) @ row for row in guided)[-most:])
+
+
+def she(train, *_):
     z, f, labels = rows_of(train)
-    if method == "max-logit":
-        return lambda _, f: -max(f)
-    if method == "entropy":
-        return lambda _, f: -sum(q * math.log(q) for q in softmax(f))
-    if method == "gen":
-        return lambda _, f: sum(q**0.1 * (1 - q) ** 0.1 for q in softmax(f))
-    if method in ("knn", "nnguide"):
-        bank, most = bank_of(train, N), {"knn": 25, "nnguide": 10}[method]
-        rows = [unit(z[i]) for i in bank]
-        if method == "knn":
-            return lambda z, _: sorted(math.dist(unit(z), row) for row in rows)[most - 1]
-        guided = [row * logsumexp(f[i]) for row, i in zip(rows, bank, strict=True)]
-        return lambda z, f: -logsumexp(f) * np.mean(sorted(unit(z) @ row for row in guided)[-most:])
-    if method == "she":
-        right = f.argmax(1) == labels
-        pattern = np.stack([z[(labels == c) & right].mean(0) for c in range(C)])
-        return lambda z, f: -(z @ pattern[f.argmax()])
-    if method == "fdbd":
-
-        def boundary(z, f):
-            y, mean = f.argmax(), rows_of(train)[0].mean(0)
-            others = [(f[y] - f[c]) / math.dist(weight[y], weight[c]) for c in range(C) if c != y]
-            return -np.mean(others) / math.dist(z, mean)
-
-        return boundary
-    if method == "mahalanobis++":
-        u = np.stack([unit(row) for row in z])
-        means, inverse = gaussians(u, labels)
-        return lambda z, _: mahalanobis_of(unit(z), means, inverse)
-    if method == "relative-mahalanobis":
-        means, inverse = gaussians(z, labels)
-        background, other = gaussians(z, np.zeros(N, dtype=int))
-        return lambda z, _: mahalanobis_of(z, means, inverse) - mahalanobis_of(z, background[:1], other)
-    if method == "vim":
-        origin = -np.linalg.pinv(weight) @ bias
-        values, directions = np.linalg.eigh((z - origin).T @ (z - origin))
-        assert (np.diff(values) > 0).all()
-        residual = directions[:, : K - K // 2]
-        alpha = f.max(1).mean() / np.mean([np.linalg.norm((row - origin) @ residual) for row in z])
-        return lambda z, f: alpha * np.linalg.norm((z - origin) @ residual) - logsumexp(f)
-
-    def energy(shape):
-        return lambda z, _: -logsumexp(weight @ shape(z) + bias)
-
-    if method == "react":
-        ceilings = [np.quantile(z, p, method="inverted_cdf") for p in (0.85, 0.9, 0.95, 0.99)]
-        changed = [((np.minimum(z, c) @ weight.T + bias).argmax(1) != f.argmax(1)).mean() for c in ceilings]
-        ceiling = next((c for c, share in zip(ceilings, changed, strict=True) if share <= 0.01), ceilings[-1])
-        return energy(lambda z: np.minimum(z, ceiling))
-    if method == "ash":
-        return energy(lambda z: np.where(shaped(z, 90)[0], z, 0) * shaped(z, 90)[1])
-    return energy(lambda z: z * shaped(z, 85)[1])
+    right = f.argmax(1) == labels
+    pattern = np.stack([z[(labels == c) & right].mean(0) for c in range(C)])
+    return lambda z, f: -(z @ pattern[f.argmax()])
 
 
-METHODS = (
-    "max-logit", "entropy", "gen", "knn", "nnguide", "she", "fdbd", "mahalanobis++", "relative-mahalanobis", "vim",
-    "react", "ash", "scale",
-)  # fmt: skip
+def fdbd(train, weight, _):
+    mean = rows_of(train)[0].mean(0)
+
+    def score(z, f):
+        y = f.argmax()
+        others = [(f[y] - f[c]) / math.dist(weight[y], weight[c]) for c in range(C) if c != y]
+        return -np.mean(others) / math.dist(z, mean)
+
+    return score
 
 
-@pytest.mark.parametrize("method", METHODS)
+def of_unit_rows(train, *_):
+    z, _, labels = rows_of(train)
+    means, inverse = gaussians(np.stack([unit(row) for row in z]), labels)
+    return lambda z, _: mahalanobis_of(unit(z), means, inverse)
+
+
+def relative(train, *_):
+    z, _, labels = rows_of(train)
+    means, inverse = gaussians(z, labels)
+    background, other = gaussians(z, np.zeros(N, dtype=int))
+    return lambda z, _: mahalanobis_of(z, means, inverse) - mahalanobis_of(z, background, other)
+
+
+def vim(train, weight, bias):
+    z, f, _ = rows_of(train)
+    origin = -np.linalg.pinv(weight) @ bias
+    _, directions = np.linalg.eigh((z - origin).T @ (z - origin))
+    residual = directions[:, : K - K // 2]
+    alpha = f.max(1).mean() / np.mean([np.linalg.norm((row - origin) @ residual) for row in z])
+    return lambda z, f: alpha * np.linalg.norm((z - origin) @ residual) - logsumexp(f)
+
+
+def react(train, weight, bias):
+    z, f, _ = rows_of(train)
+    ceilings = [np.quantile(z, p, method="inverted_cdf") for p in (0.85, 0.9, 0.95, 0.99)]
+    changed = [((np.minimum(z, c) @ weight.T + bias).argmax(1) != f.argmax(1)).mean() for c in ceilings]
+    ceiling = next((c for c, share in zip(ceilings, changed, strict=True) if share <= 0.01), ceilings[-1])
+    return lambda z, _: -logsumexp(weight @ np.minimum(z, ceiling) + bias)
+
+
+def ash(_, weight, bias):
+    return lambda z, _: -logsumexp(weight @ (np.where(shaped(z, 90)[0], z, 0) * shaped(z, 90)[1]) + bias)
+
+
+# for each method a function of training outputs, weight and bias, to one of a row's features and logits
+ORACLES = {
+    "max-logit": lambda *_: lambda _, f: -max(f),
+    "entropy": lambda *_: lambda _, f: -sum(q * math.log(q) for q in softmax(f)),
+    "gen": lambda *_: lambda _, f: sum(q**0.1 * (1 - q) ** 0.1 for q in softmax(f)),
+    "knn": lambda train, *_: neighbours(train, 25, is_guided=False),
+    "nnguide": lambda train, *_: neighbours(train, 10, is_guided=True),
+    "she": she, "fdbd": fdbd, "mahalanobis++": of_unit_rows, "relative-mahalanobis": relative, "vim": vim,
+    "react": react, "ash": ash,
+    "scale": lambda _, weight, bias: lambda z, _: -logsumexp(weight @ (z * shaped(z, 85)[1]) + bias),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ORACLES)
 def test_scores_are_those_of_the_formula(method, world):
     train, test, weight, bias = world
-    score = oracle(method, train, weight, bias)
+    score = ORACLES[method](train, weight, bias)
     z, f, _ = rows_of(test)
     expected = [score(*row) for row in zip(z, f, strict=True)]
     fitted = igeood.detector(method).fit(train)

@@ -20,7 +20,7 @@ from igeood.outputs import HEAD
 class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Empty modules in place of torchvision: pytorch-ood imports it, and its detectors do not use it."""
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name, *_):
         return importlib.machinery.ModuleSpec(name, self, is_package=True) if name.startswith("torchvision") else None
 
     def create_module(self, spec):
@@ -112,8 +112,8 @@ def test_what_cannot_be(known, tmp_path):
             igeood.wrap(lambda f: f, **options)
     with pytest.raises(InputError, match=r"^detector: 3 has no `predict` and is no function; give an object"):
         igeood.wrap(3, higher_is="id")
-    with pytest.raises(InputError, match=r"^method: 'features' is not one|^method: <lambda> is not one for a black box"):
+    with pytest.raises(InputError, match=r"^method: <lambda> is not one for a black box"):
         igeood.black_box(method=igeood.wrap(lambda features: features[:, 0], higher_is="id"))
     for result, problem in ((lambda f: f, r"shape \(400, 10\)"), (lambda f: f[:, 0] * torch.nan, "NaN")):
         with pytest.raises(InputError, match=f"^detector: <lambda> returned {problem} for 400 samples; it has to"):
-            igeood.black_box(method=igeood.wrap(result, higher_is="id")).fit(known.train.logits).score(known.test.logits)
+            igeood.wrap(result, higher_is="id").fit(known.train.logits).score(known.test.logits)

@@ -8,6 +8,7 @@ from igeood.bench.networks import DenseNet, ResNet
 from igeood.errors import InputError
 from igeood.model.batches import as_batch
 from igeood.model.reader import Reader, choose_layers, extract
+from igeood.outputs import HEAD
 
 IMAGES = torch.zeros(2, 3, 32, 32)
 
@@ -46,10 +47,13 @@ def make_cnn():
 
 
 def test_kinds_of_layers_of_a_plain_cnn_and_an_mlp():
-    kinds = {"none": [], "all": ["2", "7", "10"], "last": ["10"], "last two": ["7", "10"]}
+    ends = ["2", "7", "10"]
+    kinds = {"none": [], "all": ends, "last": [*ends, HEAD], "last two": [*ends, HEAD]}  # the needs choose of these
     named = {"convolutions": ["0", "3"], "norms": ["4", "9"]}
     for kind, layers in (kinds | named).items():
         assert choose_layers(make_cnn(), as_batch(IMAGES), kind) == layers
+    for kind, layers in {"none": [HEAD], "all": [*ends, HEAD]}.items():
+        assert choose_layers(make_cnn(), as_batch(IMAGES), kind, head=True) == layers
     for kind, layers in named.items():
         assert list(extract(make_cnn(), IMAGES, kind).features) == layers
     assert list(auto(make_cnn()).values()) == [8, 16, 12]
@@ -162,7 +166,7 @@ def test_names_that_are_none():
     model = ResNet()
     assert Reader(model, ["layer1", "module.layer1"]).layers == ["layer1"]
     with pytest.raises(InputError, match="layers: no layer to read in this model"):
-        choose_layers(nn.Sequential(nn.Flatten(), nn.Linear(3072, 3)), as_batch(IMAGES), "last")
+        choose_layers(nn.Sequential(nn.Flatten(), nn.Linear(3072, 3)), as_batch(IMAGES), "all")
     with pytest.raises(InputError, match="empty; a sample is needed"):
         choose_layers(model, as_batch(IMAGES[:0]), "all")
 

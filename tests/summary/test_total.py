@@ -101,8 +101,8 @@ def test_of_unequal_budgets_the_smaller_holds(rows):
 def test_adding_changes_neither_side(rows):
     a, b, _ = shards(rows, ALL)
     before = Summary.of(rows[:90], ALL)
-    for joined in (a + b, a + Summary(ALL), Summary(ALL) + a):
-        joined.add(rows[250:])
+    for whole in (a + b, a + Summary(ALL), Summary(ALL) + a):
+        whole.add(rows[250:])
         assert_same(a, before)
 
 

@@ -1,6 +1,6 @@
 """Neighbours among training rows: a bank of them, and the distance to the k-th nearest."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -57,11 +57,16 @@ class KNN(Detector):
     needs = Needs(layers="last", samples=("features",))
     k: int | Literal["auto"] = "auto"
     rows: int = 20_000
+    most: ClassVar[int] = 50  # k by default
 
     def _learn(self, summary: Summary) -> None:
         sample = summary.samples["features"]
-        bank, k = class_bank(sample, max(1, self.rows // sample.strata), self.k, most=50)
-        self.bank_, self.k_ = unit_rows(self._last_features(bank)).float(), torch.tensor(k)
+        bank, k = class_bank(sample, max(1, self.rows // sample.strata), self.k, self.most)
+        self.bank_, self.k_ = self._rows(bank).float(), torch.tensor(k)
+
+    def _rows(self, bank: Outputs) -> Tensor:
+        """What is kept of the bank's rows, (n, d)."""
+        return unit_rows(self._last_features(bank))
 
     def _score(self, batch: Outputs) -> Tensor:
         bank, k = self.bank_.to(batch.logits.device), int(self.k_)

@@ -1,21 +1,17 @@
 """NNGuide: the energy, guided by the nearest training rows."""
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-from igeood.detectors.base import Detector
 from igeood.detectors.logits import energy
-from igeood.detectors.neighbours import class_bank, unit_rows
+from igeood.detectors.neighbours import KNN, unit_rows
 from igeood.detectors.registry import register
 from igeood.geometry.precision import by_rows
 from igeood.outputs import Outputs
-from igeood.summary import Needs, Summary
 
 
 @register("nnguide", title="NNGuide", style=("#0072B2", ":", "d"), tunes=False)
-class NNGuide(Detector):
+class NNGuide(KNN):
     r"""Minus the energy times the guidance of the k nearest training rows (Park et al., 2023).
 
     :math:`-E(x)\,\frac1k\sum_{i \le k} E(x_i)\cos(z, z_i)` with :math:`E = \log\sum_y e^{f_y}`, over the k rows of the
@@ -36,15 +32,10 @@ class NNGuide(Detector):
         The k in use.
     """
 
-    needs = Needs(layers="last", samples=("features",))
-    k: int | Literal["auto"] = "auto"
-    rows: int = 20_000
+    most = 10
 
-    def _learn(self, summary: Summary) -> None:
-        sample = summary.samples["features"]
-        bank, k = class_bank(sample, max(1, self.rows // sample.strata), self.k, most=10)
-        self.bank_ = (-energy(bank.logits)[:, None] * unit_rows(self._last_features(bank))).float()
-        self.k_ = torch.tensor(k)
+    def _rows(self, bank: Outputs) -> Tensor:
+        return -energy(bank.logits)[:, None] * super()._rows(bank)
 
     def _score(self, batch: Outputs) -> Tensor:
         bank, k, z = self.bank_.to(batch.logits.device), int(self.k_), self._last_features(batch)

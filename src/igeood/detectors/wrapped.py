@@ -108,7 +108,8 @@ def wrap(
     if reads not in _NEEDS:
         raise InputError.unknown("on", reads, _NEEDS)
     title = str(name or getattr(detector, "__name__", type(detector).__name__))
-    parts = {"theirs": staticmethod(detector), "sign": 1.0 if higher_is == "ood" else -1.0, "reads": reads, "needs": _NEEDS[reads]}
+    sign = 1.0 if higher_is == "ood" else -1.0
+    parts = {"theirs": staticmethod(detector), "sign": sign, "reads": reads, "needs": _NEEDS[reads]}
     kind: type[Detector] = type(title, (Wrapped,), {**parts, "__doc__": f"{title}, wrapped."})
     return (register(name, tunes=False)(kind) if name else kind)()
 

@@ -100,14 +100,15 @@ def load_network(
     model = load_weights(model, path) if tensors else model
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     usual = DATASETS.get(trained_on)
-    moments: Any = [
-        given or (tuple(map(float, about[key].split(","))) if key in about else getattr(usual, key, None))
+    moments: dict[str, Any] = {
+        key: given or (tuple(map(float, about[key].split(","))) if key in about else getattr(usual, key, None))
         for key, given in (("mean", mean), ("std", std))
-    ]
-    if not all(moments):
+    }
+    if not all(moments.values()):
         problem = f"{path} does not say how its inputs are normalised, nor does {trained_on}"
         raise InputError(f"network: {problem}; give --mean and --std")
-    return Network(spec if is_own else name, path.name, fingerprint(model), model, trained_on, *moments, size)
+    about_it = (spec if is_own else name, path.name, fingerprint(model), model, trained_on)
+    return Network(*about_it, **moments, size=size)
 
 
 def _trained_on(said: str, given: str, path: Path) -> str:

@@ -67,5 +67,5 @@ def test_what_cannot_be_compared(model, data):
     ):
         with pytest.raises(InputError, match=f"^{message}"):
             igeood.compare(model, *arguments)
-    with pytest.raises(InputError, match="^methods: empty"):
+    with pytest.raises(InputError, match=r"^methods: empty"):
         igeood.compare(model, data.train, data.held_out, data.ood, methods=[])
