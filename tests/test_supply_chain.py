@@ -20,11 +20,11 @@ ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 MODULES = {"pickle", "dill", "cloudpickle", "joblib", "marshal", "yaml", "subprocess", "runpy", "ctypes", "xml"}
-CALLS = {"eval", "exec", "__import__", "os.system", "torch.jit.load", "torch.hub.load", "urllib.request.urlopen"}
+CALLS = {"eval", "exec", "__import__", "resolve_name", "os.system", "torch.jit.load", "torch.hub.load", "urllib.request.urlopen"}
 WITH = {"torch.load": "weights_only=True", "np.load": "allow_pickle=False"}  # allowed only with this, spelt out
 ALLOWED = {
     ("cli/__init__.py", "import_module(COMMANDS[cmd_name])"): "the library's own commands",
-    ("cli/_shared.py", "import_module(module)"): "--model MODULE:NAME is the user's own code, named by the user",
+    ("model/factory.py", "resolve_name"): "--model MODULE:NAME is the user's own code, named by the user",
     ("detectors/__init__.py", "import_module(f'{__name__}.{_module.name}')"): "the library's own detectors",
     ("bench/datasets/images.py", "import_module(module)"): "an extra, by a name in the source",
     ("bench/datasets/store.py", "zipped.extractall"): "names of members are checked before",

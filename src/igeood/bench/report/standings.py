@@ -14,7 +14,7 @@ from igeood.detectors import METHODS
 METRICS = ("tnr", "auroc", "aupr")
 ACCESS = {"black-box": "black box", "grey-box": "grey box"}  # in the order of what a method may use
 ACCESS |= dict.fromkeys(("white-box-validation", "white-box-fgsm", "white-box"), "white box")
-ACCESS |= {"untuned": "as it is"}
+ACCESS |= {"untuned": "every method"}
 OURS = ("fisher-rao-product", "logits-product", "probe")  # of the same family as the paper's
 TUNED = {"own": "tuned on samples of each OOD set", "fgsm": "tuned on adversarial samples", "none": "not tuned"}
 
@@ -40,6 +40,8 @@ class Row:
         return look_of(self.method).title
 
     def __str__(self) -> str:
+        if self.setting == "untuned":
+            return f"{self.name} ({TUNED['none']})"
         known = METHODS.get(self.method)
         is_tuned = known is None or known.tunes
         return f"{self.name} ({group_title(self.setting, self.validation) if is_tuned else ACCESS[self.setting]})"
