@@ -232,6 +232,9 @@ class Guard:
         self._tuned_on = merge(self._tuned_on, validation.used)
         if tuning.after <= tuning.before:
             log.warning("tune: no more OOD validation samples are refused than before, %.1f%%", 100 * tuning.before)
+        worse = [kind for kind, rates in tuning.left_out.items() if rates["tnr"] < rates["before"]]
+        if worse:
+            log.warning("tune: of %s, left out in turn, fewer are refused than before tuning", ", ".join(worse))
         return self
 
     def calibrate(

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from inspect import signature
 from typing import Any, Literal
@@ -60,7 +60,8 @@ class Tuning:
         Sizes of the input step that were tried, each with its `epsilon` and `tnr`; twice, where two temperatures were.
     left_out : dict of dict
         For each named kind of OOD sample the `tnr` and `auroc` on it of weights that were learnt from the other kinds
-        alone: what to expect of a kind that nobody has shown the guard. Empty unless weights were learnt.
+        alone, and the TNR `before` tuning: what to expect of a kind that nobody has shown the guard. Empty unless
+        weights were learnt.
     """
 
     temperature: float | None
@@ -81,7 +82,10 @@ class Tuning:
         return (
             f"Tuning({temperature}{weights}epsilon {self.epsilon:g}: {100 * self.after:.1f}% of {self.n_ood} OOD "
             f"samples refused, {100 * self.before:.1f}% before; {self.n_id} in-distribution samples"
-            + "".join(f"; of {kind} unseen {100 * rates['tnr']:.1f}%" for kind, rates in self.left_out.items())
+            + "".join(
+                f"; of {kind} unseen {100 * rates['tnr']:.1f}%, before {100 * rates['before']:.1f}%"
+                for kind, rates in self.left_out.items()
+            )
             + ")"
         )
 
@@ -140,9 +144,8 @@ class Validation:
             if shared:
                 problem = f"{shared} of {len(keys)} samples are among the in-distribution ones"
                 raise InputError(f"{name}: {problem}; remove them")
-            if len(self.sources) > 2:
-                self.kinds[name] = len(keys)
-            parts += [outside] if outside else []
+            self.kinds[name] = len(keys)
+            parts += [[outputs.replace(labels=None) for outputs in outside]] * bool(outside)  # labels mean nothing here
         return inside, [Outputs.concat(column) for column in zip(*parts, strict=True)], None
 
     def _read(self, name: str, run: Callable[[Any], list[Outputs]]) -> tuple[Keys, list[Outputs]]:
@@ -234,7 +237,7 @@ def tune_detector(
     # of equals, the smallest step; then the temperature that was found
     best = max(range(len(steps)), key=lambda i: (steps[i]["tnr"], -steps[i]["epsilon"]))
     (tuned, strength, pair), chosen = tried[best], steps[best]
-    left_out = {} if strength is None else _left_out(tuned, *pair, kinds or {}, strength, tpr, seed)
+    left_out = {} if strength is None else _left_out(detector, tuned, pair, kinds or {}, strength, tpr, seed)
     if before > chosen["tnr"] + 1e-9:  # the mean over folds may be rounded
         tuned, strength, chosen = detector, None, {"epsilon": epsilon, "tnr": before}
     return tuned, Tuning(
@@ -245,13 +248,14 @@ def tune_detector(
 
 
 def _left_out(
-    detector: Detector, inside: Outputs, outside: Outputs, kinds: Mapping[str, int], strength: float, tpr: float,
-    seed: int,
+    before: Detector, tuned: Detector, pair: tuple[Outputs, Outputs], kinds: Mapping[str, int], strength: float,
+    tpr: float, seed: int,
 ) -> dict[str, Trial]:  # fmt: skip
-    """TNR and AUROC on each kind of OOD samples of weights that were learnt without it.
+    """TNR and AUROC on each kind of OOD samples of weights that were learnt without it, and the TNR before.
 
     They are learnt with one half of the in-distribution samples and judged on the other, then the other way round.
     """
+    inside, outside = pair
     of_row = np.repeat(np.arange(len(kinds)), list(kinds.values()))
     first = torch.from_numpy(np.random.RandomState(seed).permutation(len(inside)) < len(inside) // 2)
     rates: dict[str, Trial] = {}
@@ -261,18 +265,14 @@ def _left_out(
             continue
         results = []
         for half in (first, ~first):
-            other = copy.copy(detector)
+            other = copy.copy(tuned)
             other.learn_weights(inside[half], outside[~own], tpr=tpr, seed=seed, strength=strength)
-            results.append(evaluate(other.score(inside[~half]), other.score(outside[own]), tpr))
-        rates[name.removeprefix("ood['").removesuffix("']")] = {
-            "tnr": _mean(r.tnr_at_tpr for r in results),
-            "auroc": _mean(r.auroc for r in results),
-        }
+            result = evaluate(other.score(inside[~half]), other.score(outside[own]), tpr)
+            results.append((result.tnr_at_tpr, result.auroc))
+        tnr, auroc = np.mean(results, axis=0).tolist()
+        name = name.removeprefix("ood['").removesuffix("']")  # noqa: PLW2901 (as the user wrote it)
+        rates[name] = {"tnr": tnr, "auroc": auroc, "before": _tnr(before, inside, outside[own], tpr)}
     return rates
-
-
-def _mean(values: Iterable[float]) -> float:
-    return float(np.mean(list(values)))
 
 
 def _tnr(detector: Detector, inside: Outputs, outside: Outputs, tpr: float) -> float:
