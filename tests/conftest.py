@@ -127,6 +127,7 @@ def reader_names(classifier, model, data):
         "train_loader": data.train,
         "held_out_loader": data.held_out,
         "ood_loader": data.ood,
+        "noise_loader": [torch.rand(64, 3, 8, 8, generator=torch.Generator().manual_seed(0))],
         "x": data.test[:3],
         "torch": torch,
         **{f"{part}_logits": getattr(classifier, part).numpy() for part in ("train", "held_out", "test")},

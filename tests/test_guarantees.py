@@ -127,21 +127,6 @@ def test_every_pattern_of_ties_has_valid_p_values():
     assert not any(too_small(p_of_each(bag)) for bag in ties(9))  # all 256
 
 
-@pytest.mark.parametrize("levels", [None, 5])
-def test_p_values_of_new_samples(levels):
-    """Their empirical distribution is nowhere above the uniform one by more than its own error, nor far below."""
-    n, sets = 19, 20_000
-    draws = np.floor((levels or 1e12) * np.random.default_rng(3).uniform(size=(sets, n + 1)))
-    above = (draws[:, :-1] >= draws[:, -1:]).sum(axis=1)
-    p = (1 + above) / (n + 1)
-    assert all(p_values(row[:-1], row[-1:])[0] == value for row, value in zip(draws[:300], p, strict=False))
-    error, grid = math.sqrt(math.log(1 / ERROR) / (2 * sets)), np.arange(n + 2) / (n + 1)
-    reached, wrong = (np.searchsorted(np.sort(v), grid + 1e-12, "right") / sets for v in (p, above / n))
-    assert (reached <= grid + error).all()
-    assert (wrong > grid + error).any() or levels  # without the new sample's own count
-    assert (reached >= grid - error).all() or levels
-
-
 @pytest.mark.parametrize("digits", [9, 0])
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9])
 def test_false_discoveries_stay_below_their_rate(share, digits):

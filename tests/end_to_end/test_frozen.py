@@ -119,8 +119,6 @@ def test_scores_of_layers(name, what):
     detector = LAYERED[what]().fit(outputs(name)["train"])
     # 240 rows for 342 channels: another order of the rows changes Mahalanobis distances by up to 2e-9
     assert_frozen(name, what, detector.layer_scores, 1e-7 if name == "real" and "mahalanobis" in what else 1e-9)
-    sample = outputs(name)["ood"][:20]
-    np.testing.assert_allclose(detector.score(sample), np.asarray(detector.layer_scores(sample)).sum(axis=1))
 
 
 @pytest.mark.parametrize("name", SETS)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import igeood
 from igeood.bench import datasets
@@ -77,24 +76,3 @@ def test_fgsm_leaves_about_14_percent(network):
     attacks = [guard.inputs.attacked(part, guard.detector, 0.05, (0.0,))[1] for part in parts]
     assert [attack.linf for attack in attacks] == pytest.approx([0.25] * 3, abs=0.01)
     assert 0.07 < np.mean([attack.accuracy for attack in attacks]) < 0.22
-
-
-@pytest.fixture(scope="module")
-def whole(network):
-    """A guard, what it is fitted on and tried on, and its scores of the latter."""
-    (x, y), held_out = batches(network, "train", 64), batches(network, "test", 8)[0]
-    guard = igeood.white_box(network.model).fit((x, y), budget=100_000)
-    return guard, x, y, held_out, guard.score(held_out)
-
-
-@pytest.mark.parametrize("size", [7])
-def test_images_in_batches_and_shards_give_one_guard(network, whole, size):
-    """The same sample to the row, and scores that differ by rounding in the network only."""
-    guard, x, y, held_out, scores = whole
-    parts = list(zip(x.split(size), y.split(size), strict=True))
-    shards = [igeood.summarise(guard, parts[i::2], budget=100_000) for i in range(2)]
-    merged = igeood.white_box(network.model).fit(shards[1] + shards[0])
-    for kind, sample in guard.summary.samples.items():
-        assert np.array_equal(sample.keys, merged.summary.samples[kind].keys)
-    assert len(guard.summary.samples["features"]) < len(x)
-    torch.testing.assert_close(merged.score(list(held_out.split(size))), scores, rtol=1e-4, atol=1e-4)

@@ -252,13 +252,6 @@ def test_kl_centroids_keep_probabilities_that_are_too_small_for_a_float(margin):
     assert masked[0].tolist() == [0.0, -torch.inf]
 
 
-def test_retemper_is_the_authors_rescaling():
-    logits = torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
-    one, five = (categorical.log_softmax(logits, temperature) for temperature in (1.0, 5.0))
-    torch.testing.assert_close(categorical.retemper(one, 1.0, 5.0), five)
-    torch.testing.assert_close(categorical.retemper(five, 5.0, 1.0), one)
-
-
 def test_bad_input():
     for change, message in (
         ({"logits": torch.zeros(3, 4)}, r"logits: expected shape \(N, 3\), got \(3, 4\)"),

@@ -59,12 +59,9 @@ def test_another_model_is_refused_by_its_fingerprint(guard, model, data, path, t
 def test_files_that_are_refused(model, path):
     record, tensors = read_record(path)
     forged = {"n_classes": 5, "layers": None, "epsilon": "x", "calibration": {"tpr": 0.95}, "preparation": {"size": 0}}
-    for changes, message in (
-        *(({name: value}, "does not describe a guard") for name, value in forged.items()),
-        ({"method": "mystery"}, "method 'mystery', which is not registered here; import the module"),
-    ):
-        write_record(path, {**record, **changes}, tensors)
-        with pytest.raises(GuardFileError, match=message):
+    for name, value in forged.items():
+        write_record(path, {**record, name: value}, tensors)
+        with pytest.raises(GuardFileError, match="does not describe a guard"):
             igeood.load(path, model)
     tensors["detector.scale_"] *= torch.nan
     write_record(path, record, tensors)

@@ -123,7 +123,7 @@ def test_mapping_batches_of_tokens(build):
     assert guard.explain(batch).score.shape == (90,)
     grey = igeood.grey_box(Text()).fit([batch])
     for step in (lambda: guard.tune([held_out], "fgsm"), lambda: grey.score(batch)):
-        with pytest.raises(InputError, match="token ids cannot be perturbed"):
+        with pytest.raises(InputError, match=r"x: .* got torch.int64; token ids cannot be perturbed"):
             step()
 
 
@@ -173,8 +173,6 @@ def test_weights_that_change(model, data):
 
 BAD = [
     (lambda m, d: igeood.white_box(m).fit((d.test, torch.full((300,), 4))), "data: batch 0: labels: "),
-    (lambda m, _: igeood.black_box(m).fit(3), "data: expected a batch or a loader of them, got int"),
-    (lambda m, _: igeood.white_box(m, layers=["fifth"]), "layers: the model has no 'fifth'"),
     (lambda m, _: igeood.white_box(m, mean="x"), "mean: expected a finite number, or one for each channel"),
     (lambda m, _: igeood.grey_box(m, std=(0.2, -0.1, 0.3)), "std: expected a finite, positive number"),
     (lambda m, _: igeood.grey_box(m, epsilon=-1), "epsilon: must be a finite number ≥ 0"),

@@ -1,12 +1,8 @@
 """The sample against brute force: for each class its q smallest distinct keys, q as the budget allows."""
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from igeood.outputs import Outputs
 from igeood.summary import Sample
@@ -52,23 +48,6 @@ def test_rows_are_those_of_the_rule(rows, capacity, size):
         counts = torch.tensor([count for label, _, count in content(sample) if label == c])
         torch.testing.assert_close(weights[of_class], total / counts.sum() * counts.double())  # they stand for all
     assert len(sample) == len(kept) == sample.kept.sum()
-
-
-@given(st.lists(st.integers(1, 399), min_size=1, max_size=4), st.integers(5, 300), st.randoms())
-@settings(max_examples=40)
-def test_law_addition_is_commutative_and_associative(rows, cuts, capacity, order):
-    edges = [0, *sorted(cuts), 400]
-    parts = []
-    for a, b in itertools.pairwise(edges):
-        parts.append(make_sample(capacity))
-        parts[-1].add(rows[a:b])
-    order.shuffle(parts)
-    while len(parts) > 1:
-        i = order.randrange(len(parts) - 1)
-        parts[i : i + 2] = [parts[i] + parts[i + 1]]
-    assert content(parts[0]) == brute_force(rows, capacity)
-    parts[0].add(rows[:100])  # a sum takes in more rows
-    assert content(parts[0]) == brute_force(Outputs.concat([rows, rows[:100]]), capacity)
 
 
 def test_without_labels_there_is_one_stratum_and_a_large_batch_is_compacted_in_its_midst(rows):

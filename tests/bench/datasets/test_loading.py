@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from igeood.bench.datasets import DATASETS, EMBEDDED, data_root, load
-from igeood.bench.datasets.store import begun
+from igeood.bench.datasets import DATASETS, EMBEDDED, load
 from igeood.errors import InputError
 
 CATALOGUE = [(name, split) for name, dataset in DATASETS.items() for split in dataset.counts]
@@ -81,8 +80,6 @@ def test_other_places_are_found_and_hidden_files_left_out(root):
     [
         ({"name": "cifar10"}, "name: no 'cifar10'; did you mean 'cifar-10'"),
         ({"name": "#"}, r"there are cifar-10, .*idx:PATH"),
-        ({"name": "folder"}, "name: no 'folder'"),
-        ({"name": "demo:animals"}, "name: no 'demo:animals'"),
         ({"split": "train"}, "split: no 'train'; .*test"),
         ({"side": 4097}, "side: must be 1 to 4096"),
         ({"name": "folder:/none"}, "/none: there is no such folder"),
@@ -129,17 +126,3 @@ def test_idx_folders_have_splits_and_labels(digits, make, suffix):
     (digits / "t10k-labels-idx1-ubyte").write_bytes(make.idx(np.zeros(3, np.uint8)))
     with pytest.raises(InputError, match="3 labels for 4 images"):
         load(f"idx:{digits}")
-
-
-@pytest.mark.data
-@pytest.mark.parametrize(("name", "count"), [("cifar-10", 10_000), ("tiny-imagenet", 2_000), ("chars74k", 1_500)])
-def test_real_sets(name, count):
-    if not begun(DATASETS[name], data_root()):
-        pytest.skip("set IGEOOD_DATA to the folder of real data")
-    images = load(name)
-    assert len(images) >= count
-    pixels = images.limited(300).images()
-    assert 60 < pixels.mean() < 200
-    assert len(np.unique(pixels.reshape(300, -1), axis=0)) > 290
-    if name == "cifar-10":
-        assert np.bincount(images.labels).tolist() == [1000] * 10

@@ -1,6 +1,4 @@
 import gc
-import subprocess
-import sys
 import tarfile
 from dataclasses import replace
 
@@ -42,13 +40,12 @@ def names(root):
 
 @pytest.mark.parametrize("kind", ["tar.gz", "zip"])
 def test_get_fetches_and_unpacks(serve, files, packed, root, web, kind):
-    foreign = {"iSUN/a.png": b"x", f"{OWN}/cifar-10.lock": b"", "readme.txt": b"x", "../out": b"x"}
+    foreign = {"iSUN/a.png": b"x", f"{OWN}/cifar-10.lock": b"", "readme.txt": b"x"}
     small = serve(packed({**files, **foreign}, kind=kind), f"small.{kind}")
     assert (status(small, root).state, begun(small, root)) == ("missing", False)
     shown = []
     assert get(small, root, progress=lambda *values: shown.append(values))
-    assert names(root) == list(SMALL)  # nothing of other sets, or outside the root
-    assert not (root.parent / "out").exists()
+    assert names(root) == list(SMALL)  # nothing of other sets
     size = len(web.files[f"/small.{kind}"])
     assert shown[-1] == (f"small.{kind}", size, size)
     assert (status(small, root), begun(small, root)) == (Status("cifar-10", "ok", 5, 5), True)
@@ -86,31 +83,6 @@ def test_a_download_that_fails_leaves_nothing(serve, files, packed, root, web, w
     gc.collect()
 
 
-KILLED = """
-import sys
-from dataclasses import replace
-from pathlib import Path
-from igeood.bench.datasets import DATASETS, Download
-from igeood.bench.datasets.store import get
-get(replace(DATASETS["cifar-10"], downloads=(Download(sys.argv[1]),)), Path(sys.argv[2]),
-    progress=lambda *_: (print("begun", flush=True), sys.stdin.read()))
-"""
-
-
-def test_a_killed_download_leaves_no_set_and_the_next_one_cleans_up(serve, files, packed, root):
-    small = serve(packed(files))
-    command = [sys.executable, "-c", KILLED, small.downloads[0].url, str(root)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdout.readline() == b"begun\n"
-        with pytest.raises(InputError, match=r"cifar-10: .*another"):  # it holds the lock
-            get(small, root)
-        other.kill()
-    assert all(name.startswith(OWN) for name in names(root))
-    assert status(small, root).state == "missing"
-    assert get(small, root)
-    assert names(root) == list(SMALL)
-
-
 def test_plain_files_need_no_unpacking(web, root, make, tmp_path):
     make.mat(tmp_path / "made.mat")
     web.files["/test_32x32.mat"] = content = (tmp_path / "made.mat").read_bytes()
@@ -132,21 +104,19 @@ BAD = {
     "link.tar.gz": ({}, link(tarfile.SYMTYPE, "/etc/passwd")),
     "hard.tar.gz": ({}, link(tarfile.LNKTYPE, "../x")),
     "device.tar.gz": ({}, link(tarfile.CHRTYPE, "")),
-    "large.zip": ({"set/a": bytes(900), "set/b": bytes(900)},),
 }
 
 
 @pytest.mark.parametrize("name", [*BAD, "page.zip", "page.tar.gz", "page.tar"])
-def test_bad_archives_are_refused(tmp_path, packed, monkeypatch, name):
-    monkeypatch.setattr("igeood.bench.datasets.store.MAX_BYTES", 1000)
+def test_bad_archives_are_refused(tmp_path, packed, name):
     content = packed(*BAD[name], kind=name.partition(".")[2]) if name in BAD else b"<html>not found</html>"
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(InputError, match=rf"{name}: (cannot be unpacked|unpacks to more than)"):
+    with pytest.raises(InputError, match=rf"{name}: cannot be unpacked"):
         unpack(tmp_path / name, tmp_path / "into", folders={"set"})
-    assert set(names(tmp_path)) == {name, *["into/set/a"] * (name == "out.tar.gz")}  # a whole member before the bad one
+    assert names(tmp_path) == [name]
 
 
 def test_nothing_of_a_zip_is_written_outside(tmp_path, packed):
     (tmp_path / "out.zip").write_bytes(packed({"set/a": b"a", "set/../../out": b"x", "../set/b": b"x"}, kind="zip"))
     unpack(tmp_path / "out.zip", tmp_path / "into", folders={"set"})
-    assert names(tmp_path) == ["into/set/a", "into/set/out", "out.zip"]
+    assert names(tmp_path) == ["into/set/a", "out.zip"]

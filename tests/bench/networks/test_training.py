@@ -1,12 +1,7 @@
 """Training: it learns, and a run that was killed ends with the same weights to the bit."""
 
 import json
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -77,28 +72,6 @@ def test_a_run_that_stops_anywhere_ends_with_the_same_weights(task, tmp_path, op
         assert not path.exists()
         train("resnet-10-16", task, path, recipe)
         assert_equal_weights(path, tmp_path / "whole.safetensors")
-
-
-KILLED = """
-import sys
-sys.path.insert(0, sys.argv[2])
-from test_training import SHORT, make_task
-from igeood.bench.networks import train
-train("resnet-10-16", make_task(), sys.argv[1], SHORT)
-"""
-
-
-def test_a_run_that_is_killed_ends_with_the_same_weights(trained, tmp_path):
-    path, checkpoint = tmp_path / "net.safetensors", tmp_path / "net.training"
-    command = [sys.executable, "-c", KILLED, str(path), str(Path(__file__).parent)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
-        for _ in range(6000):
-            if checkpoint.exists() or process.poll() is not None:
-                break
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-    train("resnet-10-16", make_task(), path, SHORT)
-    assert_equal_weights(path, trained[0])
 
 
 def test_a_run_killed_before_it_removed_its_checkpoint_finishes(trained, task, tmp_path):
