@@ -7,10 +7,11 @@ import shutil
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from igeood.bench.datasets.catalog import Dataset, Download
 from igeood.bench.datasets.images import extra
@@ -20,7 +21,6 @@ from igeood.files import only_one
 
 OWN = ".igeood"
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
-MAX_BYTES = 8 << 30  # that an archive may unpack to
 CHUNK = 1 << 18
 Show = Callable[[str, int, int | None], None]  # the file's name, bytes so far, bytes in all if known
 
@@ -129,35 +129,23 @@ class _Bar:
         pass
 
 
-def unpack(archive: Path, into: Path, *, folders: AbstractSet[str]) -> None:
-    """Unpack what is below some top-level folders of a tar or zip archive. Nothing is written outside of `into`."""
+def unpack(archive: Path, into: Path, *, folders: Iterable[str]) -> None:
+    """Unpack some top-level folders of a tar or zip archive, all of them or none. It writes nothing outside of them."""
+    how: Any = {} if archive.suffix == ".zip" else {"filter": "data"}  # of a zip it passes over what is outside
     try:
-        if archive.suffix == ".zip":
-            with zipfile.ZipFile(archive) as zipped:
-                sizes = {info.filename: info.file_size for info in zipped.infolist()}
-                zipped.extractall(into, _chosen(archive, sizes, folders))  # noqa: S202 (it leaves `..` out of the names)
-        else:
-            with tarfile.open(archive, "r:" if archive.suffix == ".tar" else "r:gz") as tar:
-                members = {member.name: member for member in tar}
-                chosen = _chosen(archive, {name: member.size for name, member in members.items()}, folders)
-                tar.extractall(into, [members[name] for name in chosen], filter="data")
+        into.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=into) as aside:
+            shutil.unpack_archive(archive, aside, **how)
+            for folder in folders:
+                _move(Path(aside, folder), into / folder)
     except (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
         raise InputError(f"{archive.name}: cannot be unpacked ({error}); fetch it again") from error
 
 
-def _chosen(archive: Path, sizes: dict[str, int], folders: AbstractSet[str]) -> list[str]:
-    """Names of the members below the folders."""
-    chosen = [name for name in sizes if name.split("/")[0] in folders]
-    if sum(sizes[name] for name in chosen) > MAX_BYTES:
-        raise InputError(f"{archive.name}: unpacks to more than {MAX_BYTES:,} bytes; it is not the official archive")
-    return chosen
-
-
 def _move(source: Path, target: Path) -> None:
-    """Rename what is in one folder into another: whole folders where they are new, else file by file."""
-    for entry in list(source.iterdir()):
-        place = target / entry.name
-        if entry.is_dir() and place.is_dir():
-            _move(entry, place)
-        else:
-            entry.replace(place)
+    """Rename a file or a folder; where the folder is there already, what is in it."""
+    if source.is_dir() and target.is_dir():
+        for entry in list(source.iterdir()):
+            _move(entry, target / entry.name)
+    elif source.exists():
+        source.replace(target)
