@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean
@@ -141,15 +142,12 @@ def _detectors(methods: Iterable[str | Detector] | None) -> dict[str, Detector]:
     detectors: dict[str, Detector] = {}
     for method in methods:
         instance = method if isinstance(method, Detector) else make_detector(method)
-        name = method if isinstance(method, str) else _name(method)
+        name = type(method).__name__ if isinstance(method, Wrapped) else method
+        name = name if isinstance(name, str) else method_name(name)
         detectors[name if name not in detectors else repr(instance)] = instance
     if not detectors:
         raise InputError("methods: empty; name some of igeood.METHODS, or leave it out")
     return detectors
-
-
-def _name(instance: Detector) -> str:
-    return type(instance).__name__ if isinstance(instance, Wrapped) else method_name(instance)
 
 
 def _fit(
@@ -163,7 +161,8 @@ def _fit(
     if isinstance(first, Outputs) and not first.features:
         detectors = {name: detector for name, detector in detectors.items() if not detector.needs.reads_layers}
     wanted = joined(detector.needs for detector in detectors.values())
-    inputs.prepare(first, _widest(wanted))
+    (read,) = joined(Needs(one.layers, head=one.head, inputs=one.inputs) for one in wanted)  # by all of them together
+    inputs.prepare(first, read)
     summaries = [Summary(needs, budget=budget, model=inputs.weights()) for needs in wanted]
 
     def outputs() -> Iterator[Outputs]:
@@ -179,19 +178,11 @@ def _fit(
     return {name: detector.learn(_covering(summaries, detector)) for name, detector in detectors.items()}
 
 
-def _widest(wanted: list[Needs]) -> Needs:
-    """What all needs together read of a model."""
-    (read,) = joined(Needs(one.layers, head=one.head, inputs=one.inputs) for one in wanted)
-    return read
-
-
 def _covering(summaries: list[Summary], detector: Detector) -> Summary:
     for summary in summaries:
-        try:
+        with suppress(InputError):
             check_covers(summary.described, detector.needs.describe(), "")
-        except InputError:
-            continue
-        return summary
+            return summary
     raise InputError(f"methods: {detector!r} needs what others' passes do not have; compare it alone")
 
 
