@@ -10,7 +10,6 @@ from numpy.typing import ArrayLike
 
 from igeood.bench.figures import drawing
 from igeood.bench.figures.drawing import ID_LABEL, OOD_LABEL, SMALL, WIDTH, Values
-from igeood.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,9 +50,6 @@ def histogram(
     """
     colours = {**colours, ID_LABEL: drawing.ID_COLOUR}
     sets = {name: np.asarray(values, np.float64) for name, values in {ID_LABEL: id_values, **ood_values}.items()}
-    for name, values in sets.items():
-        if len(values) == 0 or not np.isfinite(values).all():
-            raise InputError(f"{name}: empty, or has NaN or infinity; give finite values, at least one")
     (low, high), clipped = (limits, False) if limits else _shown_range(list(sets.values()))
     bins = int(np.clip(math.sqrt(max(map(len, sets.values()))), 10, 50)) | 1  # odd: a constant falls in the middle
     edges = np.linspace(low, high, bins + 1)
