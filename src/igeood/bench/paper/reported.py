@@ -52,11 +52,6 @@ def load() -> tuple[Reported, ...]:
     )
 
 
-@cache
-def _labelled(label: str) -> tuple[Reported, ...]:
-    return tuple(one for one in load() if one.label == label)
-
-
 def find(**fields: str) -> list[Reported]:
     """Numbers whose fields equal all that is given; an empty list if there are none.
 
@@ -72,8 +67,10 @@ def find(**fields: str) -> list[Reported]:
     >>> best.value, best.spread
     (51.6, 24.0)
     """
-    numbers = _labelled(fields["label"]) if "label" in fields else load()
-    return [one for one in numbers if all(getattr(one, field) == value for field, value in fields.items())]
+    numbers = list(load())
+    for field, value in fields.items():
+        numbers = [one for one in numbers if getattr(one, field) == value]
+    return numbers
 
 
 def number(**fields: str) -> Number:
