@@ -104,9 +104,6 @@ class Observer:
         logits = self._kept("step", images, make, method_name(scorer), **about)["logits"]
         return [Outputs(logits[:, i].contiguous()) for i in range(len(epsilons))]
 
-    def _batches(self, images: ImageSet) -> list[Batch]:
-        return [as_batch(batch) for batch in self.network.batches(images, BATCH)]
-
     def _kept(
         self, kind: str, images: ImageSet, make: Callable[[list[Batch]], Tensors], part: str = "fgsm", **options: Any
     ) -> Tensors:
@@ -122,7 +119,7 @@ class Observer:
             path = folder / f"{start:06d}.safetensors"
             shard = _read(path)
             if shard is None:
-                shard = make(self._batches(images[start : start + SHARD]))
+                shard = make([as_batch(batch) for batch in network.batches(images[start : start + SHARD], BATCH)])
                 write_record(path, about, shard)
                 if self.notify is not None:
                     self.notify(f"{network.name}: {images.title}, {part}", min(start + SHARD, total), total)
