@@ -13,7 +13,7 @@ PINNED = PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
 PIP = $(PINNED) $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow lint size format bench adversary networks mutants docs sbom picture reproduction clean
+.PHONY: help install demo test test-slow lint size format bench adversary networks comparison mutants docs sbom picture reproduction clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,7 @@ $(RUNS): pyproject.toml constraints.txt
 
 $(INSTALLED): $(RUNS)
 	$(PIP) -e ".[dev]"
+	$(PIP) --no-deps pytorch-ood  # it asks for torchvision, which its detectors do not need
 	@touch $@
 
 install: $(INSTALLED)  ## the virtual environment with igeood and its tools
@@ -61,6 +62,9 @@ bench: install  ## speed and memory, side by side, and docs/performance.md: ten 
 
 networks: install  ## train the networks that comparisons need, in build/networks: hours, and it resumes
 	nice -n 19 $(BIN)/python benchmarks/train_networks.py --out build/networks
+
+comparison: install  ## docs/comparison.md from these networks, with $$IGEOOD_DATA set: half an hour, seconds the second time
+	$(BIN)/python benchmarks/comparison.py
 
 adversary: install  ## how many inputs a PGD attack on the score turns, with $$IGEOOD_DATA set: a quarter of an hour
 	$(BIN)/python benchmarks/robustness/adversary.py

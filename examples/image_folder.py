@@ -66,7 +66,7 @@ def main() -> None:
         write_images(root)
         parts = {part: ImageFolder(root / part) for part in ("train", "held-out", "test", "validation", "foreign")}
         loaders = {part: DataLoader(data, batch_size=128) for part, data in parts.items()}
-        guard = igeood.white_box(train(loaders["train"])).fit(loaders["train"])
+        guard = igeood.white_box(train(loaders["train"]), method="probe").fit(loaders["train"])
         guard.tune(loaders["held-out"], ood=loaders["validation"])
         guard.calibrate(loaders["held-out"], tpr=0.95)  # leaves out what tune used
         print(f"{guard.promise}; {100 * guard.predict(loaders['test']).is_ood.float().mean():.1f}% of test refused")

@@ -14,7 +14,7 @@ EXAMPLES = sorted(FOLDER.glob("*.py"))
 NEEDS = {"hugging_face_text": "transformers", "image_folder": "PIL"}
 KEY = {  # a line that each must print: what it shows has happened
     "hugging_face_text": r"white box: \d\.\d% of known topics refused, (100|[89]\d)\.\d% of the foreign one",
-    "image_folder": r"  foreign/[89]/\d+\.png p=0\.0\d+, taken for a [0-7]; sample \d+: score .* = output",
+    "image_folder": r"  foreign/[89]/\d+\.png p=0\.0\d+, taken for a [0-7]; sample \d+: score .* = ",
     "sklearn_logits": r"  digits 8, 9 +[6-9]\d\.\d% refused",
     "torchvision_like": r"loaded guard agrees: True",
 }

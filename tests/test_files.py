@@ -58,12 +58,14 @@ def test_a_link_stays_and_its_target_is_replaced(tmp_path):
     assert names(tmp_path / "far") == ["a"]
 
 
-def test_paths_that_name_no_file(tmp_path):
+def test_paths_that_name_no_file_or_nothing(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe"):
         with pytest.raises(InputError, match=r"^path: .* is a folder, or no ordinary file; name a file"):
             write_whole(path, b"")
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    with pytest.raises(GuardFileError, match="there is no summary file"):
+        read_record(tmp_path / "none", "summary")
 
 
 HOLDER = """
@@ -128,25 +130,17 @@ def test_every_truncation_and_every_flipped_byte_is_refused(path):
             read_record(path)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_other_files_are_refused_by_what_they_are(tmp_path):
+    path = tmp_path / "a.safetensors"
+    for text, message in (
         (None, "is a safetensors file, but no guard"),
         ("[" * 100_000, "is damaged, or no guard file"),
         ({"schema": 1}, r"written by igeood 0\.1 \(schema 1\); this version .*: fit the guard again and save it"),
         ({"schema": 3, "igeood": "9.0"}, r"has schema 3, written by igeood 9\.0; upgrade igeood"),
         ({"schema": 2, "kind": "summary"}, "holds a summary, not a guard"),
         ({"schema": 2}, "SHA-256 does not match"),
-    ],
-)
-def test_other_files_are_refused_by_what_they_are(tmp_path, text, message):
-    path = tmp_path / "a.safetensors"
-    metadata = None if text is None else {"igeood": text if isinstance(text, str) else json.dumps(text)}
-    save_file({"w": torch.zeros(2, dtype=torch.bfloat16)}, path, metadata)
-    with pytest.raises(GuardFileError, match=message):
-        read_record(path)
-
-
-def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(GuardFileError, match="there is no summary file"):
-        read_record(tmp_path / "none", "summary")
+    ):
+        metadata = None if text is None else {"igeood": text if isinstance(text, str) else json.dumps(text)}
+        save_file({"w": torch.zeros(2, dtype=torch.bfloat16)}, path, metadata)
+        with pytest.raises(GuardFileError, match=message):
+            read_record(path)

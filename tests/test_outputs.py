@@ -81,15 +81,14 @@ def test_what_cannot_be_used_is_refused_with_place_and_cure(argument):
         array, name = ({"conv": value}, r"features\['conv'\]") if argument == "features" else (value, argument)
         with pytest.raises(InputError, match=rf"^{name}: .*{said}"):
             Outputs(**{"logits": ROWS, argument: array})
-
-
-def test_errors_name_the_argument_and_the_place_in_the_whole():
-    with pytest.raises(InputError, match=r"^id_data: row 61 has NaN"):
-        Outputs(with_value(np.nan), name="id_data", first=60)
-    with pytest.raises(InputError, match=r"^labels: row 62 has a class outside"):
-        Outputs(ROWS, labels=[0, 1, 9, 0], first=60)
-    with pytest.raises(InputError, match=r"^features\['conv'\]: row 61 has NaN"):  # and the layer before the logits
-        Outputs(with_value(np.nan), {"conv": with_value(np.nan)}, first=60)
+    nan = with_value(np.nan)
+    for options, said in (  # the place in the whole
+        ({"logits": nan, "name": "id_data"}, "id_data: row 61 has NaN"),
+        ({"labels": [0, 1, 9, 0]}, "labels: row 62 has a class outside"),
+        ({"logits": nan, "features": {"conv": nan}}, r"features\['conv'\]: row 61 has NaN"),
+    ):
+        with pytest.raises(InputError, match=f"^{said}"):
+            Outputs(**{"logits": ROWS, **options}, first=60)
 
 
 def test_slices_joins_and_choices_keep_everything():
@@ -130,7 +129,7 @@ def test_blocks_do_not_depend_on_how_rows_came(sizes):
     assert torch.equal(torch.cat(blocks), rows)
 
 
-def test_equal_rows_have_equal_keys_and_others_have_not():
+def test_equal_rows_have_equal_keys_others_have_not_and_keys_are_uniform():
     values = torch.randn(1000, 5, generator=torch.Generator().manual_seed(0))
     keys = row_keys(values)
     assert np.array_equal(row_keys(values.double()), keys)  # the same values
@@ -145,10 +144,7 @@ def test_equal_rows_have_equal_keys_and_others_have_not():
     coarse = torch.cartesian_prod(*[torch.arange(9.0)] * 5)  # logits of few levels, as quantised networks give
     for rows in (coarse, coarse / 8):
         assert len(np.unique(row_keys(rows))) == len(rows)
-
-
-def test_keys_are_uniform():
-    """So that the rows with the smallest keys are a random sample: χ² of the top and of the bottom byte."""
+    # so that the rows with the smallest keys are a random sample: χ² of the top and of the bottom byte
     random = torch.randn(50_000, 4, generator=torch.Generator().manual_seed(0))
     for keys in (row_keys(random), row_keys(torch.arange(100_000.0).reshape(-1, 2))):
         for byte in (keys >> np.uint64(56), keys & np.uint64(255)):

@@ -20,14 +20,14 @@ ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 MODULES = {"pickle", "dill", "cloudpickle", "joblib", "marshal", "yaml", "subprocess", "runpy", "ctypes", "xml"}
-CALLS = {"eval", "exec", "__import__", "resolve_name", "os.system", "torch.jit.load", "torch.hub.load", "urllib.request.urlopen"}
+CALLS = {"eval", "exec", "__import__", "resolve_name", "os.system", "urllib.request.urlopen"}
+CALLS |= {"torch.jit.load", "torch.hub.load"}
 WITH = {"torch.load": "weights_only=True", "np.load": "allow_pickle=False"}  # allowed only with this, spelt out
 ALLOWED = {
     ("cli/__init__.py", "import_module(COMMANDS[cmd_name])"): "the library's own commands",
     ("model/factory.py", "resolve_name"): "--model MODULE:NAME is the user's own code, named by the user",
     ("detectors/__init__.py", "import_module(f'{__name__}.{_module.name}')"): "the library's own detectors",
     ("bench/datasets/images.py", "import_module(module)"): "an extra, by a name in the source",
-    ("bench/datasets/store.py", "zipped.extractall"): "names of members are checked before",
 }
 
 
@@ -117,8 +117,9 @@ SAFE_FROM = {
 }
 
 
-def test_each_direct_dependency_has_one_exact_pin_and_a_lower_bound_without_a_known_hole():
-    assert set(pins()) == {canonicalize_name(requirement.name) for requirement in requirements()}
+def test_each_direct_dependency_has_one_exact_pin_no_known_hole_and_a_permissive_licence():
+    beside = {"pytorch-ood"}  # the Makefile installs it without what it asks for
+    assert set(pins()) - beside == {canonicalize_name(requirement.name) for requirement in requirements()}
     for requirement in requirements():
         name = canonicalize_name(requirement.name)
         pin = str(pins()[name].specifier)
@@ -126,9 +127,6 @@ def test_each_direct_dependency_has_one_exact_pin_and_a_lower_bound_without_a_kn
         assert requirement.specifier.contains(pin[2:]), (requirement, pin)
         (lowest,) = [Version(part.version) for part in requirement.specifier if part.operator == ">="]
         assert lowest >= Version(SAFE_FROM.get(name, "0")), requirement
-
-
-def test_what_it_stands_on_has_a_permissive_licence():
     for name in pins():
         about = metadata(name)
         classifiers = [line for line in about.get_all("Classifier", []) if line.startswith("License")]

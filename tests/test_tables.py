@@ -97,16 +97,13 @@ def test_a_folder_is_its_files_in_order(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_ids_identify_samples_where_their_column_is_named(tmp_path, suffix):
+def test_ids_identify_samples_by_their_text_where_their_column_is_named(tmp_path, suffix):
     path = tmp_path / f"a{suffix}"
     write_logits(path, ROWS, ids=np.arange(50))
     (by_row,) = read_logits(path)
     (by_id,) = read_logits(path, identity="id")
     assert np.array_equal(by_row.keys, row_keys(torch.from_numpy(ROWS)))
     assert np.array_equal(by_id.keys, id_keys(range(50)))
-
-
-def test_the_key_of_an_id_is_that_of_its_text():
     expected = np.array([0xE75017CACE788F82, 0xCB1ABF8BEFF3192F], dtype=np.uint64)  # the same in every process
     for ids in ([7, "é"], ["7", "é"], np.array(["7", "é"]), pa.array(["7", "é"]), [np.int32(7), "é"]):
         assert np.array_equal(id_keys(ids), expected)
@@ -120,14 +117,6 @@ def test_ids_that_do_not_identify_still_name_rows(tmp_path, ids):
         list(read_logits(tmp_path / "a.parquet", identity="id"))
     ((block, names),) = read_logits(tmp_path / "a.parquet").blocks(ids=True)
     assert (len(block), names.to_pylist()) == (3, ids.to_pylist())
-
-
-def test_labels_have_either_name(tmp_path):
-    np.savez(tmp_path / "a.npz", logits=np.eye(3), label=np.arange(3))
-    pq.write_table(pa.table({"logits": list(np.eye(3)), "labels": np.arange(3)}), tmp_path / "a.parquet")
-    for file in ("a.npz", "a.parquet"):
-        (block,) = read_logits(tmp_path / file)
-        assert block.labels.tolist() == [0, 1, 2]
 
 
 RAGGED = pa.array([list(row)[: 2 if i == 17 else 3] for i, row in enumerate(ROWS.tolist())], pa.list_(pa.float32()))
@@ -159,7 +148,12 @@ def test_bad_tables_say_where(tmp_path, monkeypatch, message):
     assert "\n" not in str(caught.value)
 
 
-def test_columns_that_are_missing_or_double(tmp_path):
+def test_columns_of_either_name_and_those_that_are_missing_or_double(tmp_path):
+    np.savez(tmp_path / "a.npz", logits=np.eye(3), label=np.arange(3))
+    pq.write_table(pa.table({"logits": list(np.eye(3)), "labels": np.arange(3)}), tmp_path / "a.parquet")
+    for file in ("a.npz", "a.parquet"):
+        (block,) = read_logits(tmp_path / file)
+        assert block.labels.tolist() == [0, 1, 2]
     path = tmp_path / "a.parquet"
     write_logits(path, ROWS)
     for options in ({"logits": "x"}, {"label": "x"}, {"identity": "x"}, {"layers": ["x"]}):

@@ -92,16 +92,13 @@ def test_samples_are_known_again_by_the_ids_of_a_named_column(run, files, known)
         assert (record["promise"], record.get("warning")) == ((None, promise) if is_known else (promise, None))
 
 
-def test_only_fit_reads_labels(run, good, files, known):
-    """Those of OOD samples may be no classes of ours."""
+def test_only_fit_reads_labels_and_warns_where_the_classifier_disagrees(run, good, files, known):
+    """Labels of OOD samples may be no classes of ours."""
     np.savez("odd.npz", logits=known.ood.logits, labels=np.full(400, -1))
     good("tune", "fitted.safetensors", "--train", "train.npz", "--id", "test.npz", "--ood", "odd.npz")
     good("calibrate", "fitted.safetensors", "odd.npz")
     good("score", "fitted.safetensors", "odd.npz", "--out", "o.csv")
     assert "odd.npz: labels: row 0 has a class outside" in run("fit", "odd.npz", "--out", "g.safetensors").stderr
-
-
-def test_a_classifier_that_disagrees_with_the_labels(run, files):
     logits, classes = np.eye(4).repeat(10, axis=0) * 9, np.arange(4).repeat(10)
     for labels, accuracy in ((classes, 1.0), ((classes + 1) % 4, 0.0)):
         np.savez("t.npz", logits=logits, labels=labels)
@@ -123,16 +120,13 @@ def test_what_is_there_is_not_written_over(run, good, files):
     assert [guard.calibration is None for guard in guards] == [True, False]
 
 
-MISMATCHED = [
-    (["--access", "grey-box"], "model: "),
-    (["--access", "black-box", "--layers", "early"], "layers: a black-box guard has no such option"),
-    (["--method", "igeood", "--access", "black-box"], "method: 'igeood' is not one for a black box"),
-    (["--size", "16"], "mean, std, size: say how images are prepared"),
-]
-
-
 def test_options_that_do_not_go_together(run, files):
-    for options, message in MISMATCHED:
+    for options, message in (
+        (["--access", "grey-box"], "model: "),
+        (["--access", "black-box", "--layers", "early"], "layers: a black-box guard has no such option"),
+        (["--method", "igeood", "--access", "black-box"], "method: 'igeood' is not one for a black box"),
+        (["--size", "16"], "mean, std, size: say how images are prepared"),
+    ):
         result = run("fit", "train.npz", "--out", "new.safetensors", *options)
         assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
         assert result.stderr.startswith(f"igeood: {message}")

@@ -5,7 +5,7 @@ import json
 from igeood.bench.datasets import DATASETS
 
 
-def test_bench_then_paper_then_report(run, good, laboratory, tmp_path):
+def test_bench_then_paper_then_report_and_bench_on_the_sets_that_are_there(run, good, laboratory, tmp_path):
     out = tmp_path / "r"
     sets = ["--ood", f"folder:{laboratory / 'red'}", "--setting", "black-box", "--images", 40]
     line = ["bench", "--network", laboratory / "net.safetensors", *sets, "--method", "energy", "--out", out]
@@ -23,9 +23,7 @@ def test_bench_then_paper_then_report(run, good, laboratory, tmp_path):
     assert json.loads(good("report", out, "--json"))["out"] == str(page)
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
 
-
-def test_bench_finds_the_sets_that_are_there(run, laboratory, tmp_path):
-    some = ["--setting", "black-box", "--method", "msp", "--images", 40, "--out", tmp_path]
+    some = ["--setting", "black-box", "--method", "msp", "--images", 40, "--out", tmp_path / "s"]
     result = run("bench", "--network", laboratory / "net.safetensors", *some, root=laboratory)
     assert result.exit_code == 0, result.output
     assert "sets: cifar-10, gaussian; tuned on: none\n" in result.stderr

@@ -39,22 +39,17 @@ def test_a_mistyped_line_is_one_line_that_says_where_to_look(run, arguments):
     assert re.match(r"igeood: .*(fot|GUARD).*; see `igeood( \w+)? --help`$", result.stderr)
 
 
-@pytest.mark.parametrize(
-    ("error", "line"),
-    [
+def test_errors_are_one_line_and_a_warning_is_one_once(run, files, monkeypatch):
+    before = sorted(files.iterdir())
+    for error, line in (
         (igeood.errors.InputError("two\nlines: bad"), "two lines: bad"),
         (OSError(28, "No space left on device"), "system: No space left on device"),
-    ],
-)
-def test_errors_are_one_line(run, files, monkeypatch, error, line):
-    monkeypatch.setattr("igeood.guard.Guard.save", Mock(side_effect=error))
-    before = sorted(files.iterdir())
-    result = run("calibrate", "fitted.safetensors", "held_out.npz")
-    assert (result.exit_code, result.stdout, result.stderr.strip()) == (2, "", f"igeood: {line}")
-    assert sorted(files.iterdir()) == before
+    ):
+        monkeypatch.setattr("igeood.guard.Guard.save", Mock(side_effect=error))
+        result = run("calibrate", "fitted.safetensors", "held_out.npz")
+        assert (result.exit_code, result.stdout, result.stderr.strip()) == (2, "", f"igeood: {line}")
+        assert sorted(files.iterdir()) == before
 
-
-def test_a_warning_is_a_line_once(run, files, monkeypatch):
     def save(*_):
         for _ in range(2):
             warnings.warn("two\nlines", igeood.errors.IgeoodWarning, stacklevel=1)
@@ -128,7 +123,7 @@ def test_a_closed_pipe_is_quiet(big):
     assert [text for text in ended.stderr.splitlines() if not text.startswith("score: ")] == []
 
 
-def test_progress_off_a_terminal_is_a_few_lines(monkeypatch, capsys):
+def test_progress_off_a_terminal_is_a_few_lines_and_on_one_bars(monkeypatch, capsys):
     def lines(steps, total):
         with progress_bars() as report:
             for done in range(1, steps + 1):
@@ -140,9 +135,7 @@ def test_progress_off_a_terminal_is_a_few_lines(monkeypatch, capsys):
     assert lines(1, 1) == []  # done before anybody could ask
     monkeypatch.setattr("igeood.terminal.time.monotonic", iter(range(0, 10**6, 40)).__next__)
     assert len(lines(100, 100)) > 45  # every minute, however slow
-
-
-def test_progress_on_a_terminal_is_bars(monkeypatch, capsys):
+    monkeypatch.undo()
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     with progress_bars() as report:
         for n in range(12):

@@ -23,7 +23,7 @@ def likely(n: int = 6, n_classes: int = 3) -> torch.Tensor:
     return rows / rows.sum(dim=1, keepdim=True)
 
 
-def test_logits_that_look_like_probabilities_are_a_warning():
+def test_logits_that_look_like_probabilities_are_a_warning_unless_one_row_is_none():
     said = r"^logits: .*are these probabilities\? Then say so with probabilities=True$"
     with pytest.warns(IgeoodWarning, match=said) as at_fit:
         detector = igeood.MaxSoftmax().fit(likely())
@@ -31,17 +31,12 @@ def test_logits_that_look_like_probabilities_are_a_warning():
         detector.score(likely(1))
     assert len(at_fit) == len(at_score) == 1
     assert at_fit[0].filename == at_score[0].filename == __file__
-
-
-@pytest.mark.parametrize("row", [[1.2, -0.1, -0.1], [0.5, 0.3, 0.1], [0.5, 0.3, 0.3]])
-def test_one_row_that_is_none_is_enough_not_to_warn(row):
-    rows = torch.cat([likely(), torch.tensor([row])])
-    detector = igeood.MaxSoftmax().fit(rows)  # a warning would be an error
-    assert detector.score(rows).isfinite().all()
-    assert len(detector.score(rows[:0])) == 0
-
-
-def test_probabilities_may_be_off_by_a_thousandth():
+    for row in ([1.2, -0.1, -0.1], [0.5, 0.3, 0.1], [0.5, 0.3, 0.3]):
+        rows = torch.cat([likely(), torch.tensor([row])])
+        detector = igeood.MaxSoftmax().fit(rows)  # a warning would be an error
+        assert detector.score(rows).isfinite().all()
+        assert len(detector.score(rows[:0])) == 0
+    # those that are declared may be off by a thousandth
     detector = igeood.MaxSoftmax(probabilities=True).fit(likely())
     for off in (-9e-4, 9e-4):
         assert detector.score(torch.tensor([[0.5, 0.25, 0.25 + off]])).isfinite().all()
@@ -90,7 +85,7 @@ def test_another_temperature_is_a_fit_at_it(name, known):
     torch.testing.assert_close(rough.score(known.test), fresh, rtol=0, atol=1e-3 * float(fresh.std()))
 
 
-def test_options_are_checked_against_their_annotations():
+def test_options_are_checked_against_their_annotations_and_an_unknown_name_gets_the_nearest():
     whole, positive = "a whole number, at least 1", "a positive finite number"
     for method, option, value, expected in (
         *(("knn", "k", value, f"{whole} or 'auto'") for value in (0, "most")),
@@ -107,9 +102,6 @@ def test_options_are_checked_against_their_annotations():
     assert igeood.IgeoodLogits(temperature=np.float32(2), centroid_temperature=1).centroid_temperature == 1.0
     defaults = {name: igeood.detector(name).temperature for name in BLACK}
     assert defaults == {name: {"odin": 1000.0, "logits-product": 5.0}.get(name, 1.0) for name in BLACK}
-
-
-def test_an_unknown_name_gets_the_nearest():
     for name, said in (("MSP", r"did you mean 'msp'\? there are msp, odin"), ("zzz", "there are msp, odin")):
         with pytest.raises(InputError, match=f"^method: no '{name}'; {said}"):
             igeood.detector(name)

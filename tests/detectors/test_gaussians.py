@@ -12,8 +12,6 @@ from igeood.geometry import precision
 from igeood.outputs import Outputs
 from igeood.summary import ClassSums
 
-KINDS = [IgeoodFeatures, Mahalanobis]
-
 
 def arrays(known, layer, test=None):
     """Features of a layer in float64: training, their labels, class means, deviations from them, and test."""
@@ -68,7 +66,7 @@ def deficient(outputs):
     return with_layer(outputs, torch.cat([x, x[:, :1], x[:, :1] + x[:, 1:2], torch.ones(len(x), 1)], dim=1))
 
 
-def test_directions_that_never_vary_are_left_out(known):
+def test_directions_that_never_vary_are_left_out_of_the_background_too(known):
     detector = Mahalanobis().fit(deficient(known.train))
     assert detector.whitening_["l"].shape == (9, 6)
     plain = Mahalanobis().fit(with_layer(known.train, known.train.features["early"]))
@@ -77,10 +75,7 @@ def test_directions_that_never_vary_are_left_out(known):
     off = deficient(known.test).features["l"].clone()
     off[:, -1] = 77.0  # off the plane of the training samples: no distance
     torch.testing.assert_close(detector.score(with_layer(known.test, off)), expected, rtol=1e-4, atol=1e-4)
-
-
-def test_relative_mahalanobis_is_in_one_subspace(known):
-    """Where class means differ in a direction without variance, the background must not see it either."""
+    # where class means differ in a direction without variance, the background must not see it either
     jump = 100.0 * known.train.labels[:, None].float()
     train = with_layer(known.train, torch.cat([known.train.features["early"], jump], dim=1))
     detector = Mahalanobis(relative=True).fit(train)
@@ -118,10 +113,16 @@ def test_whitened_distances_of_awkward_shapes():
         torch.testing.assert_close(apart.gather(1, nearest[:, None])[:, 0], apart.amin(dim=1), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_chunks_do_not_matter_and_gradients_agree_with_finite_differences(known, kind, monkeypatch):
+@pytest.mark.parametrize("kind", [IgeoodFeatures, Mahalanobis])
+def test_parts_add_up_chunks_do_not_matter_and_gradients_agree_with_finite_differences(known, kind, monkeypatch):
     detector = kind().fit(known.train)
     whole = detector.layer_scores(known.test), detector._explain(known.test, 4)
+    for layer, distance in zip(detector.columns_, whole[0].T, strict=True):
+        nearest = detector._layer_score(known.test, layer)[1]
+        parts = detector._channel_parts(known.test.features[layer], nearest, layer)
+        squared = distance.square() if kind is IgeoodFeatures else distance
+        torch.testing.assert_close(parts.sum(1), squared, rtol=1e-6, atol=1e-9)
+        assert (parts >= 0).all()
     monkeypatch.setattr(precision, "CHUNK_ELEMENTS", 64)
     torch.testing.assert_close((detector.layer_scores(known.test), detector._explain(known.test, 4)), whole)
     detector = kind().fit(with_layer(known.train, known.train.features["early"]))
@@ -130,29 +131,7 @@ def test_chunks_do_not_matter_and_gradients_agree_with_finite_differences(known,
     assert torch.autograd.gradcheck(lambda x: detector.score(with_layer(known.test[:9], x)), x, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_channel_parts_add_up_to_the_squared_distance(known, kind):
-    detector = kind().fit(known.train)
-    for i, layer in enumerate(detector.columns_):
-        nearest = detector._layer_score(known.test, layer)[1]
-        parts = detector._channel_parts(known.test.features[layer], nearest, layer)
-        distance = detector.layer_scores(known.test)[:, i]
-        squared = distance.square() if kind is IgeoodFeatures else distance
-        torch.testing.assert_close(parts.sum(1), squared, rtol=1e-6, atol=1e-9)
-        assert (parts >= 0).all()
-
-
-def test_channels_that_are_constant_up_to_rounding_are_dead(known):
-    """A constant that has no exact float: its variance comes out as 1e-34, not as 0."""
-    x = torch.randn(400, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    x[:, 3:] = 0.3
-    detector = IgeoodFeatures().fit(with_layer(known.train, x))
-    assert detector.notes_ == ("layer 'l': 7 dead channels, deviation raised to a floor",)
-    scores = [detector.score(with_layer(known.train, x + shift)) for shift in (0.0, 1e-12)]
-    torch.testing.assert_close(scores[0], scores[1], rtol=1e-6, atol=1e-6)
-
-
-def test_the_floor_of_deviations():
+def test_the_floor_of_deviations_and_channels_that_are_constant_up_to_rounding(known):
     """A ten-thousandth of the median of those that vary; a channel just on it is not dead."""
     for deviations, means, expected, dead in (
         ([1, 1, 1, 1e-4, 0.9e-4, 0], [0] * 6, [1, 1, 1, 1e-4, 1e-4, 1e-4], [4, 5]),
@@ -164,6 +143,12 @@ def test_the_floor_of_deviations():
         std, is_dead = module.floored_std(ClassSums.of(x, torch.tensor([0, 1, 0, 1]), 2))
         assert is_dead.nonzero()[:, 0].tolist() == dead
         assert std.tolist() == pytest.approx(expected)
+    x = torch.randn(400, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x[:, 3:] = 0.3  # a constant that has no exact float: its variance comes out as 1e-34, not as 0
+    detector = IgeoodFeatures().fit(with_layer(known.train, x))
+    assert detector.notes_ == ("layer 'l': 7 dead channels, deviation raised to a floor",)
+    scores = [detector.score(with_layer(known.train, x + shift)) for shift in (0.0, 1e-12)]
+    torch.testing.assert_close(scores[0], scores[1], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["igeood", "mahalanobis"])

@@ -43,12 +43,15 @@ FORMULAS = {
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 30.0, 1000.0])
 @pytest.mark.parametrize("method", FORMULAS)
-def test_scores_against_the_papers_formulas(classifier, method, temperature):
+def test_scores_against_the_papers_formulas_and_gradients_against_differences(classifier, method, temperature):
     detector = igeood.detector(method, temperature=temperature).fit(classifier.train, classifier.labels)
     rows = torch.cat([classifier.test[:6], classifier.ood[:6]])
     centroids = getattr(detector, "centroids_", torch.empty(0, 10))
     expected = [float(FORMULAS[method](softmax(row, temperature), centroids, row, temperature)) for row in rows]
     np.testing.assert_allclose(detector.score(rows), expected, rtol=2e-8, atol=1e-10)
+    if temperature < 1000:  # where slopes are as small as the rounding of differences
+        logits = rows[3:9].double().requires_grad_()
+        assert torch.autograd.gradcheck(detector.score, logits, eps=1e-6, rtol=1e-4, atol=1e-8)
 
 
 def test_centroids_are_those_of_the_geometry(classifier):
@@ -81,21 +84,6 @@ def test_fr0_of_float32_is_that_of_float64(make, n_classes, margin):
     assert (detector.score(logits.float()) - detector.score(logits)).abs().max() <= 1e-6 * n_classes
 
 
-@pytest.mark.parametrize("method", [name for name in FORMULAS if name != "odin"])
-def test_gradients_agree_with_finite_differences(classifier, method):
-    detector = igeood.detector(method).fit(classifier.train, classifier.labels)
-    logits = torch.cat([classifier.test[:3], classifier.ood[:3]]).double().requires_grad_()
-    assert torch.autograd.gradcheck(detector.score, logits, eps=1e-6, rtol=1e-4, atol=1e-8)
-
-
-def test_the_class_of_the_nearest_centroid(classifier):
-    detector = igeood.IgeoodLogits().fit(classifier.train, classifier.labels)
-    nearest = detector.predict_class(classifier.test)
-    assert torch.equal(nearest, categorical.pairwise_distance(classifier.test, detector.centroids_).argmin(1))
-    assert (nearest == classifier.test.argmax(1)).double().mean() > 0.99
-    assert detector.predict_class(np.empty((0, 10))).shape == (0,)
-
-
 def test_extremes_in_closed_form():
     """FR₀ of ten classes: near one centroid and π from nine others, or equally far from all."""
     vertices = torch.eye(10).log()
@@ -119,9 +107,13 @@ def test_two_classes_use_the_minimum_and_say_so(make):
     assert igeood.IgeoodLogits().fit(make(3).train, make(3).labels).notes_ == ()
 
 
-def test_centroid_temperature_is_the_authors_rescaling(classifier):
+def test_the_class_of_the_nearest_centroid_and_the_authors_rescaling_of_centroids(classifier):
+    detector = igeood.IgeoodLogits().fit(classifier.train, classifier.labels)
+    nearest = detector.predict_class(classifier.test)
+    assert torch.equal(nearest, categorical.pairwise_distance(classifier.test, detector.centroids_).argmin(1))
+    assert (nearest == classifier.test.argmax(1)).double().mean() > 0.99
+    assert detector.predict_class(np.empty((0, 10))).shape == (0,)
     fitted = igeood.IgeoodLogits(temperature=5.0, centroid_temperature=1.0).fit(classifier.train, classifier.labels)
-    at_one = igeood.IgeoodLogits().fit(classifier.train, classifier.labels).centroids_
-    torch.testing.assert_close(fitted.centroids_, torch.log_softmax(at_one / 5.0, dim=1))
+    torch.testing.assert_close(fitted.centroids_, torch.log_softmax(detector.centroids_ / 5.0, dim=1))
     own = igeood.IgeoodLogits(temperature=5.0).fit(classifier.train, classifier.labels)
     assert (fitted.score(classifier.test) - own.score(classifier.test)).abs().max() > 1e-3

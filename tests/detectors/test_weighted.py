@@ -76,7 +76,8 @@ def test_rows_of_a_sample_are_standardised_by_what_they_stand_for():
     assert scale.tolist() == pytest.approx([repeated[:, 0].std(correction=0), 1.0])  # of a flat column it is 1
 
 
-def test_weights_are_those_of_the_regression(fitted, known):
+def test_weights_are_those_of_the_regression_and_separate_samples_of_their_own(fitted, known):
+    before = auroc(fitted.score(known.test), fitted.score(known.ood[200:]))
     search = fitted.learn_weights(known.held_out, known.ood[:200], seed=1)
     table = torch.cat([columns_of(fitted, part) for part in (known.held_out, known.ood[:200])]).numpy()
     table = (table - table.mean(0)) / table.std(0)
@@ -85,11 +86,6 @@ def test_weights_are_those_of_the_regression(fitted, known):
     np.testing.assert_allclose(fitted.weights_.numpy(), weights, rtol=1e-5, atol=1e-8)
     assert search.strength in fitted.strengths
     assert 0 <= search.tnr <= 1
-
-
-def test_weights_separate_samples_of_their_own(fitted, known):
-    before = auroc(fitted.score(known.test), fitted.score(known.ood[200:]))
-    fitted.learn_weights(known.held_out, known.ood[:200])
     after = auroc(fitted.score(known.test), fitted.score(known.ood[200:]))
     assert after > max(0.95, before - 0.01)
     parts = fitted.contributions(known.test)
@@ -166,14 +162,3 @@ def test_another_temperature_keeps_the_layers(known):
     assert other.parts_["layers"] is detector.parts_["layers"]
     fresh = igeood.IgeoodLogits(temperature=3.0).fit(known.train)
     torch.testing.assert_close(other.parts_["output"].score(known.test), fresh.score(known.test))
-
-
-def test_notes_of_two_classes_and_dead_channels(make_known_):
-    data = make_known_(2).train
-    early = data.features["early"].clone()
-    early[:, 1] = 3.0
-    detector = Igeood().fit(igeood.Outputs(data.logits, {"early": early}, data.labels))
-    two, dead = detector.notes_
-    assert two.startswith("two classes: ")
-    assert dead == "layer 'early': 1 dead channels, deviation raised to a floor"
-    assert detector.score(data).isfinite().all()  # where the channel is alive again

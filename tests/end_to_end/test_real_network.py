@@ -33,12 +33,6 @@ def results(network, tmp_path_factory):
     return run([network], plan, tmp_path_factory.mktemp("real"))
 
 
-def batches(network, split, n):
-    images = datasets.load("cifar-10", split=split, limit=n)
-    x, y = zip(*network.batches(images, n), strict=True)
-    return x[0], y[0]
-
-
 def test_the_checkpoint_loads_as_it_is_and_is_as_good_as_it_says(network, results):
     assert (network.name, network.in_distribution) == ("densenet-bc-100", "cifar-10")
     [line] = results.networks.records
@@ -71,8 +65,7 @@ def test_igeood_plus_is_ahead_of_mahalanobis(results):
 
 def test_fgsm_leaves_about_14_percent(network):
     guard = igeood.white_box(network.model, mean=network.mean, std=network.std, layers=["conv1"])
-    x, y = batches(network, "test", 60)
-    parts = [as_batch(part) for part in zip(x.split(20), y.split(20), strict=True)]
+    parts = map(as_batch, network.batches(datasets.load("cifar-10", split="test", limit=60), 20))
     attacks = [guard.inputs.attacked(part, guard.detector, 0.05, (0.0,))[1] for part in parts]
     assert [attack.linf for attack in attacks] == pytest.approx([0.25] * 3, abs=0.01)
     assert 0.07 < np.mean([attack.accuracy for attack in attacks]) < 0.22

@@ -1,5 +1,6 @@
 """Class centroids: the optimum, for any chunks and weights, on awkward classes."""
 
+import itertools
 from unittest.mock import Mock
 
 import numpy as np
@@ -104,7 +105,7 @@ def test_awkward_classes_reach_the_optimum(name, logits, labels, temperature, pa
         assert ours[c].item() <= best * (1 + 1e-8), name
 
 
-def test_one_sample_identical_samples_and_more_than_half_identical_are_their_centroid():
+def test_one_two_identical_and_more_than_half_identical_samples_have_the_centroid_that_is_known():
     """A cluster of equal samples that is not the start: the iteration has to land on it."""
     logits = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
     expected = categorical.log_softmax(logits)
@@ -113,10 +114,7 @@ def test_one_sample_identical_samples_and_more_than_half_identical_are_their_cen
     torch.testing.assert_close(centroids(rows, labels, 4), expected, rtol=0, atol=1e-10)
     rows[:88] = torch.randn(88, 4, generator=torch.Generator().manual_seed(3))  # 28 of 50 are left
     torch.testing.assert_close(centroids(rows, labels, 4), expected, rtol=0, atol=1e-10)
-
-
-def test_two_samples_have_their_centroid_between_them():
-    """Any point of the geodesic is optimal: the distances to both add up to theirs."""
+    # of two samples any point of the geodesic is optimal: the distances to both add up to theirs
     logits = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 3
     solution = centroids(logits, torch.arange(6) % 3, 3)
     parts = categorical.distance(logits[:3], solution) + categorical.distance(logits[3:], solution)
@@ -170,19 +168,14 @@ def test_the_last_pass_counts(classifier, passes):
         assert passes.call_count == allowed + 1
 
 
-@pytest.mark.parametrize("scale", [0.1, 30.0, 300.0])
-def test_any_start_leads_to_the_optimum(classifier, scale):
-    """A start far away: no step may leave the sphere's positive part for nowhere."""
-    cold = centroids(classifier.train, classifier.labels, 10)
-    for seed in range(5):
-        noise = torch.randn(10, 10, generator=torch.Generator().manual_seed(seed)) * scale
-        warm = solved(classifier.train, classifier.labels, start=categorical.log_softmax(noise))
-        torch.testing.assert_close(warm.exp(), cold.exp(), rtol=0, atol=1e-9)
-
-
-def test_a_good_start_takes_fewer_passes(classifier, passes):
+def test_any_start_leads_to_the_optimum_and_a_good_one_takes_fewer_passes(classifier, passes):
+    """Also one far away: no step may leave the sphere's positive part for nowhere."""
     cold = centroids(classifier.train, classifier.labels, 10, 2.0)
     count = passes.call_count
+    for scale, seed in itertools.product((0.1, 30.0, 300.0), range(5)):
+        noise = torch.randn(10, 10, generator=torch.Generator().manual_seed(seed)) * scale
+        warm = solved(classifier.train, classifier.labels, 2.0, start=categorical.log_softmax(noise))
+        torch.testing.assert_close(warm.exp(), cold.exp(), rtol=0, atol=1e-9)
     neighbour = categorical.retemper(centroids(classifier.train, classifier.labels, 10, 1.9), 1.9, 2.0)
     for start, most in ((cold, 1), (neighbour, count - 1)):
         passes.reset_mock()
@@ -240,14 +233,11 @@ def test_kl_centroid_is_the_mean_and_minimises_the_mean_divergence(classifier):
         logs = categorical.prepare_kl(torch.cat([solution[c][None], others]))
         best, *worse = categorical.kl_divergences(outputs.log(), logs).mean(dim=0)
         assert min(worse) > best
-
-
-@pytest.mark.parametrize("margin", [300.0, 1000.0])
-def test_kl_centroids_keep_probabilities_that_are_too_small_for_a_float(margin):
-    logits = torch.tensor([[0.0, -margin], [0.0, -2 * margin], [-margin, 0.0]], dtype=torch.float64)
-    solution = solved(logits, torch.tensor([0, 0, 1]), solver=solve_kl)
-    assert solution[0, 1].item() == pytest.approx(-margin - np.log(2), rel=1e-12)
-    assert solution[1, 0].item() == pytest.approx(-margin, rel=1e-12)
+    for margin in (300.0, 1000.0):  # probabilities that are too small for a float
+        logits = torch.tensor([[0.0, -margin], [0.0, -2 * margin], [-margin, 0.0]], dtype=torch.float64)
+        solution = solved(logits, torch.tensor([0, 0, 1]), solver=solve_kl)
+        assert solution[0, 1].item() == pytest.approx(-margin - np.log(2), rel=1e-12)
+        assert solution[1, 0].item() == pytest.approx(-margin, rel=1e-12)
     masked = solved(torch.tensor([[0.0, -torch.inf], [0.0, 0.0]]), torch.tensor([0, 1]), solver=solve_kl)
     assert masked[0].tolist() == [0.0, -torch.inf]
 

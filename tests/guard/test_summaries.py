@@ -14,12 +14,11 @@ from igeood.outputs import HEAD
 SAME = {"rtol": 0.0, "atol": 1e-4}  # a network's outputs differ in their last digits from batch to batch
 
 
-@pytest.mark.parametrize("build", [igeood.black_box, igeood.white_box])
+@pytest.mark.parametrize(("method", "budget"), [("igeood-logits", 20_000), ("igeood", 40_000)])
 @pytest.mark.parametrize("size", [1, 7, 64])
-def test_batches_and_shards_give_one_guard(model, data, build, size, tmp_path):
+def test_batches_and_shards_give_one_guard(model, data, method, budget, size, tmp_path):
     """The sample is the same to the row, above the budget too; the scores are, up to rounding in the network."""
-    build = igeood.black_box if build is igeood.black_box else partial(igeood.white_box, method="igeood")
-    budget = 20_000 if build is igeood.black_box else 40_000
+    build = partial(igeood.white_box if method == "igeood" else igeood.black_box, method=method)
     x, y = data.images(800, 1)
     whole = build(model).fit((x, y), budget=budget)
     batches = list(zip(x.split(size), y.split(size), strict=True))
@@ -76,24 +75,14 @@ class Nearest(igeood.Detector):
 OWN = {"none": [HEAD], "last": [HEAD], "last two": ["2", HEAD], "all": ["2", "6", HEAD]}
 
 
-@pytest.fixture(params=OWN)
-def layers(request):
-    """The layers of a detector that is registered as "nearest"."""
-    needs = igeood.Needs(layers=request.param, head=request.param in ("none", "all"), labels=True, sums="mean")
-    igeood.register("nearest", title="Mine")(type("NearestMean", (Nearest,), {"needs": needs}))
-    yield request.param
-    del igeood.METHODS["nearest"]
-
-
-def test_a_detector_of_ones_own(model, data, layers, tmp_path):
-    guard = igeood.white_box(model, method="nearest").fit(data.train)
-    names = OWN[layers]
+@pytest.mark.parametrize("layers", OWN)
+def test_a_detector_of_ones_own_reads_the_layers_that_it_needs(model, data, layers):
+    needs = igeood.Needs(layers=layers, head=layers in ("none", "all"), labels=True, sums="mean")
+    kind, names = type("NearestMean", (Nearest,), {"needs": needs}), OWN[layers]
+    guard = igeood.white_box(model, method=kind()).fit(data.train)
     assert guard.layers == list(guard.detector.means_) == names
     assert guard.detector.means_[HEAD].shape == (4, 64)
     assert igeood.metrics.auroc(guard.score(data.test), guard.score(data.foreign)) > 0.7
-    guard.tune(data.held_out, data.ood).save(tmp_path / "guard.safetensors")
-    loaded = igeood.load(tmp_path / "guard.safetensors", model)
-    assert torch.equal(loaded.fit(data.train).score(data.test), guard.score(data.test))
     outputs = [igeood.extract(model, x, names[:-1], head=True) for x in (data.train, data.test)]
-    arrays = igeood.white_box(method="nearest").fit(outputs[0])
+    arrays = igeood.white_box(method=kind()).fit(outputs[0])
     torch.testing.assert_close(arrays.score(outputs[1]), guard.score(data.test), **SAME)

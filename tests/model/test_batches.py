@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from igeood.errors import IgeoodWarning, InputError
@@ -58,7 +59,7 @@ def test_a_whole_tensor_is_cut_with_its_labels():
         list(batches((x, y[:256])))
 
 
-def test_a_mappings_input_keys_and_rows():
+def test_a_mappings_input_and_rows_and_keys_that_ignore_padding_and_order_and_keep_digits():
     ids, mask = torch.randint(50, (20, 6), generator=torch.Generator().manual_seed(0)), torch.ones(20, 6)
     batch = as_batch({"attention_mask": mask, "input_ids": ids, "labels": Y, "flag": True})
     assert batch.x is ids
@@ -74,30 +75,29 @@ def test_a_mappings_input_keys_and_rows():
     moved = batch.with_x(pixels * 2)
     assert torch.equal(moved.x, pixels * 2)
     assert moved.inputs["bool_masked_pos"] is mask
+    ids = torch.tensor([[5, 7, 9, 0], [4, 1, 0, 0]])
+    batch = {"input_ids": ids, "attention_mask": (ids > 0).long()}
+    padded = {name: nn.functional.pad(value, (0, 3)) for name, value in reversed(batch.items())}
+    assert np.array_equal(as_batch(batch).keys, as_batch(padded).keys)
+    assert len(set(as_batch(torch.tensor([[2**24], [2**24 + 1]])).keys.tolist())) == 2
+    x = torch.rand(5, 3, dtype=torch.float64)  # the model sees float32 of both
+    assert np.array_equal(as_batch(x).keys, as_batch(x.float()).keys)
 
 
-BAD = [
-    (3, "x: expected .* got int"),
-    ([], "x: empty: no batch"),
-    (["text"], "x: batch 0: expected .* got str; give"),
-    ([{"path": "a", "labels": Y}], "x: batch 0: expected .* got a mapping of .*'path'"),
-    (X.to(torch.uint8), r"x: batch 0: images of bytes \(uint8\)"),
-    ([X, torch.where(X == 10, torch.inf, X)], r"x: batch 1: inputs: row 3 has NaN or infinity \(1 of 20"),
-]
-
-
-@pytest.mark.parametrize(("source", "message"), BAD)
-def test_what_is_no_batch(source, message):
-    with pytest.raises(InputError, match=f"^{message}"):
-        list(batches(source))
-
-
-def test_a_loaders_own_exception_passes_through():
+def test_what_is_no_batch_a_loaders_own_exception_and_a_loader_that_ends_early():
+    for source, message in (
+        (3, "x: expected .* got int"),
+        ([], "x: empty: no batch"),
+        (["text"], "x: batch 0: expected .* got str; give"),
+        ([{"path": "a", "labels": Y}], "x: batch 0: expected .* got a mapping of .*'path'"),
+        (X.to(torch.uint8), r"x: batch 0: images of bytes \(uint8\)"),
+        ([X, torch.where(X == 10, torch.inf, X)], r"x: batch 1: inputs: row 3 has NaN or infinity \(1 of 20"),
+    ):
+        with pytest.raises(InputError, match=f"^{message}"):
+            list(batches(source))
     with pytest.raises(ZeroDivisionError):
         list(batches(X * (1 // i) for i in (1, 0)))
 
-
-def test_a_loader_that_ends_early_is_a_warning():
     class Ends(list):
         def __getitem__(self, row):
             if row == 6:

@@ -162,23 +162,7 @@ def test_layers_whose_first_axis_is_time_are_not_chosen_and_not_read():
     assert auto(Does(lambda net, ids: net.fc(net.rnn(net.embed(ids))[0][:, -1]), **parts), ids)["rnn"] == 14
 
 
-def test_names_that_are_none():
-    model = ResNet()
-    assert Reader(model, ["layer1", "module.layer1"]).layers == ["layer1"]
-    with pytest.raises(InputError, match="layers: no layer to read in this model"):
-        choose_layers(nn.Sequential(nn.Flatten(), nn.Linear(3072, 3)), as_batch(IMAGES), "all")
-    with pytest.raises(InputError, match="empty; a sample is needed"):
-        choose_layers(model, as_batch(IMAGES[:0]), "all")
-
-
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_scripted_layers_cannot_be_read():
-    model = torch.jit.script(make_cnn().eval())
-    assert extract(model, IMAGES, ()).n_classes == 5
-    with pytest.raises(InputError, match="layers: '0' is scripted or traced"):
-        extract(model, IMAGES, ["0"])
-
-
 def test_layers_that_cannot_be_read(images, left_as_found):
     def forward(model, x):
         x = model.twice(model.twice(model.conv(x))).mean((2, 3))
@@ -195,6 +179,15 @@ def test_layers_that_cannot_be_read(images, left_as_found):
     }.items():  # fmt: skip
         with left_as_found(model), pytest.raises(InputError, match=said):
             extract(model, images, [layer])
+    assert Reader(ResNet(), ["layer1", "module.layer1"]).layers == ["layer1"]
+    with pytest.raises(InputError, match="layers: no layer to read in this model"):
+        choose_layers(nn.Sequential(nn.Flatten(), nn.Linear(3072, 3)), as_batch(IMAGES), "all")
+    with pytest.raises(InputError, match="empty; a sample is needed"):
+        choose_layers(ResNet(), as_batch(IMAGES[:0]), "all")
+    scripted = torch.jit.script(make_cnn().eval())
+    assert extract(scripted, IMAGES, ()).n_classes == 5
+    with pytest.raises(InputError, match="layers: '0' is scripted or traced"):
+        extract(scripted, IMAGES, ["0"])
 
 
 def test_half_precision_is_averaged_in_float32():

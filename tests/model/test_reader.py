@@ -16,6 +16,7 @@ from torch.nn.utils import parametrizations
 
 from igeood.errors import InputError
 from igeood.model.batches import as_batch
+from igeood.model.fingerprint import Versions, fingerprint
 from igeood.model.reader import STATISTICS, Reader, extract
 from igeood.outputs import HEAD
 
@@ -102,7 +103,7 @@ def test_models_that_work_in_place(net, images):
     assert x.grad.abs().sum() > 0
 
 
-def test_what_models_return(net, images):
+def test_models_that_return_logits_and_those_that_do_not(net, images, left_as_found):
     expected = extract(net, images, ()).logits
     for finish in (
         lambda f: (f, f.sum()),
@@ -113,9 +114,6 @@ def test_what_models_return(net, images):
     ):
         net.finish = finish
         assert torch.equal(extract(net, images, ()).logits, expected)
-
-
-def test_models_that_return_no_logits(net, images, left_as_found):
     for finish, said in (
         (lambda f: {"out": f}, "model: returned dict without logits; make it .* by the name 'logits'"),
         (lambda f: f[1:], r"model: returned \d+ rows for \d+ samples"),
@@ -146,14 +144,13 @@ def test_arguments_that_are_none(net, images):
             extract(net, iter([]), ["act", name])  # before any batch is read
 
 
-def test_another_statistic_has_blocks_of_its_own(net, images, monkeypatch):
+def test_statistics_have_blocks_of_their_own_and_the_head_is_the_layer_that_returns_the_logits(
+    net, images, left_as_found, monkeypatch
+):
     monkeypatch.setitem(STATISTICS, "max", lambda features, _: features.flatten(2).amax(2))
     outputs = extract(net, images, ["conv"], statistic="max", head=True)
     assert list(outputs.features) == ["conv|max", HEAD]
     torch.testing.assert_close(outputs.features["conv|max"], net.conv(images[0]).flatten(2).amax(2).detach())
-
-
-def test_the_head_is_the_layer_that_returns_the_logits(net, images, left_as_found):
     reader = Reader(net, ["hidden"], head=True)
     with left_as_found(net):
         outputs = reader(as_batch(images)).detached()
@@ -188,12 +185,14 @@ def test_a_model_that_changes_is_noticed(net, images):
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
-def test_wrapped_models_have_the_names_of_the_bare_one(net, images, left_as_found):
+def test_wrapped_models_have_the_names_and_the_fingerprint_of_the_bare_one(net, images, left_as_found):
     bare, compiled = Reader(net, LAYERS, head=True), torch.compile(net, backend="eager")
     expected, names = bare(as_batch(images)).detached(), list(extract(net, images, "auto").features)
     wrappers = {"module.": nn.DataParallel(net), "_orig_mod.": compiled, "module._orig_mod.": nn.DataParallel(compiled)}
     for prefix, wrapped in wrappers.items():
         assert list(extract(wrapped, images, "auto").features) == names
+        assert fingerprint(wrapped) == fingerprint(net)
+        assert not Versions(wrapped).changed()
         for layers in (LAYERS, [f"{prefix}{layer}" for layer in LAYERS]):
             reader = Reader(wrapped, layers, head=True)
             with left_as_found(wrapped):

@@ -64,29 +64,6 @@ def test_each_layer_may_have_a_step_of_its_own(trained):
         torch.testing.assert_close(after.features[name], moved.features[name].detach())
 
 
-def test_all_sizes_share_one_gradient_and_no_step_needs_none(trained):
-    net, x, _ = trained
-    forwards = []
-    handle = net.register_forward_hook(lambda _, inputs, __: forwards.append((torch.is_grad_enabled(), len(inputs[0]))))
-    reader = Reader(net)
-    stepped(reader, as_batch(x[:50]), ENERGY, tuple(0.001 * i for i in range(6)))
-    assert forwards == [(True, 50)] + [(False, 50)] * 5
-    forwards.clear()
-    clean, after = stepped(reader, as_batch(x[:50]), ENERGY, (0.0, 0.0))
-    handle.remove()
-    assert len(forwards) == 1
-    assert after == [clean, clean]
-
-
-def test_the_inputs_that_are_no_pixels_stay(trained):
-    masked = nn.Module()
-    masked.forward = lambda pixel_values, attention_mask: pixel_values.flatten(1)[:, :3] * attention_mask
-    x, mask = torch.rand(4, 3, 2), torch.tensor([1.0, 0.0, 2.0]).expand(4, 3)
-    batch = as_batch({"attention_mask": mask, "pixel_values": x})
-    _, (after,) = stepped(Reader(masked), batch, lowers((lambda out: out.logits.sum(1), None)), (0.1,))
-    torch.testing.assert_close(after.logits, (x.flatten(1)[:, :3] - 0.1 * mask.sign()) * mask)
-
-
 def test_fgsm_by_hand_lowers_the_accuracy_and_stays_in_the_range_of_images_where_it_is_known(trained):
     net, x, labels = trained
     adversarial = fgsm(net, x, labels, 0.1)

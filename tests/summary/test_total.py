@@ -90,16 +90,12 @@ def test_samples_are_nested_and_share_the_budget(rows):
     assert sum(sample.budget for sample in samples.values()) == summary.budget
 
 
-def test_of_unequal_budgets_the_smaller_holds(rows):
+def test_of_unequal_budgets_the_smaller_holds_and_adding_changes_neither_side(rows):
     a, b, c = shards(rows, ALL)
     small = Summary.of(rows[90:250], ALL, budget=2 * SMALL)
     assert_same(a + small + c, Summary.of(rows, ALL, budget=2 * SMALL))
     assert (a + small + c).budget == 2 * SMALL
     assert_same(Summary(ALL, budget=2 * SMALL) + (a + b + c), Summary.of(rows, ALL, budget=2 * SMALL))
-
-
-def test_adding_changes_neither_side(rows):
-    a, b, _ = shards(rows, ALL)
     before = Summary.of(rows[:90], ALL)
     for whole in (a + b, a + Summary(ALL), Summary(ALL) + a):
         whole.add(rows[250:])
@@ -158,11 +154,8 @@ def test_save_and_load(rows, tmp_path):
     assert_same(loaded.add(rows[90:250]).add(rows[250:]), whole)
     Summary.of(rows, Needs(), budget=SMALL).save(tmp_path / "a")  # sums and samples of nothing
     assert Summary.load(tmp_path / "a").rows == 400
-
-
-def test_a_loaded_summary_has_no_transform_to_apply(rows, tmp_path):
-    needs = Needs(layers="all", labels=True, sums="mean", transform=squared)
-    a, b, _ = shards(rows, needs)
+    # a file has no transform to apply
+    a, b, _ = shards(rows, Needs(layers="all", labels=True, sums="mean", transform=squared))
     a.save(tmp_path / "a")
     loaded = Summary.load(tmp_path / "a")
     assert_same(loaded + b, a + b)
@@ -182,7 +175,7 @@ def test_files_that_are_no_summary(rows, tmp_path):
             Summary.load(path)
 
 
-def test_summaries_that_do_not_add(rows):
+def test_summaries_and_batches_that_do_not_add(rows):
     one = Summary(ALL, model="one").add(rows)
     for other, what in (
         (Summary(replace(ALL, sums="diagonal"), model="one"), "sums differ: 'full' and 'diagonal'"),
@@ -192,9 +185,6 @@ def test_summaries_that_do_not_add(rows):
         with pytest.raises(InputError, match=what):
             one + other.add(rows[:9])
     assert_same(one, Summary.of(rows, ALL))
-
-
-def test_batches_that_do_not_add(rows):
     whole = Summary.of(rows, free := Needs(samples=("logits",)))
     for other, what in (
         (rows.replace(labels=None), "labels: some batches have them and some have none"),
@@ -231,6 +221,10 @@ def test_a_summary_for_other_needs_is_refused(lack):
     wanted, (name,) = replace(ALL, head=True), lack
     with pytest.raises(InputError, match=rf"^summary: Mine needs {name} .*, but it was made with .*; make it with a"):
         check_covers(replace(wanted, **lack).describe(), wanted.describe(), "Mine")
+    ends, last, convolutions = (Needs(layers=kind, sums="mean").describe() for kind in ("all", "last", "convolutions"))
+    check_covers(ends, last, "X")
+    with pytest.raises(InputError, match="summary: X needs layers 'convolutions', but it was made with 'all'"):
+        check_covers(ends, convolutions, "X")
 
 
 def test_more_than_is_needed_is_enough(rows, suited):
@@ -252,10 +246,3 @@ def covers(summary, wanted):
     except InputError:
         return False
     return True
-
-
-def test_block_ends_do_not_serve_convolutions():
-    ends, convolutions = (Needs(layers=kind, sums="mean").describe() for kind in ("all", "convolutions"))
-    with pytest.raises(InputError, match="summary: X needs layers 'convolutions', but it was made with 'all'"):
-        check_covers(ends, convolutions, "X")
-    check_covers(ends, Needs(layers="last", sums="mean").describe(), "X")

@@ -85,7 +85,8 @@ def _build(model: "nn.Module | None", access: str | None, options: dict[str, Any
 def _accuracy(guard: "Guard") -> float | None:
     """Share of the training rows that are kept whose label is the classifier's answer; None without labels."""
     summary: Any = guard.summary
-    if "logits" not in summary.samples or len(summary.counts) == 1:
+    sample = next(iter(summary.samples.values()), None)
+    if sample is None or len(summary.counts) == 1:
         return None
-    outputs, weights = summary.samples["logits"].outputs()
+    outputs, weights = sample.outputs()
     return float(weights[outputs.logits.argmax(dim=1) == outputs.labels].sum() / weights.sum())

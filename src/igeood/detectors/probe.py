@@ -66,7 +66,7 @@ class Probe(Weighted):
 
     Parameters
     ----------
-    bank, k
+    bank, k : int or "auto"
         As in `FisherRaoProduct`.
     """
 

@@ -25,23 +25,17 @@ def prepared(path):
     return np.asarray(image.crop((left, top, left + 32, top + 32))).transpose(2, 0, 1)
 
 
-@pytest.mark.parametrize("size", [1, 3, 10, 99])
-def test_batches_together_are_the_images(ten, size):
-    batches = list(ten.batches(size))
-    assert {len(batch) for batch in batches[:-1]} <= {size}
-    np.testing.assert_array_equal(np.concatenate(batches), VALUES)
+def test_batches_subsets_and_limits_are_those_of_the_arrays(ten):
+    for size in (1, 3, 10, 99):
+        batches = list(ten.batches(size))
+        assert {len(batch) for batch in batches[:-1]} <= {size}
+        np.testing.assert_array_equal(np.concatenate(batches), VALUES)
     np.testing.assert_array_equal(ten.images(), VALUES)
-
-
-@pytest.mark.parametrize("key", [slice(2, 9, 3), [4, 4, 0], np.array([-1, 1]), np.arange(10) % 2 == 0, []])
-def test_subsets_are_those_of_the_arrays(ten, key):
-    rows = np.arange(10)[key]
-    np.testing.assert_array_equal(ten[key].images(), VALUES[rows])
-    np.testing.assert_array_equal(ten[key].labels, (np.arange(10) % 3)[rows])
+    for key in (slice(2, 9, 3), [4, 4, 0], np.array([-1, 1]), np.arange(10) % 2 == 0, []):
+        rows = np.arange(10)[key]
+        np.testing.assert_array_equal(ten[key].images(), VALUES[rows])
+        np.testing.assert_array_equal(ten[key].labels, (np.arange(10) % 3)[rows])
     np.testing.assert_array_equal(ten[2:8][1:3].images(), VALUES[3:5])
-
-
-def test_limit_is_evenly_spaced_and_keeps_first_and_last(ten):
     assert ten.limited(4).rows.tolist() == [0, 3, 6, 9]
     assert ten.limited(10) is ten.limited(None) is ten
     with pytest.raises(InputError, match="limit"):
@@ -88,15 +82,7 @@ def test_noise_does_not_depend_on_how_much_is_asked_for():
     assert 0.25 < (whole == 0).mean() < 0.36  # P(z < −½) = 0.31
 
 
-def test_without_pillow_the_error_says_what_to_install(tmp_path, make, monkeypatch):
-    make.images(tmp_path, ["a.png"])
-    monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(MissingExtraError, match=r"PIL is needed; pip install 'igeood\[data\]'"):
-        load(f"folder:{tmp_path}").images()
-    assert load("gaussian", limit=2).images().shape == (2, 3, 32, 32)
-
-
-def test_images_that_do_not_decode_or_would_fill_the_memory_are_named(tmp_path, make, monkeypatch):
+def test_images_that_cannot_be_read_are_named_and_so_is_what_to_install(tmp_path, make, monkeypatch):
     make.images(tmp_path, ["a.png", "b.png", "c.png"])
     whole = (tmp_path / "c.png").read_bytes()
     (tmp_path / "c.png").write_bytes(whole[: len(whole) // 2])
@@ -109,3 +95,7 @@ def test_images_that_do_not_decode_or_would_fill_the_memory_are_named(tmp_path, 
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", most)
         with pytest.raises(InputError, match=rf"long\.png: does not decode .*{message}"):
             load(f"folder:{tmp_path}")[3:].images()
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    with pytest.raises(MissingExtraError, match=r"PIL is needed; pip install 'igeood\[data\]'"):
+        load(f"folder:{tmp_path}").images()
+    assert load("gaussian", limit=2).images().shape == (2, 3, 32, 32)

@@ -75,20 +75,17 @@ def test_other_places_are_found_and_hidden_files_left_out(root):
     assert [len(load(name, root=root)) for name in ("places365", "svhn", "isun")] == [12, 12, 12]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_wrong_arguments_are_named():
+    for options, message in (
         ({"name": "cifar10"}, "name: no 'cifar10'; did you mean 'cifar-10'"),
         ({"name": "#"}, r"there are cifar-10, .*idx:PATH"),
         ({"split": "train"}, "split: no 'train'; .*test"),
         ({"side": 4097}, "side: must be 1 to 4096"),
         ({"name": "folder:/none"}, "/none: there is no such folder"),
         ({"name": "idx:/none"}, "/none: neither it nor none.gz is there"),
-    ],
-)
-def test_wrong_arguments_are_named(options, message):
-    with pytest.raises(InputError, match=message):
-        load(**{"name": "gaussian", **options})
+    ):
+        with pytest.raises(InputError, match=message):
+            load(**{"name": "gaussian", **options})
 
 
 def test_limit_spans_the_classes_of_a_folder(tmp_path, make):

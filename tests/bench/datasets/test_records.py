@@ -42,22 +42,20 @@ def test_svhn_is_transposed_and_ten_is_zero_and_unverified_files_are_not_opened(
             read_mat(tmp_path / "test.mat", checksum)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda _: b"", "starts with nothing"),
-        (lambda c: c[:3] + b"\x01" + c[4:], "expected 00000803"),
-        (lambda c: c[:-1], "39 bytes follow"),
-        (lambda c: c[:4] + bytes(12), "0 bytes follow"),
-        (lambda c: c[:4] + b"\xff" * 12 + c[16:], "4294967295"),
-    ],
-)
-def test_other_idx_files_are_refused(tmp_path, make, change, message):
-    (tmp_path / "x").write_bytes(make.idx(IMAGES))
+def test_other_idx_files_are_refused(tmp_path, make):
+    content = make.idx(IMAGES)
+    (tmp_path / "x").write_bytes(content)
     np.testing.assert_array_equal(read_idx(tmp_path / "x", dims=3), IMAGES)
-    (tmp_path / "x").write_bytes(change(make.idx(IMAGES)))
-    with pytest.raises(InputError, match=rf"/x: .*({message})"):
-        read_idx(tmp_path / "x", dims=3)
-    (tmp_path / "x.gz").write_bytes(gzip.compress(make.idx(IMAGES))[:-12])
+    for changed, message in (
+        (b"", "starts with nothing"),
+        (content[:3] + b"\x01" + content[4:], "expected 00000803"),
+        (content[:-1], "39 bytes follow"),
+        (content[:4] + bytes(12), "0 bytes follow"),
+        (content[:4] + b"\xff" * 12 + content[16:], "4294967295"),
+    ):
+        (tmp_path / "x").write_bytes(changed)
+        with pytest.raises(InputError, match=rf"/x: .*({message})"):
+            read_idx(tmp_path / "x", dims=3)
+    (tmp_path / "x.gz").write_bytes(gzip.compress(content)[:-12])
     with pytest.raises(InputError, match=r"x\.gz: truncated or damaged"):
         read_idx(tmp_path / "x.gz", dims=3)

@@ -40,7 +40,7 @@ def find(table, start):
     return next(row for row in table.rows if row[0].startswith(start))
 
 
-def test_ours_and_theirs_side_by_side(results):
+def test_ours_and_theirs_side_by_side_and_their_averages(results):
     tnr, auroc, aupr = extended(Averages(results), "tab:black_box_extended")
     assert find(tnr, "Tiny") == ["Tiny-ImageNet", "50.0 (59.4)", "60.0 (85.0)", "70.0 (88.0)", "**80.0** (87.8)"]
     assert find(tnr, "Gaussian")[1] == "20.0 (88.1)"
@@ -49,9 +49,6 @@ def test_ours_and_theirs_side_by_side(results):
     assert find(tnr, "mean, sets: 2")[1:3] == both
     assert find(auroc, "Tiny")[1] == "75.0 (94.1)"
     assert find(aupr, "Tiny")[1] == "80.0 (95.4)"
-
-
-def test_averages(results):
     table = averages(Averages(results), "black-box", "tab:black_box_avg")
     assert len(table.rows) == 6
     means = ["35.0 ± 15 (52.5 ± 16)", "45.0 ± 15 (66.8 ± 20)", "55.0 ± 15 (65.3 ± 23)", "**65.0** ± 15 (65.6 ± 23)"]
@@ -74,27 +71,29 @@ def test_means_are_over_sets_that_all_methods_have_and_other_options_are_not_mix
     assert find(table, "mean, sets: 2")[1].startswith("35.0 ")
 
 
-def test_splits_are_averaged_and_a_cell_measured_again_replaces_the_old_one(results):
-    results.cells.append(cell(method="msp", ood="gaussian", tnr=0.9))
+def test_another_validation_set_splits_that_are_averaged_and_cells_that_are_replaced(results):
+    results.cells.append(cell(validation="svhn", method="msp", ood="gaussian", tnr=0.9))
     ours, key = Averages(results), Key(**DENSENET)
+    assert ours.validation == "isun"
+    with pytest.raises(InputError, match=r"validation: no results tuned on 'lsun'; there are isun, svhn"):
+        Averages(results, "lsun")
+    assert Averages(results, "svhn").value("black-box", key, "gaussian", "msp", "tnr") == pytest.approx(90.0)
+    [table] = TABLES["validation-choice"](ours)
+    assert find(table, "SVHN")[2] == "90.0 (55.4)"
+    assert find(table, "iSUN")[2] == "35.0 (52.5)"
+    assert find(table, "Textures")[2] == f"{MISSING} (55.4)"
+    results.cells.append(cell(method="msp", ood="gaussian", tnr=0.9))  # measured again
+    ours = Averages(results)
     assert ours.value("white-box", key, "tiny-imagenet", "igeood+", "tnr") == pytest.approx(70.0)
     assert ours.value("black-box", key, "gaussian", "msp", "tnr") == pytest.approx(90.0)
 
 
-def test_another_validation_set(results):
-    results.cells.append(cell(validation="svhn", method="msp", ood="gaussian", tnr=0.9))
-    assert Averages(results).validation == "isun"
-    with pytest.raises(InputError, match=r"validation: no results tuned on 'lsun'; there are isun, svhn"):
-        Averages(results, "lsun")
-    other = Averages(results, "svhn")
-    assert other.value("black-box", Key(**DENSENET), "gaussian", "msp", "tnr") == pytest.approx(90.0)
-    [table] = TABLES["validation-choice"](Averages(results))
-    assert find(table, "SVHN")[2] == "90.0 (55.4)"
-    assert find(table, "iSUN")[2] == "35.0 (52.5)"
-    assert find(table, "Textures")[2] == f"{MISSING} (55.4)"
-
-
-def test_trainings_are_averaged_and_have_rows_of_their_own(results):
+def test_hyperparameters_and_accuracy_and_trainings_that_are_averaged_and_have_rows_of_their_own(results):
+    [table] = hyperparameters(Averages(results))
+    assert find(table, "densenet-bc-100, CIFAR-10")[1:4] == [f"{MISSING}; 1000", "2.5; 4.6", f"{MISSING}; 5.3"]
+    assert find(table, "densenet-bc-100, CIFAR-10")[4] == f"{MISSING}; (1000, 0.0014)"
+    [table] = accuracy(Averages(results))
+    assert find(table, "densenet-bc-100, CIFAR-10")[1:] == ["94.54 (95.20)", "94.53 (95.20)", "10,000"]
     assert find(TABLES["seeds"](Averages(results))[0], "Gaussian")[1] == "20.0 (42.7 ± 49)"  # one has no spread
     results.networks.append({**DENSENET, **NETWORK, "weights": "w1", "file": "b.pt", "accuracy": 0.9})
     results.cells.append(cell(weights="w1", method="msp", ood="gaussian", tnr=0.4))
@@ -106,14 +105,6 @@ def test_trainings_are_averaged_and_have_rows_of_their_own(results):
     assert [row[:2] for row in table.rows[:2]] == [[rows[0], "94.54 (95.20)"], [rows[1], "90.00 (95.20)"]]
     table = averages(Averages(results), "black-box", "tab:black_box_avg")
     assert [row[2].split(" ")[0] for row in table.rows[:2]] == ["35.0", "40.0"]
-
-
-def test_hyperparameters_and_accuracy(results):
-    [table] = hyperparameters(Averages(results))
-    assert find(table, "densenet-bc-100, CIFAR-10")[1:4] == [f"{MISSING}; 1000", "2.5; 4.6", f"{MISSING}; 5.3"]
-    assert find(table, "densenet-bc-100, CIFAR-10")[4] == f"{MISSING}; (1000, 0.0014)"
-    [table] = accuracy(Averages(results))
-    assert find(table, "densenet-bc-100, CIFAR-10")[1:] == ["94.54 (95.20)", "94.53 (95.20)", "10,000"]
 
 
 def test_every_name_is_made(whole, network, tmp_path):

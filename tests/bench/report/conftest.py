@@ -92,12 +92,6 @@ def maker(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def another():
-    """To make further networks' results."""
-    return Maker
-
-
-@pytest.fixture(scope="session")
 def full(tmp_path_factory):
     """Results with everything that a report can show, a calibrated guard included."""
     folder = tmp_path_factory.mktemp("report") / "results"

@@ -93,7 +93,7 @@ def test_the_page_fits_and_every_figure_is_seen(visit, width):
     assert min(drawn) > 5
 
 
-def test_sorting_by_mouse_and_by_keyboard(visit):
+def test_sorting_by_mouse_and_by_keyboard_one_metric_at_a_time_and_all_without_a_script(visit):
     page = visit()
     head = page.locator(f"{TABLE} thead th").last
     start = averages(page)
@@ -111,10 +111,6 @@ def test_sorting_by_mouse_and_by_keyboard(visit):
     assert head.get_attribute("aria-sort") == "none"
     found = page.locator(f"{TABLE} tbody").first.locator("th[scope=row]").all_inner_texts()
     assert found == sorted(found)
-
-
-def test_one_metric_at_a_time_and_all_without_a_script(visit):
-    page = visit()
     shown = "all => all.filter(e => e.offsetHeight).map(e => e.dataset.metric)"
     assert page.locator("[data-metric]").evaluate_all(shown) == ["tnr"]
     page.get_by_label("AUROC", exact=True).check()
@@ -124,7 +120,7 @@ def test_one_metric_at_a_time_and_all_without_a_script(visit):
     assert plain.locator("fieldset:visible").count() == 0
 
 
-def test_the_keyboard_reaches_the_skip_link_the_table_and_its_buttons(visit):
+def test_the_keyboard_reaches_what_it_should_and_everything_has_a_name_for_those_who_do_not_see_it(visit):
     page = visit()
     reached = []
     for _ in range(25):
@@ -135,6 +131,16 @@ def test_the_keyboard_reaches_the_skip_link_the_table_and_its_buttons(visit):
     assert reached.index("scroll") < reached.index("BUTTON")
     page.keyboard.press("Shift+Tab")
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    nameless = page.locator("img, svg[role=img], button, input, [role=region], nav").evaluate_all(
+        """all => all.filter(e => !(e.getAttribute("alt") || e.getAttribute("aria-label") || e.textContent.trim()
+             || (e.labels && e.labels.length))).map(e => e.outerHTML.slice(0, 80))"""
+    )
+    assert nameless == []
+    levels = page.locator("h1, h2, h3, h4").evaluate_all("all => all.map(e => Number(e.tagName[1]))")
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+    assert page.evaluate("document.documentElement.lang") == "en"
 
 
 def test_on_a_phone_letters_are_legible_and_a_wide_table_scrolls_and_keeps_its_first_column(visit):
@@ -174,17 +180,3 @@ def test_print_shows_everything_black_on_white(visit):
     whole = page.locator(".scroll").evaluate_all("all => all.every(e => getComputedStyle(e).overflowX === 'visible')")
     assert whole
     assert len(page.pdf()) > 10_000
-
-
-def test_everything_has_a_name_for_those_who_do_not_see_it(visit):
-    page = visit()
-    nameless = page.locator("img, svg[role=img], button, input, [role=region], nav").evaluate_all(
-        """all => all.filter(e => !(e.getAttribute("alt") || e.getAttribute("aria-label") || e.textContent.trim()
-             || (e.labels && e.labels.length))).map(e => e.outerHTML.slice(0, 80))"""
-    )
-    assert nameless == []
-    levels = page.locator("h1, h2, h3, h4").evaluate_all("all => all.map(e => Number(e.tagName[1]))")
-    assert levels[0] == 1
-    assert levels.count(1) == 1
-    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
-    assert page.evaluate("document.documentElement.lang") == "en"

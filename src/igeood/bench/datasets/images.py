@@ -7,15 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from igeood.errors import InputError, MissingExtraError
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 SIDE = 32
 PREPARATION = 1  # part of every digest: raise it when `prepare` gives other pixels
@@ -184,8 +181,8 @@ def _prepare_file(path: Path, side: int, nearest: bool) -> Images:
         raise InputError(f"{path}: does not decode ({error}); remove it, or fetch the set again") from error
 
 
-def prepare(image: "Image", *, side: int = SIDE, nearest: bool = False) -> Images:
-    """Resize the shorter side to `side` pixels, crop the centre, convert to RGB: (3, side, side).
+def prepare(image: Any, *, side: int = SIDE, nearest: bool = False) -> Images:
+    """Resize the shorter side of a Pillow image to `side` pixels, crop the centre, convert to RGB: (3, side, side).
 
     The filter is Pillow's bilinear one, which averages over all pixels that an output pixel covers. Copies of data sets
     that were resized without such an average (nearest neighbour) are aliased, and much easier to detect: `nearest`

@@ -8,14 +8,13 @@ from statistics import fmean, pstdev
 from igeood.bench.figures.drawing import look_of
 from igeood.bench.paper import reported
 from igeood.bench.paper.reported import Number
-from igeood.bench.runs.averages import Averages, Key, title
+from igeood.bench.runs.averages import METRICS, Averages, Key, title
 from igeood.bench.runs.plan import NO_VALIDATION
 from igeood.bench.runs.results import Record
 
 Pairs = list[tuple[Number, Number]]  # ours and the paper's
 Cells = Mapping[str, Callable[[Key], str]]  # by column, the cell of a classifier
 MISSING = "–"
-METRICS = {"tnr": "TNR at TPR-95%", "auroc": "AUROC", "aupr": "AUPR"}
 NETWORK = "network, in-distribution"
 HOW = {  # by setting, or what the others are tuned on
     "white-box": "Tuned on up to 1,000 images of each kind, which are not measured on; means over {splits} splits.",
@@ -45,13 +44,12 @@ class Table:
         return "\n".join([*lines, *(f"\n{note}" for note in self.notes), ""])
 
 
-def pair(ours: Number, theirs: Number, form: str = ".1f") -> str:
+def pair(ours: Number, theirs: Number, show: Callable[[float], str] = "{:.1f}".format) -> str:
     """Our number, and the paper's in parentheses where it has one."""
-    first, second = (
-        MISSING if number is None else f"{number[0]:{form}}" + ("" if number[1] is None else f" ± {number[1]:.0f}")
-        for number in (ours, theirs)
-    )
-    return first if theirs is None else f"{first} ({second})"
+    texts = []
+    for value, spread in (number or (None, None) for number in (ours, theirs)):
+        texts.append(MISSING if value is None else show(value) + ("" if spread is None else f" ± {spread:.0f}"))
+    return texts[0] if theirs is None else "{} ({})".format(*texts)
 
 
 def mean(values: Iterable[float | None]) -> Number:
@@ -164,8 +162,7 @@ def _common(shared: Sequence[Pairs]) -> list[str]:
     """Means of each column over the OOD sets that both have; missing where one of them is."""
     cells = []
     for column in zip(*shared, strict=True):
-        known = ([number[0] for number in side if number] for side in zip(*column, strict=True))
-        ours, theirs = ((fmean(values), None) if len(values) == len(shared) else None for values in known)
+        ours, theirs = (None if None in s else (fmean(n[0] for n in s if n), None) for s in zip(*column, strict=True))
         cells.append(pair(ours, theirs))
     return cells
 
@@ -228,7 +225,7 @@ def _of_networks(ours: Averages, label: str, what: str, columns: dict[str, str],
 
     def cell(metric: str, key: Key) -> str:
         mine = (values[key.weights][metric], None) if key.weights in values else None
-        return pair(mine, reported.number(label=label, metric=metric, **key.paper), ".2f")
+        return pair(mine, reported.number(label=label, metric=metric, **key.paper), "{:.2f}".format)
 
     cells = {name: partial(cell, metric) for metric, name in columns.items()}
     counts = {weights: f"{each['images']:,}" for weights, each in values.items()}
@@ -243,11 +240,11 @@ def covariance(ours: Averages) -> list[Table]:
     for key, line in zip(ours.classifiers(), ours.networks, strict=True):
         for place, (layer, width) in enumerate(line["layers"], start=1):
             checks = line["diagnostics"][layer]
-            conditions = [
-                pair((checks[m], None), reported.number(label=label, metric=f"{m}:{place}", **key.paper), ".2g")
-                for m in ("condition_full", "condition_diagonal")
-            ]
-            rows.append([str(key), layer, str(width), f"{checks['shapiro_w']:.3f}", *conditions, str(checks["dead"])])
+            row = [str(key), layer, str(width), f"{checks['shapiro_w']:.3f}"]
+            for metric in ("condition_full", "condition_diagonal"):
+                theirs = reported.number(label=label, metric=f"{metric}:{place}", **key.paper)
+                row.append(pair((checks[metric], None), theirs, "{:.2g}".format))
+            rows.append([*row, str(checks["dead"])])
     return [Table(label, "layers", header, rows, [note])] if rows else []
 
 

@@ -10,7 +10,7 @@ import torch
 from igeood.bench.networks import normalised
 from igeood.bench.paper import reported
 from igeood.bench.paper.plots import kept
-from igeood.bench.paper.tables import MISSING, Table, by_network
+from igeood.bench.paper.tables import Table, by_network, pair
 from igeood.bench.runs.averages import Averages, Key
 from igeood.bench.runs.network import Network
 from igeood.detectors import detector
@@ -33,9 +33,9 @@ def timing(ours: Averages, networks: list[Network]) -> list[Table]:
     note += "The logits' time is the network's for one image times their number."
 
     def cell(metric: str, method: str, key: Key) -> str:
-        mine, paper = seconds.get(key, {}), reported.number(label=LABEL, metric=metric, method=method, **key.paper)
-        text = _text(mine.get(metric + method))
-        return text if paper is None else f"{text} ({_text(paper[0])})"
+        mine = seconds.get(key, {}).get(metric + method)
+        paper = reported.number(label=LABEL, metric=metric, method=method, **key.paper)
+        return pair(None if mine is None else (mine, None), paper, _text)
 
     return [by_network(ours, LABEL, "times", {name: partial(cell, *column) for name, column in COLUMNS.items()}, note)]
 
@@ -62,8 +62,6 @@ def _seconds(work: Callable[[], object]) -> float:
     return median(timeit.repeat(work, number=1, repeat=RUNS))
 
 
-def _text(seconds: float | None) -> str:
-    if seconds is None:
-        return MISSING
+def _text(seconds: float) -> str:
     factor, unit = (1.0, "s") if seconds >= 1 else (1e3, "ms") if seconds >= 1e-3 else (1e6, "µs")
     return f"{seconds * factor:.3g} {unit}"

@@ -16,8 +16,8 @@ from markupsafe import Markup
 from igeood.bench.figures.drawing import look_of
 from igeood.bench.report.drawing import Artist
 from igeood.bench.report.evidence import Evidence
-from igeood.bench.report.standings import ACCESS, METRICS, Standings, standings
-from igeood.bench.runs.averages import Averages, Key, title
+from igeood.bench.report.standings import ACCESS, Standings, standings
+from igeood.bench.runs.averages import METRICS, Averages, Key, title
 from igeood.bench.runs.plan import NO_VALIDATION, TPR, TUNED_ON
 from igeood.bench.runs.results import Record, Results
 from igeood.calibration import Calibration
@@ -84,7 +84,7 @@ def _section(ours: Averages, key: Key, line: Record, standing: Standings, artist
         "facts": list(_facts(ours, key, line, standing)),
         "standing": standing,
         "verdict": standing.verdict(),
-        "tables": [_tabulate(standing, metric) for metric in METRICS],
+        "tables": [_tabulate(standing, *item) for item in METRICS.items()],
         "compared": "" if len(standing.compared) == len(standing.sets) else ", ".join(map(title, standing.compared)),
         "drawn": evidence.note(),
         "histograms": list(evidence.histograms()),
@@ -127,9 +127,8 @@ def _provenance(ours: Averages, key: Key, line: Record) -> Iterator[tuple[str, s
     yield "Seeds", ", ".join(str(seed) for seed in sorted({c["seed"] for c in cells}))
 
 
-def _tabulate(standing: Standings, metric: str) -> dict[str, Any]:
+def _tabulate(standing: Standings, metric: str, name: str) -> dict[str, Any]:
     """One metric's table: for each group its methods with their percentages, the average last, the best marked."""
-    name = f"TNR at TPR-{100 * TPR:g}%" if metric == "tnr" else metric.upper()
     groups = {}
     for group, rows in standing.groups().items():
         exact = [[*(row.figures[metric].get(o) for o in standing.sets), standing.average(row, metric)] for row in rows]

@@ -7,11 +7,10 @@ from itertools import product
 from statistics import fmean
 
 from igeood.bench.figures.drawing import look_of
-from igeood.bench.runs.averages import Averages, Key, title
+from igeood.bench.runs.averages import METRICS, Averages, Key, title
 from igeood.bench.runs.plan import TPR
 from igeood.detectors import METHODS
 
-METRICS = ("tnr", "auroc", "aupr")
 ACCESS = {"black-box": "black box", "grey-box": "grey box"}  # in the order of what a method may use
 ACCESS |= dict.fromkeys(("white-box-validation", "white-box-fgsm", "white-box"), "white box")
 ACCESS |= {"untuned": "every method"}

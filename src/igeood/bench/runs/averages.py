@@ -20,6 +20,7 @@ from igeood.errors import InputError
 from igeood.files import read_record
 from igeood.metrics import exact_fraction
 
+METRICS = {"tnr": f"TNR at TPR-{100 * TPR:g}%", "auroc": "AUROC", "aupr": "AUPR"}
 Search = tuple[list[float], list[float], float]  # values tried, the TNR of each, and the value chosen
 
 
@@ -80,19 +81,15 @@ class Averages:
         every = self.results.cells.records
         self.cells = _alike(every)
         self.left_out = Counter(c["setting"] for c in every) - Counter(c["setting"] for c in self.cells)
-        self.networks = self._shown_networks()
+        records, measured = self.results.networks.records, {(c["weights"], c["data"]["test"]) for c in self.cells}
+        fitting = [r for r in records if (r["weights"], r["data"]["test"]) in measured]
+        # the last record of each network, of images that cells shown are measured on if there is one
+        self.networks = list({r["weights"]: r for r in [*records, *fitting]}.values())
         tuned = list(dict.fromkeys(c["validation"] for c in self.cells if c["setting"] not in TUNED_ON))
         first = "isun" if "isun" in tuned or not tuned else tuned[0]
         self.validation = first if validation is None else canonical(validation)
         if tuned and self.validation not in tuned:
             raise InputError(f"validation: no results tuned on {self.validation!r}; there are {', '.join(tuned)}")
-
-    def _shown_networks(self) -> list[Record]:
-        """The last record of each network, of images that cells shown are measured on if there is one."""
-        records = self.results.networks.records
-        measured = {(c["weights"], c["data"]["test"]) for c in self.cells}
-        fitting = [r for r in records if (r["weights"], r["data"]["test"]) in measured]
-        return list({r["weights"]: r for r in [*records, *fitting]}.values())
 
     def classifiers(self) -> list[Key]:
         """Our classifiers, in the order of `networks`."""
@@ -122,11 +119,9 @@ class Averages:
         """What tuning chose, for all OOD sets: the last record of the options that are shown."""
         (tuned_on,) = TUNED_ON.get(setting, (self.validation,))
         shown = {_options(c) for c in self.of(setting, key)}
-        for t in reversed(self.results.tunings.records):
-            same = (t["setting"], t["method"], t["validation"]) == (setting, method, tuned_on)
-            if same and key.fits(t) and _options(t) in shown:
-                return t
-        return None
+        asked = {"setting": setting, "method": method, "validation": tuned_on}
+        tunings = (t for t in reversed(self.results.tunings.records) if asked.items() <= t.items() and key.fits(t))
+        return next((t for t in tunings if _options(t) in shown), None)
 
     def searches(self, key: Key) -> dict[str, dict[str, Search]]:
         """What tuning tried, by parameter and method."""

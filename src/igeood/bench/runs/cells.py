@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from igeood.bench import datasets
-from igeood.bench.datasets import ImageSet
 from igeood.bench.datasets.images import Rows
 from igeood.bench.diagnose import diagnose
 from igeood.bench.runs.network import Network
@@ -249,7 +248,7 @@ class _Bench:
         return see(self.own), see(cell.ood) if cell.validation == "own" else see(cell.validation, "validation"), None
 
 
-def _scored(scorer: Detector, outputs: Outputs, images: ImageSet) -> dict[str, Tensor]:
+def _scored(scorer: Detector, outputs: Outputs, images: datasets.ImageSet) -> dict[str, Tensor]:
     """Scores, their parts, and the images with extreme scores; each by the end of its name."""
     scores = torch.as_tensor(scorer.score(outputs))
     tensors = {"": scores, "_parts": torch.as_tensor(scorer.contributions(outputs)).float()}

@@ -117,22 +117,23 @@ class Observer:
         shards = []
         for start in range(0, total, SHARD):
             path = folder / f"{start:06d}.safetensors"
-            shard = _read(path)
-            if shard is None:
-                shard = make([as_batch(batch) for batch in network.batches(images[start : start + SHARD], BATCH)])
-                write_record(path, about, shard)
+            try:
+                shards.append(read_record(path, "outputs")[1])
+            except GuardFileError:  # it is missing, or damaged
+                batches = network.batches(images[start : start + SHARD], BATCH)
+                shards.append(make([as_batch(batch) for batch in batches]))
+                write_record(path, about, shards[-1])
                 if self.notify is not None:
                     self.notify(f"{network.name}: {images.title}, {part}", min(start + SHARD, total), total)
-            shards.append(shard)
         return _joined(shards)
 
 
 def recall(folder: Path, *, weights: str, images: str) -> Outputs | None:
     """Clean outputs that were kept, of images whose digest begins so; None if there are none."""
-    for place in sorted(folder.glob(f"{CLEAN}-{weights}-{images}*")):
-        shards = [_read(path) for path in sorted(place.glob("*.safetensors"))]
-        if shards and None not in shards:
-            return _outputs(_joined([shard for shard in shards if shard is not None]))
+    for first in sorted(folder.glob(f"{CLEAN}-{weights}-{images}*/{0:06d}.safetensors")):
+        with suppress(GuardFileError):
+            paths = sorted(first.parent.glob("*.safetensors"))
+            return _outputs(_joined([read_record(path, "outputs")[1] for path in paths]))
     return None
 
 
@@ -143,13 +144,6 @@ def key_of(about: Mapping[str, Any]) -> str:
 
 def _joined(shards: Sequence[Tensors]) -> Tensors:
     return {name: torch.cat([shard[name] for shard in shards]) for name in shards[0]}
-
-
-def _read(path: Path) -> Tensors | None:
-    """Tensors of a shard; None if it is missing or damaged."""
-    with suppress(GuardFileError):
-        return read_record(path, "outputs")[1]
-    return None
 
 
 def _tensors(outputs: Outputs) -> Tensors:
