@@ -129,7 +129,7 @@ def test_blocks_do_not_depend_on_how_rows_came(sizes):
     assert torch.equal(torch.cat(blocks), rows)
 
 
-def test_equal_rows_have_equal_keys_others_have_not_and_keys_are_uniform():
+def test_equal_rows_have_equal_keys_others_have_not_and_keys_are_uniform_and_of_what_is_left():
     values = torch.randn(1000, 5, generator=torch.Generator().manual_seed(0))
     keys = row_keys(values)
     assert np.array_equal(row_keys(values.double()), keys)  # the same values
@@ -149,10 +149,7 @@ def test_equal_rows_have_equal_keys_others_have_not_and_keys_are_uniform():
     for keys in (row_keys(random), row_keys(torch.arange(100_000.0).reshape(-1, 2))):
         for byte in (keys >> np.uint64(56), keys & np.uint64(255)):
             assert chisquare(np.bincount(byte.astype(int), minlength=256)).pvalue > 1e-6
-
-
-def test_keys_of_rows_are_of_what_is_left_of_them():
-    """Whether or not anybody has looked at them before."""
+    # of what is left of the rows, whether or not anybody has looked at the keys before
     outputs = Outputs(ROWS, {"a": ROWS, "b": ROWS})
     before, _ = outputs.only(["a"]).keys, outputs.keys
     assert np.array_equal(outputs.only(["a"]).keys, before)

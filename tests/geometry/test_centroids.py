@@ -148,7 +148,7 @@ def test_classes_that_are_masked_in_all_or_some_samples(classifier):
     assert (sums_at(logits, classifier.labels, solution).gap <= 1e-10).all()
 
 
-def test_the_gap_bounds_the_distance_to_the_optimum(classifier):
+def test_the_gap_bounds_the_distance_to_the_optimum_and_the_last_pass_counts(classifier, passes):
     """The certificate that stops the iteration holds at any point, not only at the end."""
     optimum = objectives(classifier.train, classifier.labels, centroids(classifier.train, classifier.labels, 10))
     for sharpness in (0.1, 1.0, 4.0, 8.0):
@@ -158,9 +158,6 @@ def test_the_gap_bounds_the_distance_to_the_optimum(classifier):
     for tolerance in (1e-2, 1e-4, 1e-7):
         solution = centroids(classifier.train, classifier.labels, 10, tolerance=tolerance)
         assert (sums_at(classifier.train, classifier.labels, solution).gap <= tolerance * (1 + 1e-3)).all()
-
-
-def test_the_last_pass_counts(classifier, passes):
     for allowed in (1, 5):
         passes.reset_mock()
         with pytest.warns(IgeoodWarning, match=rf"^centroids: class \d is .* after {allowed} passes, not 1e-12; raise"):
