@@ -71,6 +71,6 @@ def test_averages_are_over_sets_that_all_rows_have_or_of_the_widest_rows(maker):
     standing = stand(maker.cell("black-box", "igeood-logits", "textures", tnr=0.9))
     assert [row.method for row in standing.ranked()] == ["energy"]
     assert standing.average(standing.leader) == pytest.approx(75.0)
-    cells = [cell for cell in maker.results.cells if cell["method"] == "energy"]
+    cells = [cell for cell in maker.results.cells.records if cell["method"] == "energy"]
     for metric in ("auroc", "aupr"):
         assert standing.average(standing.leader, metric) == pytest.approx(100 * fmean(cell[metric] for cell in cells))
