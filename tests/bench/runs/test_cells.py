@@ -16,7 +16,7 @@ import torch
 
 import igeood
 from igeood.bench import datasets
-from igeood.bench.runs import Lines, Plan, Results, cells, run
+from igeood.bench.runs import Lines, Network, Plan, Results, cells, run
 from igeood.bench.runs.observing import Observer
 from igeood.bench.runs.plan import cells as planned
 from igeood.errors import InputError
@@ -98,7 +98,7 @@ def test_a_cell_is_what_a_guard_does(whole, world, network, setting, method):
 
 def test_nothing_is_done_twice(whole, world, network, plan, monkeypatch, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in whole.folder.rglob("*") if path.is_file()}
-    monkeypatch.setattr(Observer, "_batches", lambda *_: pytest.fail("the network ran again"))
+    monkeypatch.setattr(Network, "batches", lambda *_: pytest.fail("the network ran again"))
     run([network], plan(), whole.folder, root=world)
     assert before == {path: path.stat().st_mtime_ns for path in whole.folder.rglob("*") if path.is_file()}
     shutil.copytree(whole.folder / "outputs", tmp_path / "outputs")
@@ -258,7 +258,7 @@ def test_a_set_is_not_measured_under_another_name(world, network, plan, tmp_path
 def test_what_cannot_be_measured_is_an_error_before_the_network_runs(
     world, network, plan, tmp_path, monkeypatch, changes, message
 ):
-    monkeypatch.setattr(Observer, "_batches", lambda *_: pytest.fail("the network ran"))
+    monkeypatch.setattr(Network, "batches", lambda *_: pytest.fail("the network ran"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "few").mkdir()
     for path in sorted((world / "red").iterdir())[:5]:
