@@ -15,17 +15,15 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional
 
+from igeood.bench.datasets.images import Images, Labels, Rows
 from igeood.bench.networks.catalog import build
 from igeood.errors import InputError
 from igeood.files import only_one, read_record, write_record, write_whole
 
-Images = NDArray[np.uint8]
-Labels = NDArray[np.int64]
 Maker = Callable[[int], nn.Module]  # from the number of classes
 PADDING = 4
 EVALUATION_BATCH = 250
@@ -117,12 +115,9 @@ class Task:
         if len(absent):
             raise InputError(f"labels: no training image of {len(absent)} classes, of {absent[0]} for example")
         if not self.mean:
-            # from how often each of the 256 values occurs in a channel
-            counts = [np.bincount(channel.ravel(), minlength=256) for channel in self.images.transpose(1, 0, 2, 3)]
-            shares, values = np.stack(counts) / self.images[:, 0].size, np.arange(256) / 255
-            means = shares @ values
-            deviations = np.sqrt(((values - means[:, None]) ** 2 * shares).sum(axis=1)).clip(1e-3)
-            vars(self).update(mean=tuple(means.round(4).tolist()), std=tuple(deviations.round(4).tolist()))
+            for name, moment, least in (("mean", np.mean, 0.0), ("std", np.std, 1e-3)):
+                values = [moment(channel) / 255 for channel in self.images.transpose(1, 0, 2, 3)]
+                vars(self)[name] = tuple(np.array(values).clip(least).round(4).tolist())
 
     def digest(self) -> str:
         """SHA-256 of everything that the weights depend on, 16 hex digits."""
@@ -187,7 +182,7 @@ class Run:
                 progress(Progress(self.epoch, step + 1, -(-n // batch), loss / seen, correct / seen))
         self.epoch += 1
 
-    def _step(self, rows: NDArray[np.int64], step: int) -> tuple[float, int]:
+    def _step(self, rows: Rows, step: int) -> tuple[float, int]:
         """One step of the optimiser; returns the sum of the losses, and how many images were classified correctly."""
         images, labels = self.task.images[rows], torch.from_numpy(self.task.labels[rows])
         if self.recipe.augment:
