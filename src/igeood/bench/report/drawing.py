@@ -3,15 +3,13 @@
 import base64
 import io
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup, escape
+from matplotlib.figure import Figure
 
 from igeood.bench.figures.drawing import render
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 THEMED = {"#000000": "currentColor", "#0072b2": "var(--blue)", "#882255": "var(--wine)", "#f0e442": "var(--yellow)"}
 
@@ -24,7 +22,7 @@ class Artist:
 
     drawn = 0
 
-    def draw(self, figure: "Figure", alt: str, caption: str) -> Drawing:
+    def draw(self, figure: Figure, alt: str, caption: str) -> Drawing:
         """A figure as SVG inside HTML."""
         self.drawn += 1
         text = render(figure, "svg", letters=True).decode()
