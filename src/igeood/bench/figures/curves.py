@@ -1,18 +1,13 @@
 """Curves over a parameter or a threshold, and what a score is made of."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.metrics import precision_recall_curve, roc_curve
 
 from igeood.bench.figures import drawing
-from igeood.bench.figures.drawing import ID_COLOUR, ID_LABEL, NARROW, OOD_LABEL, WIDTH, Values, look_of
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+from igeood.bench.figures.drawing import ID_COLOUR, ID_LABEL, NARROW, OOD_LABEL, WIDTH, Figure, Values, look_of
 
 Scores = Mapping[str, tuple[Values, Values]]  # by method, of in-distribution and of OOD samples
 # by method: values that tuning tried, the TNR at TPR-95% (a fraction) of each, and the choice
@@ -25,7 +20,7 @@ THRESHOLDS = {  # what is drawn across and up
 }
 
 
-def tuning_curves(panels: Sequence[TuningPanel], width: float = WIDTH) -> "Figure":
+def tuning_curves(panels: Sequence[TuningPanel], width: float = WIDTH) -> Figure:
     """TNR at TPR-95% against temperature or ε, a panel each, two in a row; the choice is marked."""
     figure, grid = drawing.grid_of(len(panels), most=2, height=2.0, width=width)
     for axes, (title, parameter, searches) in zip(grid, panels, strict=True):
@@ -43,7 +38,7 @@ def tuning_curves(panels: Sequence[TuningPanel], width: float = WIDTH) -> "Figur
     return figure
 
 
-def threshold_curves(kind: str, methods: Scores) -> "Figure":
+def threshold_curves(kind: str, methods: Scores) -> Figure:
     """ROC or precision–recall curves by method, in-distribution being the positive class, narrow.
 
     Of many points, some 200 are drawn.
@@ -66,7 +61,7 @@ def threshold_curves(kind: str, methods: Scores) -> "Figure":
     return figure
 
 
-def contributions(columns: Sequence[str], id_means: ArrayLike, ood_means: ArrayLike) -> "Figure":
+def contributions(columns: Sequence[str], id_means: ArrayLike, ood_means: ArrayLike) -> Figure:
     """What each column adds to the score on average, in-distribution and OOD side by side, narrow."""
     figure, (axes,) = drawing.grid_of(1, most=1, height=0.4 + 0.36 * len(columns), width=NARROW)
     places, colours = np.arange(len(columns)), {ID_LABEL: ID_COLOUR, **drawing.ood_colours([OOD_LABEL])}

@@ -4,7 +4,7 @@ import io
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
@@ -12,10 +12,12 @@ from igeood.bench.datasets.images import extra
 from igeood.detectors import METHODS
 from igeood.files import write_whole
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+if TYPE_CHECKING:  # an optional extra
+    import matplotlib.axes
+    import matplotlib.figure
 
+Axes: TypeAlias = "matplotlib.axes.Axes"
+Figure: TypeAlias = "matplotlib.figure.Figure"
 WIDTH, NARROW, SMALL, TITLE, DPI = 6.3, 3.6, 8, 9, 200  # inches; inches; points; points; dots an inch
 ID_LABEL, OOD_LABEL, DELTA = "in-distribution", "out-of-distribution", "threshold δ"
 ID_COLOUR = "#0072B2"
@@ -43,7 +45,7 @@ def look_of(method: str) -> Look:
     return Look(known.title, *known.style) if known else Look(method, "#7F7F7F", "-", ".")
 
 
-def blank(height: float, width: float = WIDTH) -> "Figure":
+def blank(height: float, width: float = WIDTH) -> Figure:
     """An empty figure of a column's width, laid out without overlaps and independent of pyplot."""
     return cast("Figure", extra("matplotlib.figure", "report").Figure(figsize=(width, height), layout="constrained"))
 
@@ -54,14 +56,14 @@ def shape(count: int, most: int) -> tuple[int, int]:
     return rows, math.ceil(count / rows)
 
 
-def grid_of(count: int, *, most: int, height: float, width: float = WIDTH) -> tuple["Figure", list["Axes"]]:
+def grid_of(count: int, *, most: int, height: float, width: float = WIDTH) -> tuple[Figure, list[Axes]]:
     """A figure, and its panels in rows."""
     rows, columns = shape(count, most)
     figure = blank(0.6 + height * rows, width)
     return figure, [figure.add_subplot(rows, columns, i + 1) for i in range(count)]
 
 
-def label(axes: "Axes", *, title: str = "", x: str = "", y: str = "") -> None:
+def label(axes: Axes, *, title: str = "", x: str = "", y: str = "") -> None:
     """Title and labels in this module's sizes; no frame above and on the right."""
     axes.set_title(title, fontsize=TITLE)
     axes.set_xlabel(x, fontsize=SMALL)
@@ -72,7 +74,7 @@ def label(axes: "Axes", *, title: str = "", x: str = "", y: str = "") -> None:
         axis.get_offset_text().set_fontsize(SMALL)
 
 
-def legend(figure: "Figure", axes: Iterable["Axes"]) -> None:
+def legend(figure: Figure, axes: Iterable[Axes]) -> None:
     """One legend above the panels, unique labels, a threshold after the sets."""
     handles = {name: handle for one in axes for handle, name in zip(*one.get_legend_handles_labels(), strict=True)}
     names = sorted(handles, key=DELTA.__eq__)
@@ -93,7 +95,7 @@ def ood_colours(names: Iterable[str]) -> dict[str, str]:
     return {name: colour or left[others.index(name) % len(left)] for name, colour in colours.items()}
 
 
-def render(figure: "Figure", kind: str, *, letters: bool = False) -> bytes:
+def render(figure: Figure, kind: str, *, letters: bool = False) -> bytes:
     """A figure's file, a PNG or an SVG: the same figure gives the same bytes.
 
     With `letters`, an SVG's text is text, not outlines, and nothing is behind the drawing: a page can colour both.
@@ -110,6 +112,6 @@ def render(figure: "Figure", kind: str, *, letters: bool = False) -> bytes:
     return content.getvalue()
 
 
-def save(figure: "Figure", path: str | Path) -> None:
+def save(figure: Figure, path: str | Path) -> None:
     """Write a figure as `.png` or `.svg`: whole or not at all, and the same figure as the same bytes."""
     write_whole(path, render(figure, Path(path).suffix[1:]))

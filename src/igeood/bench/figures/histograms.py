@@ -3,17 +3,13 @@
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from igeood.bench.figures import drawing
-from igeood.bench.figures.drawing import ID_LABEL, OOD_LABEL, SMALL, WIDTH, Values
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from igeood.bench.figures.drawing import ID_LABEL, OOD_LABEL, SMALL, WIDTH, Axes, Figure, Values
 
 Sets = Mapping[str, ArrayLike]
 Limits = tuple[float, float]
@@ -42,7 +38,7 @@ LayerRow = tuple[str, Sequence[LayerPanel], Sequence[float]]
 
 
 def histogram(
-    axes: "Axes", id_values: ArrayLike, ood_values: Sets, colours: Mapping[str, str], limits: Limits | None = None
+    axes: Axes, id_values: ArrayLike, ood_values: Sets, colours: Mapping[str, str], limits: Limits | None = None
 ) -> bool:
     """Draw densities of in-distribution and OOD values on common bins; returns whether outliers lie outside the axis.
 
@@ -64,7 +60,7 @@ def histogram(
     return clipped
 
 
-def score_histograms(panels: Sequence[HistogramPanel], width: float = WIDTH) -> "Figure":
+def score_histograms(panels: Sequence[HistogramPanel], width: float = WIDTH) -> Figure:
     """Densities of scores, a panel each, three in a row; far outliers are left out, and the axis says so."""
     figure, grid = drawing.grid_of(len(panels), most=3, height=2.0, width=width)
     colours = drawing.ood_colours(name for panel in panels for name in panel.ood_scores)
@@ -83,7 +79,7 @@ def score_histograms(panels: Sequence[HistogramPanel], width: float = WIDTH) -> 
     return figure
 
 
-def gaussianity(layers: Sequence[LayerPanel]) -> "Figure":
+def gaussianity(layers: Sequence[LayerPanel]) -> Figure:
     """Each layer's first channel, each set standardised by itself, against the standard normal density; and W."""
     figure, grid = drawing.grid_of(len(layers), most=4, height=1.8)
     x = np.linspace(-4.0, 4.0, 201)
@@ -100,7 +96,7 @@ def gaussianity(layers: Sequence[LayerPanel]) -> "Figure":
     return figure
 
 
-def layer_histograms(rows: Sequence[LayerRow]) -> "Figure":
+def layer_histograms(rows: Sequence[LayerRow]) -> Figure:
     """Scores of each layer, with their TNR at TPR-95%, then the regression's score with its weights; by method."""
     shapes = [drawing.shape(len(panels), 4) for _, panels, _ in rows]
     heights = [1.7 * n + 0.4 for n, _ in shapes]

@@ -1,12 +1,11 @@
 """The paper's figures, drawn from a benchmark's folder: its scores, what was tuned, and the kept outputs."""
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import torch
 
 from igeood.bench.figures.curves import tuning_curves
-from igeood.bench.figures.drawing import look_of
+from igeood.bench.figures.drawing import Figure, look_of
 from igeood.bench.figures.histograms import HistogramPanel, LayerPanel, LayerRow, layer_histograms, score_histograms
 from igeood.bench.figures.histograms import gaussianity as draw_gaussianity
 from igeood.bench.paper import reported, toy
@@ -19,11 +18,8 @@ from igeood.detectors import detector
 from igeood.metrics import tnr_at_tpr
 from igeood.outputs import Outputs
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 SHOWN = "tiny-imagenet"  # the OOD set of the paper's histograms
-Drawn = Iterator[tuple[str, "Figure"]]  # a file's stem, and what is in it
+Drawn = Iterator[tuple[str, Figure]]  # a file's stem, and what is in it
 
 
 def histograms(ours: Averages) -> Drawn:

@@ -22,7 +22,7 @@ the deviation of the set they came from. So each score is a function of x, and t
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,10 +32,6 @@ from igeood.bench.figures import drawing
 from igeood.bench.figures.histograms import histogram
 from igeood.geometry import gaussian
 from igeood.metrics import Evaluation, evaluate
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 class Normal(NamedTuple):
@@ -129,7 +125,7 @@ def toy(seed: int = 0, n: int = 5000) -> Toy:
     return Toy(samples, estimates, scores, evaluations)
 
 
-def figure(example: Toy) -> "Figure":
+def figure(example: Toy) -> drawing.Figure:
     """Draw the paper's three panels: (a) contour lines of both distances, (b) the densities, (c) the scores."""
     whole = drawing.blank(6.6)
     top, bottom = whole.subfigures(2, 1, squeeze=False, height_ratios=[1.0, 1.35])[:, 0]
@@ -147,7 +143,7 @@ def figure(example: Toy) -> "Figure":
     return whole
 
 
-def _contours(axes: "Axes") -> None:
+def _contours(axes: drawing.Axes) -> None:
     """Contour lines of the distances to the in-distribution Gaussian, over means and deviations."""
     mean, std = map(torch.from_numpy, np.meshgrid(np.linspace(-1.6, 1.6, 161), np.linspace(0.03, 1.9, 188)))
     for values, levels, name, line, title in (
@@ -167,7 +163,7 @@ def _contours(axes: "Axes") -> None:
     axes.set_ylim(bottom=0.0)
 
 
-def _densities(axes: "Axes") -> None:
+def _densities(axes: drawing.Axes) -> None:
     x = torch.linspace(-3.0, 3.5, 651, dtype=torch.float64)
     for name, of in TRUTH.items():
         colour, title = _COLOURS.get(name, drawing.ID_COLOUR), drawing.ID_LABEL if name == ID else name

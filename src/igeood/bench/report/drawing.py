@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 from markupsafe import Markup, escape
-from matplotlib.figure import Figure
 
-from igeood.bench.figures.drawing import render
+from igeood.bench.figures.drawing import Figure, render
 
 THEMED = {"#000000": "currentColor", "#0072b2": "var(--blue)", "#882255": "var(--wine)", "#f0e442": "var(--yellow)"}
 
