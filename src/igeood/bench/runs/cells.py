@@ -155,20 +155,16 @@ class _Bench:
         options = {"limit": self.plan.limit} if cell.setting == "grey-box" else {}
         return {**self.network.about, **asdict(cell), "tpr": TPR, "schema": SCHEMA, "data": digests, **options}
 
-    def _check_apart(self, cell: Cell) -> None:
-        """Raise if images are measured on that were tuned on, or are known, under another set's name."""
-        for name, what in {cell.validation: "was tuned on", self.own: "the network was trained on"}.items():
-            shared = 0 if name in UNNAMED else len(self._contents(name) & self._contents(cell.ood))
-            if shared:
-                raise InputError(f"ood: {shared} images of {cell.ood} are also in {name}, which {what}; leave them out")
-
     def measure(self, cell: Cell) -> Record:
         """The cell's record: from the results, or measured and put there."""
         asked = self._asked(cell)
         known = self.results.cells.find(asked)
         if known is not None:
             return known
-        self._check_apart(cell)
+        for name, what in {cell.validation: "was tuned on", self.own: "the network was trained on"}.items():
+            shared = 0 if name in UNNAMED else len(self._contents(name) & self._contents(cell.ood))
+            if shared:
+                raise InputError(f"ood: {shared} images of {cell.ood} are also in {name}, which {what}; leave them out")
         scorer, tuning = self._tune(cell)
         tensors: dict[str, Tensor] = {}
         for side, name in (("id", self.own), ("ood", cell.ood)):
