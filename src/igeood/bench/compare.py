@@ -55,12 +55,11 @@ class Comparison:
         """One plain dict a method, the best first: means, what each set gave, and the cost."""
         rows = []
         for method in self.methods:
-            row: dict[str, Any] = {"method": method}
             figures = {"tnr": self.tnr[method], "auroc": self.auroc[method]}
-            row |= {name: fmean(values.values()) for name, values in figures.items()}
-            row |= {f"{name} {ood}": value for name, values in figures.items() for ood, value in values.items()}
+            means = {name: fmean(values.values()) for name, values in figures.items()}
+            each = {f"{name} {ood}": value for name, values in figures.items() for ood, value in values.items()}
             share = {} if self.forward is None else {"of_forward": self.cost[method] / self.forward}
-            rows.append({**row, "microseconds": self.cost[method], **share})
+            rows.append({"method": method, **means, **each, "microseconds": self.cost[method], **share})
         return rows
 
     def to_dict(self) -> dict[str, Any]:

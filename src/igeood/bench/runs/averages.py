@@ -38,8 +38,7 @@ class Key:
 
     def fits(self, record: Record) -> bool:
         """Whether a record is of this classifier."""
-        same = (record["network"], record["in_distribution"]) == (self.network, self.in_distribution)
-        return same and self.weights in ("", record["weights"])
+        return self.paper.items() <= record.items() and self.weights in ("", record["weights"])
 
     @property
     def paper(self) -> dict[str, str]:

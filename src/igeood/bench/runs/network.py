@@ -107,8 +107,7 @@ def load_network(
     if not all(moments.values()):
         problem = f"{path} does not say how its inputs are normalised, nor does {trained_on}"
         raise InputError(f"network: {problem}; give --mean and --std")
-    about_it = (spec if is_own else name, path.name, fingerprint(model), model, trained_on)
-    return Network(*about_it, **moments, size=size)
+    return Network(spec if is_own else name, path.name, fingerprint(model), model, trained_on, **moments, size=size)
 
 
 def _trained_on(said: str, given: str, path: Path) -> str:
