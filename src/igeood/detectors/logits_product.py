@@ -20,8 +20,10 @@ def centred_energy(logits: Tensor) -> Tensor:
 
     def of_rows(f: Tensor) -> Tensor:
         f = wide(f)
-        finite = f.isfinite()
-        mean = (torch.where(finite, f, 0.0) / finite.sum(dim=-1, keepdim=True)).sum(dim=-1)
+        mean = f.mean(dim=-1)
+        if not bool(mean.isfinite().all()):
+            finite = f.isfinite()
+            mean = (torch.where(finite, f, 0.0) / finite.sum(dim=-1, keepdim=True)).sum(dim=-1)
         return torch.logsumexp(f, dim=-1) - mean
 
     return by_rows(of_rows, logits, logits.shape[-1])

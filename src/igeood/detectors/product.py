@@ -17,6 +17,7 @@ from igeood.outputs import Outputs
 from igeood.summary import Needs, Sample, Summary
 
 MOST_ROWS = 20_000  # in a bank
+TINY = 1e-300
 POWERS = ("1", "2")  # a, of P and of L
 USUAL_ROWS = 2_000  # outside of the bank, from which the usual terms come
 
@@ -27,12 +28,10 @@ def signed_roots(z: Tensor, power: int) -> Tensor:
     Rows have length 1; a row of zeros stays as it is. Positive and negative parts count as separate channels.
     """
     z = wide(z)
-    z = z / z.detach().abs().amax(dim=1, keepdim=True).clamp(min=1e-300)
     if power == 1:
-        is_zero = z == 0  # where the root has no gradient
-        z = torch.where(is_zero, 0.0, torch.where(is_zero, 1.0, z).abs().sqrt() * z.sign())
+        z = z.abs().clamp(min=TINY).sqrt().copysign(z)  # at 0 the root itself has no gradient
     length: Tensor = torch.linalg.vector_norm(z, dim=1, keepdim=True)
-    return z / length.clamp(min=1e-300)
+    return z / length.clamp(min=1e10 * TINY**0.5)
 
 
 class Bank:
@@ -47,9 +46,8 @@ class Bank:
     """
 
     def __init__(self, roots: Tensor, power: int) -> None:
-        self.roots, self.power, self.sizes = roots, power, None
-        if bool((roots < 0).any()):
-            self.sizes = roots.abs()
+        self.roots, self.power = roots, power
+        self.sizes = roots.abs() if bool((roots < 0).any()) else None
 
     def distance(self, z: Tensor, k: int) -> Tensor:
         r"""Fisher–Rao distance :math:`2\arccos\sum_j\sqrt{p_j q_j}` of features (N, k) to the k-th nearest row, (N,).
@@ -66,7 +64,7 @@ class Bank:
             inner = u.clamp(min=0) @ bank.T if self.sizes is None else u @ bank.T + u.abs() @ self.sizes.to(z.device).T
             near = bank[inner.topk(k, dim=1).indices[:, -1]].to(root.dtype)
         chord = ((root - near).square() + 2 * (root * near).clamp(max=0)).sum(dim=1)
-        is_zero = (root == 0).all(dim=1) | (near == 0).all(dim=1)
+        is_zero = (root.square().sum(dim=1) < 0.5) | (near.square().sum(dim=1) < 0.5)  # their length is 1, or 0
         chord = torch.where(is_zero, 2.0, chord.clamp(min=FLOOR**2, max=2.0))
         return 4 * torch.asin(chord.sqrt() / 2)
 
