@@ -1,0 +1,122 @@
+"""Every method as it is, on networks of the user's own and on aliased images."""
+
+import json
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from PIL import Image
+
+import igeood
+from igeood.bench.datasets import load
+from igeood.bench.report.standings import standings
+from igeood.bench.runs import load_network, run
+from igeood.bench.runs.averages import Averages, title
+from igeood.cli import main
+from igeood.detectors import METHODS
+from igeood.errors import InputError
+
+NETS = """
+from igeood.bench.networks import build
+
+def make():
+    return build("resnet-10-16")
+"""
+
+
+def bench(*arguments):
+    return CliRunner().invoke(main, ["bench", *map(str, arguments)])
+
+
+def test_every_method_is_measured_on_all_test_images(world, network, plan, tmp_path):
+    names = ("msp", "fisher-rao-product", "react", "she")
+    results = run([network], plan(settings=("untuned",), methods=names), tmp_path, root=world)
+    cells = results.cells.records
+    assert {(c["method"], c["validation"], c["id_images"]) for c in cells} == {(name, "none", 80) for name in names}
+    assert [cell.method for cell in igeood.bench.runs.cells.cells(plan(settings=("untuned",)), "cifar-10")][::2] == [
+        name for name, method in METHODS.items() if method.tunes != "only"
+    ]
+    ours = Averages(results)
+    shown = standings(ours, ours.classifiers()[0])
+    assert list(shown.groups()) == ["every method, not tuned"]
+    assert str(shown.rows[0]).endswith("(not tuned)")
+    train, test = (load("cifar-10", root=world, split=split) for split in ("train", "test"))
+    guard = igeood.white_box(network.model).fit(network.batches(train, 25))
+    red = load(plan().ood[0], root=world)
+    inside, outside = (guard.score(network.batches(images, 25)) for images in (test.limited(80), red))
+    expected = igeood.metrics.tnr_at_tpr(inside, outside)
+    (found,) = [c["tnr"] for c in cells if c["method"] == "fisher-rao-product" and c["ood"] != "gaussian"]
+    assert found == pytest.approx(expected, abs=0.02)
+
+
+def test_a_wrapped_detector_is_measured_by_its_name(world, network, plan, tmp_path):
+    with patch.dict(METHODS):
+        igeood.wrap(lambda logits: logits.max(dim=1).values, higher_is="id", name="theirs")
+        plans = plan(settings=("untuned",), methods=("theirs", "max-logit"))
+        cells = run([network], plans, tmp_path, root=world).cells.records
+    rates = {name: [c["tnr"] for c in cells if c["method"] == name] for name in ("theirs", "max-logit")}
+    assert rates["theirs"] == rates["max-logit"]
+
+
+def test_a_network_of_ones_own(world, tmp_path, monkeypatch):
+    (tmp_path / "own_nets.py").write_text(NETS)
+    monkeypatch.chdir(tmp_path)
+    weights = {name: value for name, value in torch.load(saved(world, tmp_path), weights_only=True).items()}
+    network = load_network("own_nets:make", weights=tmp_path / "w.pt", in_distribution="cifar-10")
+    assert (network.name, network.file, network.size) == ("own_nets:make", "w.pt", 32)
+    assert all(torch.equal(value, weights[name]) for name, value in network.model.state_dict().items())
+    common = ["--ood", "gaussian", "--setting", "untuned", "--method", "msp", "--images", 40, "--root", world, "--json"]
+    own = ["--network", "own_nets:make", "--weights", tmp_path / "w.pt"]
+    told = [
+        bench(*own, "--in-distribution", "cifar-10", *common, "--out", tmp_path / "a"),
+        bench("--network", world / "net.safetensors", *common, "--out", tmp_path / "b"),
+    ]
+    assert [result.exit_code for result in told] == [0, 0], told[0].stderr
+    ours, theirs = (json.loads(result.stdout) for result in told)
+    assert ours["tnr"] == theirs["tnr"]
+    for arguments, message in (
+        (own, "does not say what it was trained on; add --in-distribution"),
+        ((*own, "--in-distribution", f"folder:{world / 'red'}"), "give --mean and --std"),
+        (("--network", world / "net.safetensors", "--weights", "w.pt"), "weights: belong to a network of your own"),
+        (("--network", "own_nets:nothing", "--in-distribution", "cifar-10"), "own_nets:nothing failed: AttributeError"),
+        ((*own, "--in-distribution", "cifar-10", "--mean", "1,2"), "expected one number, or three"),
+    ):
+        result = bench(*arguments, *common, "--out", tmp_path / "c")
+        assert (result.exit_code, message in result.stderr) == (2, True), result.stderr
+
+
+def saved(world, folder):
+    """The world's network as a state dict."""
+    model = load_network(str(world / "net.safetensors")).model
+    torch.save(model.state_dict(), folder / "w.pt")
+    return folder / "w.pt"
+
+
+def test_images_by_the_nearest_pixel(tmp_path):
+    (tmp_path / "sets").mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "sets" / "one.png")
+    name = f"folder:{tmp_path / 'sets'}"
+    smooth, nearest = load(name), load(f"{name}-nearest")
+    np.testing.assert_array_equal(nearest.images()[0], pixels[1::2, 1::2].transpose(2, 0, 1))
+    assert smooth.images().std() < nearest.images().std()
+    assert smooth.digest != nearest.digest
+    assert smooth.contents() == nearest.contents()  # what was tuned on is still recognised
+    assert (nearest.name, nearest.title) == (f"{name}-nearest", "sets (nearest)")
+    assert title("tiny-imagenet-nearest") == "Tiny-ImageNet (nearest)"
+    with pytest.raises(InputError, match=r"^name: gaussian-nearest has no image files, only gaussian as it is"):
+        load("gaussian-nearest")
+    with pytest.raises(InputError, match=r"^name: no 'nothing'"):
+        load("nothing-nearest")
+
+
+def test_resize_is_for_all_sets_of_a_run(world, tmp_path):
+    arguments = ("--network", world / "net.safetensors", "--setting", "untuned", "--method", "msp", "--images", 40)
+    sets = ("--ood", f"folder:{world / 'red'}", "--ood", "gaussian", "--resize", "nearest")
+    result = bench(*arguments, *sets, "--root", world, "--out", tmp_path / "out", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert [json.loads(line)["ood"] for line in result.stdout.splitlines()] == [
+        f"folder:{world / 'red'}-nearest", "gaussian",
+    ]  # fmt: skip
