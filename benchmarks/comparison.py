@@ -68,9 +68,9 @@ def digit_sets(packages: Path, n: int) -> dict[str, Images]:
     letters, things = named("chars74k", 28), named(FASHION, 28)
     return {
         "Fashion-MNIST": row(things, n), "Chars74K": row(letters, n),
-        "Tiny-ImageNet": row(named("tiny-imagenet", 28), n), "Gaussian noise": row(named("gaussian", 28), n), "one Fashion-MNIST": row(things, 1),
-        "one Chars74K": row(letters, 1), "upside down": beside([k[:, ::-1] for k in known]),
-        "negatives": beside([255 - k for k in known]),
+        "Tiny-ImageNet": row(named("tiny-imagenet", 28), n), "Gaussian noise": row(named("gaussian", 28), n),
+        "one Fashion-MNIST": row(things, 1), "one Chars74K": row(letters, 1),
+        "upside down": beside([k[:, ::-1] for k in known]), "negatives": beside([255 - k for k in known]),
     }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import sys
 import tokenize
 from pathlib import Path
 
-LIMITS = {"core": 3800, "bench": 3000, "tests": 10_000}
+LIMITS = {"core": 4500, "bench": 3000, "tests": 10_000}
 LONGEST = 50
 _PASSED_OVER = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from igeood.detectors.head import ShapedEnergy, check_percentile
+from igeood.detectors.head import ShapedEnergy
 from igeood.detectors.registry import register
 from igeood.geometry.precision import wide
 
@@ -30,10 +30,6 @@ class Ash(ShapedEnergy):
     """
 
     percentile: float = 90.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_percentile(self.percentile)
 
     def _shape(self, z: Tensor) -> Tensor:
         mask, ratio = largest(z := wide(z), self.percentile)

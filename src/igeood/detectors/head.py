@@ -1,5 +1,7 @@
 """Detectors that read the last layer and the classifier's head: its logits are W z + b."""
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -71,18 +73,19 @@ class HeadDetector(Detector):
 class ShapedEnergy(HeadDetector):
     """The energy of the logits that the head makes of shaped features."""
 
+    percentile: float | Literal["auto"] = 90.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.percentile != "auto" and not self.percentile < 100:
+            raise InputError(f"percentile: must lie between 0 and 100, got {self.percentile!r}")
+
     def _shape(self, z: Tensor) -> Tensor:
         """Features as the head is to see them, (N, k)."""
         raise NotImplementedError
 
     def _score(self, batch: Outputs) -> Tensor:
         return energy(self._logits(self._shape(self._last_features(batch))))
-
-
-def check_percentile(percentile: float) -> None:
-    """Raise unless a percentile is below 100."""
-    if not percentile < 100:
-        raise InputError(f"percentile: must lie between 0 and 100, got {percentile!r}")
 
 
 def quantile(values: Tensor, weights: Tensor, share: float) -> Tensor:

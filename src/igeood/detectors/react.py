@@ -4,7 +4,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from igeood.detectors.head import ShapedEnergy, check_percentile, quantile
+from igeood.detectors.head import ShapedEnergy, quantile
 from igeood.detectors.registry import register
 from igeood.geometry.precision import wide
 from igeood.summary import Summary
@@ -30,11 +30,6 @@ class React(ShapedEnergy):
     """
 
     percentile: float | Literal["auto"] = "auto"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.percentile != "auto":
-            check_percentile(self.percentile)
 
     def _learn(self, summary: Summary) -> None:
         super()._learn(summary)

@@ -63,7 +63,7 @@ def test_a_wrapped_detector_is_measured_by_its_name(world, network, plan, tmp_pa
 def test_a_network_of_ones_own(world, tmp_path, monkeypatch):
     (tmp_path / "own_nets.py").write_text(NETS)
     monkeypatch.chdir(tmp_path)
-    weights = {name: value for name, value in torch.load(saved(world, tmp_path), weights_only=True).items()}
+    weights = torch.load(saved(world, tmp_path), weights_only=True)
     network = load_network("own_nets:make", weights=tmp_path / "w.pt", in_distribution="cifar-10")
     assert (network.name, network.file, network.size) == ("own_nets:make", "w.pt", 32)
     assert all(torch.equal(value, weights[name]) for name, value in network.model.state_dict().items())

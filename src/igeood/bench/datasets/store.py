@@ -20,6 +20,7 @@ from igeood.errors import InputError
 from igeood.files import only_one
 
 OWN = ".igeood"
+MAX_BYTES = 8 << 30  # that an archive may unpack to
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
 CHUNK = 1 << 18
 Show = Callable[[str, int, int | None], None]  # the file's name, bytes so far, bytes in all if known
@@ -133,6 +134,11 @@ def unpack(archive: Path, into: Path, *, folders: Iterable[str]) -> None:
     """Unpack some top-level folders of a tar or zip archive, all of them or none. It writes nothing outside of them."""
     how: Any = {} if archive.suffix == ".zip" else {"filter": "data"}  # of a zip it passes over what is outside
     try:
+        with zipfile.ZipFile(archive) if archive.suffix == ".zip" else tarfile.open(archive) as packed:
+            members = packed.getmembers() if isinstance(packed, tarfile.TarFile) else packed.infolist()
+            sizes = [m.size if isinstance(m, tarfile.TarInfo) else m.file_size for m in members]
+        if sum(sizes) > MAX_BYTES:
+            raise InputError(f"{archive.name}: unpacks to more than {MAX_BYTES:,} bytes; it is not the official one")
         into.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=into) as aside:
             shutil.unpack_archive(archive, aside, **how)
