@@ -50,7 +50,7 @@ def test_arrays_and_methods_by_choice(known):
     wrapped = igeood.wrap(lambda f: -f.amax(dim=1), higher_is="ood")
     methods = ["max-logit", "knn", igeood.detector("knn", k=3), wrapped]
     table = igeood.compare(None, known.train, known.held_out, known.ood, methods=methods)
-    assert set(table.tnr) == {"max-logit", "knn", "KNN(k=3, rows=20000)", "<lambda>"}
+    assert set(table.tnr) == {"max-logit", "knn", "knn (2)", "<lambda>"}
     assert table.tnr["<lambda>"] == table.tnr["max-logit"]
     assert table.forward is None
     assert "µs a sample" in repr(table)
@@ -69,3 +69,30 @@ def test_what_cannot_be_compared(model, data):
             igeood.compare(model, *arguments)
     with pytest.raises(InputError, match=r"^methods: empty"):
         igeood.compare(model, data.train, data.held_out, data.ood, methods=[])
+
+
+class Cosine(torch.nn.Module):
+    """A classifier without a linear head."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return 8 * torch.nn.functional.normalize(self.inner(x), dim=1)
+
+
+def test_methods_that_need_a_linear_head_are_left_out_where_there_is_none(model, data, caplog):
+    with torch.inference_mode():
+        table = igeood.compare(Cosine(model), data.train, data.held_out, {"held_out": data.ood})
+    assert UNTUNED - set(table.tnr) == {"react", "ash", "scale", "vim", "fdbd"}
+    assert "compare: react is left out: head: the logits are not linear" in caplog.text
+    assert list(table.tnr["msp"]) == ["held_out"]  # a name like any other
+    with pytest.raises(InputError, match=r"^head: the logits are not linear"):
+        igeood.compare(Cosine(model), data.train, data.held_out, data.ood, methods=["react"])
+
+
+def test_methods_of_one_name_are_numbered(known):
+    methods = [igeood.wrap(lambda f, i=i: f[:, i], higher_is="id") for i in range(3)]
+    table = igeood.compare(None, known.train, known.held_out, known.ood, methods=methods)
+    assert set(table.tnr) == {"<lambda>", "<lambda> (2)", "<lambda> (3)"}

@@ -204,3 +204,26 @@ def test_left_out_kinds_are_judged_by_weights_that_have_not_seen_them():
         assert rates["known"]["tnr"] < 0.3
     with pytest.raises(InputError, match=r"^ood\['x'\]: expected samples, got 'fgsm'"):
         igeood.white_box(method="igeood").fit(train).tune(held_out, {"x": "fgsm"})
+
+
+def test_channels_that_wake_up_after_tuning_do_not_decide():
+    def asleep(outputs):
+        return outputs.replace(
+            features={k: torch.cat([v.clamp(min=0), 0 * v[:, :2]], 1) for k, v in outputs.features.items()}
+        )
+
+    train, held_out, ood, test = (asleep(part) for part in (draw(0), draw(2), draw(4, is_ood=True), draw(3)))
+    probe = igeood.white_box(method="probe").fit(train).tune(held_out, ood, share=1.0)
+    before = probe.score(test)
+    for value in test.features.values():
+        value[:, -1] = 0.5
+    assert (probe.score(test) - before).abs().max() < 1e3  # it was 1e150, by a division by nearly nothing
+
+
+def test_kinds_have_any_name_and_a_guard_that_stays_as_it_was_has_no_rates():
+    train, held_out = draw(0), draw(2, 300)
+    kinds = {"it's": draw(4, 120, is_ood=True), 3: draw(5, 120, is_ood=True)}
+    assert set(igeood.white_box(method="probe").fit(train).tune(held_out, kinds).tuning.left_out) == {"it's", "3"}
+    known = {"a": draw(6, 120), "b": draw(7, 120)}  # nothing to learn from
+    tuning = igeood.white_box(method="igeood").fit(train).tune(held_out, known, share=1.0).tuning
+    assert (tuning.strength is None) == (tuning.left_out == {})

@@ -1,5 +1,6 @@
 """Detectors of other libraries: those of pytorch-ood give the same scores inside a guard as alone."""
 
+import copy
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -9,6 +10,7 @@ import types
 import numpy as np
 import pytest
 import torch
+from sklearn.ensemble import IsolationForest
 from sklearn.neighbors import LocalOutlierFactor
 from torch import nn
 
@@ -117,3 +119,33 @@ def test_what_cannot_be(known, tmp_path):
     for result, problem in ((lambda f: f, r"shape \(400, 10\)"), (lambda f: f[:, 0] * torch.nan, "NaN")):
         with pytest.raises(InputError, match=f"^detector: <lambda> returned {problem} for 400 samples; it has to"):
             igeood.wrap(result, higher_is="id").fit(known.train.logits).score(known.test.logits)
+
+
+class Stepping:
+    """Runs a model of its own, with a gradient."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def predict(self, x):
+        x = x.clone().requires_grad_()
+        self.model(x).logsumexp(dim=1).sum().backward()
+        return self.model(x - 0.01 * x.grad.sign()).amax(dim=1)
+
+
+def test_a_model_inside_a_detector_is_left_as_found(model, data):
+    inner = copy.deepcopy(model).train()
+    before = copy.deepcopy(inner.state_dict())
+    guard = igeood.black_box(model, method=igeood.wrap(Stepping(inner), higher_is="id")).fit(data.train)
+    assert guard.summary.samples == {}  # it learns nothing
+    assert torch.equal(guard.score(data.test), guard.score(data.test))
+    assert inner.training
+    assert all(weight.grad is None for weight in inner.parameters())
+    assert all(torch.equal(value, before[name]) for name, value in inner.state_dict().items())
+
+
+def test_scikit_learn_is_scored_by_its_scores(known):
+    forest = igeood.wrap(IsolationForest(n_estimators=20, random_state=0), higher_is="id", on="features")
+    guard = igeood.white_box(method=forest).fit(known.train).calibrate(known.held_out)
+    assert len(guard.score(known.test).unique()) > 50
+    assert guard.predict(known.ood).is_ood.double().mean() > 0.3

@@ -86,3 +86,46 @@ def test_a_detector_of_ones_own_reads_the_layers_that_it_needs(model, data, laye
     outputs = [igeood.extract(model, x, names[:-1], head=True) for x in (data.train, data.test)]
     arrays = igeood.white_box(method=kind()).fit(outputs[0])
     torch.testing.assert_close(arrays.score(outputs[1]), guard.score(data.test), **SAME)
+
+
+def test_summaries_of_transformed_rows_add_from_files(model, data, tmp_path):
+    guard, batches = igeood.white_box(model, method="mahalanobis++"), list(data.train)
+    shards = []
+    for part in (batches[:5], batches[5:]):
+        igeood.summarise(guard, part).save(tmp_path / "shard")
+        shards.append(igeood.Summary.load(tmp_path / "shard"))
+    whole = igeood.white_box(model, method="mahalanobis++").fit(data.train)
+    torch.testing.assert_close(guard.fit(shards[0] + shards[1]).score(data.test), whole.score(data.test), **SAME)
+
+
+class Tokens(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(6, 3)
+
+    def forward(self, x, mask):
+        return self.fc(x * mask)
+
+
+def test_a_mapping_of_the_models_keywords_is_one_kind_of_ood_samples():
+    torch.manual_seed(0)
+    x, y = torch.randn(400, 6), torch.arange(400) % 3
+    model = Tokens()
+
+    def batch(rows):
+        return {"x": rows, "mask": torch.ones_like(rows)}
+
+    for wrapped in (model, torch.nn.DataParallel(model)):
+        guard = igeood.black_box(wrapped, method="energy").fit([{**batch(x[:200]), "labels": y[:200]}])
+        assert guard.tune(batch(x[200:]), batch(3 * x[:50])).tuning.n_ood == 50
+        assert guard.tune(batch(x[200:]), {"far": [batch(3 * x[:50])], "near": [batch(x[:40] + 1)]}).tuning.n_ood == 90
+
+
+def test_a_loaded_guard_that_first_sees_an_empty_batch(tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.ReLU(), torch.nn.Linear(5, 5))
+    guard = igeood.white_box(model, method="knn").fit((torch.randn(60, 7), torch.arange(60) % 5))
+    guard.save(tmp_path / "guard")
+    loaded, x = igeood.load(tmp_path / "guard", model), torch.randn(4, 7)
+    assert len(loaded.score(torch.empty(0, 7))) == 0
+    assert torch.equal(loaded.score(x), guard.score(x))

@@ -89,23 +89,12 @@ def train(network: str, data: str, out: str, root: str | None, limit: int | None
     show(as_json, {"network": network, "data": data, "out": out, "accuracy": accuracy})
 
 
-def _numbers(_: click.Context, __: click.Parameter, text: str | None) -> tuple[float, ...]:
-    """One number for each of three channels, from one or three with commas between them."""
-    try:
-        values = () if text is None else tuple(map(float, text.split(",")))
-    except ValueError:
-        values = (0.0, 0.0)
-    if len(values) not in (0, 1, 3):
-        raise click.BadParameter(f"expected one number, or three with commas between them; got {text!r}")
-    return values * 3 if len(values) == 1 else values
-
-
 @click.command()
 @click.option("--network", "networks", multiple=True, required=True, help="PATH, NAME:PATH, or MODULE:NAME.")
 @click.option("--weights", type=click.Path(), help="Of a network of your own, MODULE:NAME.")
 @click.option("--in-distribution", help="What the networks were trained on, where their files don't say it.")
-@click.option("--mean", callback=_numbers, help="Of the inputs, where the files don't say it: one, or three.")
-@click.option("--std", callback=_numbers, help="What the inputs are divided by after the mean: one, or three.")
+@click.option("--mean", help="Of the inputs, where the files don't say it: one, or three.")
+@click.option("--std", help="What the inputs are divided by after the mean: one, or three.")
 @click.option("--size", default=32, show_default=True, type=click.IntRange(1, 4096), help="Pixels of each side.")
 @click.option("--resize", default="smooth", type=click.Choice(["smooth", "nearest"]), help="How OOD files are resized.")
 @click.option("--ood", multiple=True, help="OOD set to measure on; by default all that are there.")
@@ -121,8 +110,8 @@ def _numbers(_: click.Context, __: click.Parameter, text: str | None) -> tuple[f
 @root_option
 @json_option
 def bench(
-    networks: tuple[str, ...], weights: str | None, in_distribution: str | None, mean: tuple[float, ...],
-    std: tuple[float, ...], size: int, resize: str, out: str, root: str | None, as_json: bool, **chosen: Any,
+    networks: tuple[str, ...], weights: str | None, in_distribution: str | None, mean: str | None,
+    std: str | None, size: int, resize: str, out: str, root: str | None, as_json: bool, **chosen: Any,
 ) -> None:  # fmt: skip
     """Measure methods × data sets on trained networks.
 
@@ -141,15 +130,17 @@ def bench(
     from igeood.bench.datasets import DATASETS, data_root
     from igeood.bench.datasets.loading import nearest_name
     from igeood.bench.datasets.store import begun
+    from igeood.bench.inputs import channels
     from igeood.bench.runs import Plan, load_network, run
 
-    how: Any = {"in_distribution": in_distribution, "weights": weights, "mean": mean, "std": std, "size": size}
+    how: Any = {"in_distribution": in_distribution, "weights": weights, "size": size}
+    how |= {name: tuple(channels(text, name)) for name, text in (("mean", mean), ("std", std)) if text}
     loaded = [load_network(spec, **how) for spec in networks]
     here = tuple(name for name, dataset in DATASETS.items() if begun(dataset, data_root(root)))
     usual = {"ood": here, "validation": tuple({"isun"} & {*here})}
     given = {**usual, **{name: value for name, value in chosen.items() if value not in ((), None)}}
     if resize == "nearest":
-        given["ood"] = tuple(nearest_name(name) for name in given["ood"])
+        given |= {part: tuple(map(nearest_name, given[part])) for part in ("ood", "validation")}
     plan = Plan(**given)
     click.echo(f"sets: {', '.join(plan.ood)}; tuned on: {', '.join(plan.validation) or 'none'}", err=True)
     with progress_bars() as report:
@@ -160,7 +151,7 @@ def bench(
 
         results = run(loaded, plan, out, root=root, notify=report, done=done)
     results.note(click.get_current_context().obj)
-    click.echo(f"{len(results.cells.records)} results in {out}; `igeood paper all --results {out}`", err=True)
+    click.echo(f"{len(results.cells.records)} results in {out}; `igeood report {out}`", err=True)
 
 
 def _line(record: dict[str, Any]) -> str:

@@ -1,7 +1,9 @@
 """Every untuned method on one classifier, side by side."""
 
+import copy
+import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -14,14 +16,17 @@ from torch import Tensor, nn
 from igeood.detectors import METHODS, Detector, method_name
 from igeood.detectors import detector as make_detector
 from igeood.detectors.wrapped import Wrapped
-from igeood.errors import InputError, MissingExtraError
+from igeood.errors import InputError
 from igeood.guard.inputs import ArrayInputs, ModelInputs
+from igeood.guard.tuning import named_kinds
 from igeood.metrics import evaluate
 from igeood.model.layers import Layers
 from igeood.model.reader import random_state_kept
 from igeood.outputs import Outputs, recut
 from igeood.summary import BUDGET, Needs, Summary
 from igeood.summary.needs import check_covers, joined
+
+log = logging.getLogger("igeood")
 
 
 @dataclass(frozen=True)
@@ -68,10 +73,7 @@ class Comparison:
 
     def to_pandas(self) -> Any:
         """A pandas DataFrame with a row for each method."""
-        try:
-            import pandas  # noqa: PLC0415 (whoever asks for it has it)
-        except ImportError as error:
-            raise MissingExtraError("to_pandas: needs pandas; pip install pandas, or use to_dict()") from error
+        import pandas  # noqa: PLC0415 (whoever asks for it has it)
 
         return pandas.DataFrame(self.rows()).set_index("method")
 
@@ -81,7 +83,7 @@ class Comparison:
         costs = "of forward" if self.forward else "µs a sample"
         lines = [["method", *sets, "mean TNR", "AUROC", costs]]
         for row in rows:
-            cost = f"{100 * row['of_forward']:.2g}%" if self.forward else f"{row['microseconds']:.3g}"
+            cost = f"{100 * row['of_forward']:.1f}%" if self.forward else f"{row['microseconds']:.3g}"
             figures = [row[f"tnr {ood}"] for ood in sets] + [row["tnr"], row["auroc"]]
             lines.append([row["method"], *(f"{100 * value:.1f}" for value in figures), cost])
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -115,18 +117,16 @@ def compare(
     budget : int
         Bytes of training rows to keep, as in `Guard.fit`.
     """
-    detectors = _detectors(methods)
-    sets = {"held_out": held_out, **(ood if isinstance(ood, Mapping) else {"ood": ood})}
-    if len(sets) < 2:
+    detectors, kinds = _detectors(methods), named_kinds(ood, model)
+    if not kinds:
         raise InputError("ood: empty; give at least one OOD set, as a loader or by name")
     inputs = ArrayInputs(layers) if model is None else ModelInputs(model, layers)
-    with random_state_kept(), torch.no_grad():
-        detectors = _fit(detectors, inputs, train, budget)
-        scores, seconds = {}, dict.fromkeys(["", *detectors], 0.0)
-        for name, source in sets.items():
-            scores[name] = _scores(detectors, inputs, source, name, seconds)
-    n = sum(len(next(iter(part.values()))) for part in scores.values())
-    inside = scores.pop("held_out")
+    with random_state_kept(), torch.inference_mode(False), torch.no_grad():
+        detectors = _fit(detectors, inputs, train, budget, is_strict=methods is not None)
+        seconds = dict.fromkeys(["", *detectors], 0.0)
+        inside = _scores(detectors, inputs, held_out, "held_out", seconds)
+        scores = {name: _scores(detectors, inputs, source, name, seconds) for name, source in kinds.items()}
+    n = sum(len(next(iter(part.values()))) for part in (inside, *scores.values()))
     rates = {m: {name: evaluate(inside[m], outside[m], tpr) for name, outside in scores.items()} for m in detectors}
     tnr = {method: {name: rate.tnr_at_tpr for name, rate in row.items()} for method, row in rates.items()}
     auroc = {method: {name: rate.auroc for name, rate in row.items()} for method, row in rates.items()}
@@ -143,21 +143,22 @@ def _detectors(methods: Iterable[str | Detector] | None) -> dict[str, Detector]:
         instance = method if isinstance(method, Detector) else make_detector(method)
         name = type(method).__name__ if isinstance(method, Wrapped) else method
         name = name if isinstance(name, str) else method_name(name)
-        detectors[name if name not in detectors else repr(instance)] = instance
+        same = sum(known == name or known.startswith(f"{name} (") for known in detectors)
+        detectors[f"{name} ({same + 1})" if same else name] = instance
     if not detectors:
         raise InputError("methods: empty; name some of igeood.METHODS, or leave it out")
     return detectors
 
 
 def _fit(
-    detectors: dict[str, Detector], inputs: ArrayInputs | ModelInputs, train: Any, budget: int
+    detectors: dict[str, Detector], inputs: ArrayInputs | ModelInputs, train: Any, budget: int, *, is_strict: bool
 ) -> dict[str, Detector]:
-    """Fitted detectors, all from one pass; of arrays without features, those that read logits alone."""
+    """Fitted detectors, all from one pass; unless strict, those that find what they need."""
     batches = filter(len, inputs.batches(train, "train"))
     first: Any = next(batches, None)
     if first is None:
         raise InputError("train: no training row; give at least one, or a new loader if this one was read already")
-    if isinstance(first, Outputs) and not first.features:
+    if isinstance(first, Outputs) and not first.features and not is_strict:
         detectors = {name: detector for name, detector in detectors.items() if not detector.needs.reads_layers}
     wanted = joined(detector.needs for detector in detectors.values())
     (read,) = joined(Needs(one.layers, head=one.head, inputs=one.inputs) for one in wanted)  # by all of them together
@@ -174,7 +175,19 @@ def _fit(
             summary.add(block)
     for summary in summaries:
         summary.head = inputs.head
-    return {name: detector.learn(_covering(summaries, detector)) for name, detector in detectors.items()}
+    fitted = {name: _learn(name, detector, summaries, is_strict) for name, detector in detectors.items()}
+    return {name: detector for name, detector in fitted.items() if detector is not None}
+
+
+def _learn(name: str, detector: Detector, summaries: list[Summary], is_strict: bool) -> Detector | None:
+    """The detector, fitted; unless strict, None where the head that it needs is not linear."""
+    try:
+        return copy.copy(detector).learn(_covering(summaries, detector))
+    except InputError as error:
+        if is_strict or not detector.needs.head:
+            raise
+        log.warning("compare: %s is left out: %s", name, error)
+        return None
 
 
 def _covering(summaries: list[Summary], detector: Detector) -> Summary:
@@ -196,6 +209,8 @@ def _scores(
             outputs = inputs.outputs(batch)
             seconds[""] += time.perf_counter() - start
             for method, detector in detectors.items():
+                if number == 0:  # a first call may prepare something
+                    detector._score(detector._scorable(outputs))
                 start = time.perf_counter()
                 parts[method].append(detector._score(detector._scorable(outputs)).cpu())
                 seconds[method] += time.perf_counter() - start

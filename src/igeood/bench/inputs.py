@@ -20,11 +20,17 @@ def prepare(guard: Guard, train: str, size: int | None, **given: str | None) -> 
     guard.preparation = {"size": size or 32}
     for name, neutral in (("mean", [0.0]), ("std", [1.0])):
         text, usual = given[name], getattr(known, name, None) or neutral
-        values: Any = check_channels(list(usual) if text is None else text.split(","), name, positive=name == "std")
-        if len(values) not in (1, 3):
-            raise InputError(f"{name}: expected one number, or three with commas between them; got {text!r}")
+        values = list(usual) if text is None else channels(text, name)
         guard.preparation[name] = values
         setattr(guard.inputs, name, values * (3 // len(values)))
+
+
+def channels(text: str, name: str) -> list[float]:
+    """One number, or three, from text with commas between them."""
+    values: Any = check_channels(text.split(","), name, positive=name == "std")
+    if len(values) not in (1, 3):
+        raise InputError(f"{name}: expected one number, or three with commas between them; got {text!r}")
+    return list(values)
 
 
 def learning_task(name: str, *, root: str | None = None, limit: int | None = None) -> Task:

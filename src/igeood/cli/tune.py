@@ -34,6 +34,8 @@ def tune(
     """
     named = [each.partition("=") for each in ood]
     kinds = {name if path else f"kind {i + 1}": path or name for i, (name, _, path) in enumerate(named)}
+    if len(kinds) < len(ood):
+        raise InputError("ood: two kinds have the same name; give each NAME=FILE a name of its own")
     target = _shared.check_out(out, force, train, id_data, *kinds.values(), replaced=guard)
     loaded = _shared.load_guard(guard, options)
     with progress_bars() as report:
@@ -48,5 +50,6 @@ def tune(
     tuning: Any = loaded.tuning
     chosen = {"out": target, "temperature": tuning.temperature, "epsilon": tuning.epsilon, "tpr": tpr}
     rates = {"tnr": tuning.after, "tnr_before": tuning.before, "id": tuning.n_id, "ood": tuning.n_ood}
-    unseen = {"tnr_of_unseen": {kind: rates["tnr"] for kind, rates in tuning.left_out.items()}}
+    names = {"tnr_of_unseen": "tnr", "tnr_of_unseen_before": "before"}
+    unseen = {name: {kind: rates[rate] for kind, rates in tuning.left_out.items()} for name, rate in names.items()}
     show(as_json, {**chosen, **rates, **(unseen if tuning.left_out else {})})

@@ -114,11 +114,6 @@ class IgeoodFeatures(LayerDetector):
 
     def _prepare(self) -> None:
         self._classes = {layer: gaussian.prepare_nearest(self.mean_[layer], self.std_[layer]) for layer in self.widths_}
-        self._together = gaussian.Layers(list(self._classes.values()))
-
-    def _columns(self, batch: Outputs) -> Tensor:
-        rows = [batch.features[layer] for layer in self.widths_]
-        return self._together.distances(rows) if self._together.fits(rows) else super()._columns(batch)
 
     def _layer_score(self, batch: Outputs, layer: str) -> tuple[Tensor, Tensor]:
         return gaussian.nearest_prepared(batch.features[layer], self._classes[layer])
@@ -232,6 +227,6 @@ def whiten(covariance: Tensor) -> Tensor:
     were float32 once, and a decomposition has few digits of so small a variance.
     """
     values, vectors = torch.linalg.eigh(covariance)
-    kept = values > values.max().clamp(min=0.0) * len(values) * NOISE
+    kept = values > values[-1:].clamp(min=0.0) * len(values) * NOISE  # they ascend
     root: Tensor = vectors[:, kept] / values[kept].sqrt()
     return root

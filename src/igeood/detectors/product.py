@@ -29,9 +29,9 @@ def signed_roots(z: Tensor, power: int) -> Tensor:
     """
     z = wide(z)
     if power == 1:
-        z = z.abs().clamp(min=TINY).sqrt().copysign(z)  # at 0 the root itself has no gradient
+        z = torch.where(z == 0, 0.0, z.abs().clamp(min=TINY).sqrt().copysign(z))  # at 0 the root has no gradient
     length: Tensor = torch.linalg.vector_norm(z, dim=1, keepdim=True)
-    return z / length.clamp(min=1e10 * TINY**0.5)
+    return z / length.clamp(min=TINY)
 
 
 class Bank:

@@ -207,7 +207,7 @@ def standardise(columns: Tensor, weights: Tensor | None = None) -> tuple[Tensor,
     shares = (shares / shares.sum()).to(columns.device)[:, None]
     centre = (shares * columns).sum(dim=0)
     scale = (shares * (columns - centre).square()).sum(dim=0).sqrt()
-    constant = scale <= 1e-9 * centre.abs()  # but for rounding
+    constant = scale <= 1e-9 * centre.abs().clamp(min=1e-3)  # but for rounding
     return centre, torch.where(constant, torch.ones_like(scale), scale)
 
 

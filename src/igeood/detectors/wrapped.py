@@ -2,7 +2,9 @@
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -33,9 +35,8 @@ class Wrapped(Detector):
     reads: ClassVar[Reads]
 
     def _learn(self, summary: Summary) -> None:
-        models = [getattr(value, "__self__", value) for value in getattr(self.theirs, "__dict__", {}).values()]
-        self._mine = copy.deepcopy(self.theirs, {id(m): m for m in models if isinstance(m, nn.Module)})
-        fit = _method(self._mine, f"fit_{self.reads}") or _method(self._mine, "fit")
+        self._mine = copy.deepcopy(self.theirs, {id(model): model for model in _models(self.theirs)})
+        fit = _method(self._mine, f"fit_{self.reads}", "fit")
         if fit is None:
             return
         rows, _ = summary.samples["logits" if self.reads == "logits" else "features"].outputs()
@@ -43,7 +44,7 @@ class Wrapped(Detector):
         arguments = list(inspect.signature(fit).parameters)
         if arguments and "loader" in arguments[0]:
             given = ([given],)
-        with torch.inference_mode(False), torch.enable_grad():
+        with _as_found(self.theirs):
             fit(*given[: len(arguments)])
 
     def _given(self, batch: Outputs) -> Tensor:
@@ -56,8 +57,9 @@ class Wrapped(Detector):
         return x.reshape(-1, *map(int, next(iter(self.widths_)).split()[1:]))
 
     def _score(self, batch: Outputs) -> Tensor:
-        predict = _method(self._mine, f"predict_{self.reads}") or _method(self._mine, "predict") or self._mine
-        with torch.inference_mode(False), torch.enable_grad():
+        names = ("predict_features", "score_samples", "decision_function", "predict")  # scikit-learn's is a verdict
+        predict = _method(self._mine, f"predict_{self.reads}", *names[self.reads == "inputs" :]) or self._mine
+        with _as_found(self.theirs):
             scores = predict(self._given(batch))
         scores = self.sign * wide(torch.as_tensor(np.asarray(scores) if not isinstance(scores, Tensor) else scores))
         if scores.shape != (len(batch),) or bool(scores.isnan().any()):
@@ -83,8 +85,8 @@ def wrap(
     Parameters
     ----------
     detector : object or callable
-        One with `predict`, and `fit` if it learns, such as those of pytorch-ood and scikit-learn; or a function from
-        an array (N, ...) to scores (N,).
+        One with `predict`, and `fit` if it learns, such as those of pytorch-ood; of scikit-learn's `score_samples` or
+        `decision_function` is used. Or a function from an array (N, ...) to scores (N,).
     higher_is : {"ood", "id"}
         What a higher score means. It is never guessed.
     on : {"logits", "features", "inputs"}, optional
@@ -109,23 +111,48 @@ def wrap(
         raise InputError.unknown("on", reads, _NEEDS)
     title = str(name or getattr(detector, "__name__", type(detector).__name__))
     sign = 1.0 if higher_is == "ood" else -1.0
-    parts = {"theirs": staticmethod(detector), "sign": sign, "reads": reads, "needs": _NEEDS[reads]}
+    fits = _method(detector, f"fit_{reads}", "fit")
+    needs = _NEEDS[reads] if fits else replace(_NEEDS[reads], samples=())
+    parts = {"theirs": staticmethod(detector), "sign": sign, "reads": reads, "needs": needs}
     kind: type[Detector] = type(title, (Wrapped,), {**parts, "__doc__": f"{title}, wrapped."})
     return (register(name, tunes=False)(kind) if name else kind)()
 
 
-def _method(owner: Any, name: str) -> Any:
-    found = getattr(owner, name, None)
-    return found if callable(found) else None
+def _method(owner: Any, *names: str) -> Any:
+    """The first of these methods that an object has, if any."""
+    return next((found for name in names if callable(found := getattr(owner, name, None))), None)
+
+
+def _models(owner: Any) -> list[nn.Module]:
+    """Models that a detector holds, itself or by a method of theirs."""
+    values = [getattr(value, "__self__", value) for value in getattr(owner, "__dict__", {}).values()]
+    return [value for value in values if isinstance(value, nn.Module)]
+
+
+@contextmanager
+def _as_found(owner: Any) -> Iterator[None]:
+    """Gradients are on; models that a detector holds are in evaluation mode, and are left as they were found."""
+    modules = [module for model in _models(owner) for module in model.modules() if module.training]
+    gradients = [(weight, weight.grad) for model in _models(owner) for weight in model.parameters()]
+    try:
+        for module in modules:
+            module.training = False
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
+    finally:
+        for module in modules:
+            module.training = True
+        for weight, gradient in gradients:
+            weight.grad = gradient
 
 
 def _reads(detector: Any) -> Reads:
     """What a detector reads, by the methods it has, the model it holds, or the name of its argument."""
     if _method(detector, "predict_logits"):
         return "logits"
-    if _method(detector, "predict_features"):
-        return "features"
-    if any(isinstance(value, nn.Module) for value in getattr(detector, "__dict__", {}).values()):
+    if by_features := _method(detector, "predict_features"):  # some take logits there
+        return "logits" if "logits" in inspect.signature(by_features).parameters else "features"
+    if _models(detector):
         return "inputs"
     arguments = inspect.signature(_method(detector, "predict") or detector).parameters
     return "features" if next(iter(arguments), "") in ("features", "z") else "logits"

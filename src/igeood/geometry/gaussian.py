@@ -7,13 +7,12 @@ The closed form used here is the paper's Eq. 9 rewritten without cancellation:
 """
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from igeood.errors import InputError
-from igeood.geometry.nearest import SMALL, Prepared, asinh_squared, nearest, prepare
+from igeood.geometry.nearest import Prepared, nearest, prepare
 from igeood.geometry.precision import result_dtype, wide
 
 _TWO_SQRT2 = 2.0 * math.sqrt(2.0)
@@ -121,27 +120,6 @@ def nearest_prepared(x: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor]:
         rho = torch.asinh(((wide(x) - prepared.means[label]) * prepared.scale).abs())  # (N, k): only the winner's
         return _TWO_SQRT2 * torch.linalg.vector_norm(rho, dim=-1), label
     return _TWO_SQRT2 * squares.sqrt(), label
-
-
-class Layers:
-    """Classes on several layers at once, for a few rows: one pass of arithmetic in place of one a layer."""
-
-    def __init__(self, prepared: Sequence[Prepared]) -> None:
-        self.means = torch.cat([layer.means for layer in prepared], dim=1)  # (C, K), K channels of all layers
-        self.scale = torch.cat([layer.scale for layer in prepared])
-        widths = torch.tensor([len(layer.scale) for layer in prepared])
-        layer = torch.arange(len(widths)).repeat_interleave(widths)
-        self.members = torch.nn.functional.one_hot(layer, len(widths)).to(self.means)  # (K, L)
-
-    def fits(self, x: Sequence[Tensor]) -> bool:
-        """Whether these rows are few enough, and need no gradient."""
-        few = len(x[0]) * self.means.numel() <= SMALL and x[0].device == self.means.device
-        return few and not (torch.is_grad_enabled() and any(part.requires_grad for part in x))
-
-    def distances(self, x: Sequence[Tensor]) -> Tensor:
-        """Distance to the nearest class on each layer, (N, L): x has rows (N, k) of each layer."""
-        apart = (torch.cat(tuple(x), dim=1)[:, None] - self.means).mul_(self.scale)  # (N, C, K)
-        return (asinh_squared(apart) @ self.members).amin(dim=1).sqrt_().mul_(_TWO_SQRT2)
 
 
 def _check_values(**tensors: Tensor) -> None:

@@ -102,5 +102,8 @@ def _detector(method: str | Detector, access: Access, temperature: float | None,
     if detector.needs.reads_layers != is_white:
         fitting = [name for name, entry in METHODS.items() if entry.needs_layers == is_white]
         name = repr(method) if isinstance(method, str) else type(method).__name__
-        raise InputError(f"method: {name} is not one for a {access}; those are {', '.join(fitting)}")
+        other = (
+            "black_box; a wrapped one may need on='features'" if is_white else "white_box; a wrapped one, on='logits'"
+        )
+        raise InputError(f"method: {name} is not one for a {access}; use {other}; here are {', '.join(fitting)}")
     return detector

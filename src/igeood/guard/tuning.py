@@ -4,12 +4,12 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from inspect import signature
+from inspect import Parameter, signature
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from igeood.detectors import Detector
 from igeood.detectors.base import Samples
@@ -18,6 +18,7 @@ from igeood.errors import InputError, MissingExtraError
 from igeood.guard.inputs import ArrayInputs, ModelInputs
 from igeood.metrics import evaluate
 from igeood.model.batches import LABELS
+from igeood.model.layers import bare
 from igeood.model.step import Attack
 from igeood.outputs import NO_KEYS, Keys, Outputs
 
@@ -108,7 +109,9 @@ class Validation:
     def __init__(
         self, inputs: ArrayInputs | ModelInputs, id_data: Any, ood: Any, select: Callable[[Keys], Tensor], attack: float
     ) -> None:
-        self.sources = {"id_data": id_data, **_kinds(ood, inputs)}
+        kinds = named_kinds(ood, inputs.model)
+        self.names = {name: "ood" if kinds.keys() == {"ood"} else f"ood[{name!r}]" for name in kinds}  # in errors
+        self.sources = {"id_data": id_data, **{self.names[name]: source for name, source in kinds.items()}}
         for name, source in self.sources.items():
             if isinstance(source, Iterator):
                 raise InputError(f"{name}: is read more than once; give a loader or a list, not a generator")
@@ -138,13 +141,15 @@ class Validation:
             _, outside = self._read("id_data", attack)
             return inside, outside, _total(reports) if reports else None
         parts: list[list[Outputs]] = []
-        for name in list(self.sources)[1:]:
+        for kind, name in self.names.items():
             keys, outside = self._read(name, step)
             shared = int(np.isin(keys, self.used).sum())
             if shared:
                 problem = f"{shared} of {len(keys)} samples are among the in-distribution ones"
                 raise InputError(f"{name}: {problem}; remove them")
-            self.kinds[name] = len(keys)
+            if not len(keys) and len(self.names) > 1:
+                raise InputError(f"{name}: no sample; give some of this kind, or leave it out")
+            self.kinds[kind] = len(keys)
             parts += [[outputs.replace(labels=None) for outputs in outside]] * bool(outside)  # labels mean nothing here
         return inside, [Outputs.concat(column) for column in zip(*parts, strict=True)], None
 
@@ -161,15 +166,16 @@ class Validation:
         return np.concatenate(keys), [Outputs.concat(column) for column in zip(*parts, strict=True)]
 
 
-def _kinds(ood: Any, inputs: ArrayInputs | ModelInputs) -> dict[str, Any]:
-    """OOD samples by what errors call them: several named kinds, or one. A mapping of the model's keywords is one."""
+def named_kinds(ood: Any, model: nn.Module | None) -> dict[str, Any]:
+    """OOD samples by name: several kinds, or one, "ood". A mapping of the model's own keywords is one batch."""
     if not isinstance(ood, Mapping):
         return {"ood": ood}
-    if inputs.model is not None and all(isinstance(value, (Tensor, np.ndarray)) for value in ood.values()):
-        parameters = signature(inputs.model.forward).parameters
-        if all(name in parameters or name in LABELS for name in ood):
+    if model is not None and any(isinstance(value, Tensor) for value in ood.values()):
+        parameters = signature(bare(model).forward).parameters
+        takes_all = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
+        if takes_all or all(name in parameters or name in LABELS for name in ood):
             return {"ood": ood}
-    return {f"ood[{name!r}]": source for name, source in ood.items()}
+    return {str(name): source for name, source in ood.items()}
 
 
 def _total(reports: list[Attack]) -> Attack:
@@ -237,9 +243,9 @@ def tune_detector(
     # of equals, the smallest step; then the temperature that was found
     best = max(range(len(steps)), key=lambda i: (steps[i]["tnr"], -steps[i]["epsilon"]))
     (tuned, strength, pair), chosen = tried[best], steps[best]
-    left_out = {} if strength is None else _left_out(detector, tuned, pair, kinds or {}, strength, tpr, seed)
     if before > chosen["tnr"] + 1e-9:  # the mean over folds may be rounded
         tuned, strength, chosen = detector, None, {"epsilon": epsilon, "tnr": before}
+    left_out = {} if strength is None else _left_out(detector, tuned, pair, kinds or {}, strength, tpr, seed)
     return tuned, Tuning(
         temperature=tuned.params()["temperature"] if trials else None, epsilon=chosen["epsilon"], strength=strength,
         n_id=len(clean[0]), n_ood=len(clean[1]), before=before, after=chosen["tnr"],
@@ -270,7 +276,6 @@ def _left_out(
             result = evaluate(other.score(inside[~half]), other.score(outside[own]), tpr)
             results.append((result.tnr_at_tpr, result.auroc))
         tnr, auroc = np.mean(results, axis=0).tolist()
-        name = name.removeprefix("ood['").removesuffix("']")  # noqa: PLW2901 (as the user wrote it)
         rates[name] = {"tnr": tnr, "auroc": auroc, "before": _tnr(before, inside, outside[own], tpr)}
     return rates
 

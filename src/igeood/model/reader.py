@@ -54,7 +54,8 @@ class Reader:
     head, inputs : bool
         Also read the input of the last linear layer, as block `HEAD`; and the model's own, as block `INPUT`.
     layouts : mapping, optional
-        For each layer which axis has the channels: "flat", "second" or "last". Without it `prepare` decides.
+        For each layer which axis has the channels: "flat", "second" or "last"; for `HEAD` the linear layer's name.
+        Without it `prepare` decides.
 
     Attributes
     ----------
@@ -79,7 +80,9 @@ class Reader:
         self._look()
         ending = "" if statistic == "mean" else f"|{statistic}"
         self._blocks = {f"{layer}{ending}": layer for layer in self.layers}  # the layer of each block
-        self._prepared = not head and self.layouts.keys() >= set(self.layers)
+        if head and HEAD in self.layouts:
+            (self._blocks[HEAD],) = known_layers(self.modules, [self.layouts[HEAD]])
+        self._prepared = self.layouts.keys() >= {*self.layers, *[HEAD] * head}
 
     def _look(self) -> None:
         """Note the model's modules: walking through them takes longer than to see that they are the same."""
@@ -173,7 +176,7 @@ class Reader:
             if found is None:
                 cure = "make the model return its last linear layer's output, or use another method"
                 raise InputError(f"model: no nn.Linear returns its logits, whose input is wanted; {cure}")
-            self._blocks[HEAD] = found
+            self._blocks[HEAD] = self.layouts[HEAD] = found
         self._prepared = True
 
     def find_head(self, calls: Mapping[nn.Module, Call], logits: Tensor) -> str | None:
@@ -188,7 +191,7 @@ class Reader:
             return None
         weight, bias = (getattr(self.modules[self._blocks[HEAD]], name) for name in ("weight", "bias"))
         bias = weight.new_zeros(len(weight)) if bias is None else bias
-        return weight.detach().float().cpu().clone(), bias.detach().float().cpu().clone()
+        return weight.detach().cpu().clone(), bias.detach().cpu().clone()
 
     def __call__(self, batch: Batch, *, labels: bool = False, keys: bool = False) -> Outputs:
         """Outputs of one batch, with its labels and keys if wanted; differentiable where gradients are on."""
@@ -200,7 +203,7 @@ class Reader:
             if block in features:
                 raise InputError(f"layers: {layer!r} is called twice in one forward pass; name a layer that runs once")
             value = first_tensor(inputs if block == HEAD else output)
-            features[block] = self._pooled(value, block, layer, len(batch))
+            features[block] = self._pooled(value, block, layer, batch)
 
         with self.running():
             hooks = [(self.modules[layer], partial(keep, block, layer)) for block, layer in self._blocks.items()]
@@ -216,14 +219,20 @@ class Reader:
             features = {name: batch.x.flatten(1).to(logits.device), **features}
         return Outputs(logits, features, classes, keys=batch.keys if keys else None)
 
-    def _pooled(self, value: Tensor | None, block: str, layer: str, samples: int) -> Tensor:
-        """Features (N, k) from what a layer returned, (N, k, ...)."""
+    def _pooled(self, value: Tensor | None, block: str, layer: str, batch: Batch) -> Tensor:
+        """Features (N, k) from what a layer returned, (N, k, ...); tokens that an attention mask hides do not count."""
+        samples, mask = len(batch), batch.inputs.get("attention_mask")
         if value is None or value.ndim < 2 or len(value) != samples:
             what = "no tensor" if value is None else f"a tensor of shape {tuple(value.shape)}"
             cure = "name another (or is it one sample? Give a batch: x[None])"
             raise InputError(f"layers: {layer!r} returns {what}, not (N, k, ...) of N = {samples} samples; {cure}")
         wide = value if value.dtype == torch.float64 else value.float()  # sums of many float16 values overflow
-        return wide.clone() if block == HEAD else STATISTICS[self.statistic](wide, self.layouts[layer])
+        if block == HEAD:
+            return wide.clone()
+        if isinstance(mask, Tensor) and self.layouts[layer] == "last" and mask.shape == value.shape[:2]:
+            shown = mask.to(wide)[..., None]  # (N, T, 1)
+            wide = wide * shown * (mask.shape[1] / shown.sum(dim=1, keepdim=True).clamp(min=1.0))
+        return STATISTICS[self.statistic](wide, self.layouts[layer])
 
 
 def logits_of(output: Any) -> Tensor:

@@ -162,7 +162,9 @@ class Summary:
     def __add__(self, other: "Summary") -> "Summary":
         if not isinstance(other, Summary):
             return NotImplemented
-        joined = Summary(self.needs, budget=min(self.budget, other.budget), model=self.model or other.model)
+        needs = self.needs if other.needs.transform is None else other.needs  # a file has no transform
+        joined = Summary(needs, budget=min(self.budget, other.budget), model=self.model or other.model)
+        joined.described = self.described
         _check_addable(self, other)
         joined.head = self.head or other.head
         for part in (self, other):

@@ -91,6 +91,8 @@ def nearest_name(name: str) -> str:
     """The name that reads a set's image files by the nearest pixel; of other sets their own."""
     known = DATASETS.get(name)
     is_files = name.startswith("folder:") or (known is not None and known.kind == "images")
+    if is_files and Path(f"{canonical(name).partition(':')[2]}{NEAREST}").exists():
+        raise InputError(f"name: {name}{NEAREST} is a folder of its own; rename it, or leave --resize out")
     return f"{canonical(name)}{NEAREST}" if is_files else name
 
 

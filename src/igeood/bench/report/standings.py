@@ -35,8 +35,10 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The method's name for readers."""
-        return look_of(self.method).title
+        """The method's name for readers; where two methods of one title stand together, with its own."""
+        title = look_of(self.method).title
+        is_shared = self.setting == "untuned" and sum(m.title == title for m in METHODS.values()) > 1
+        return f"{title} ({self.method})" if is_shared else title
 
     def __str__(self) -> str:
         if self.setting == "untuned":

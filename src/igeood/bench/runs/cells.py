@@ -6,6 +6,7 @@ measured on: named validation sets are left out of the results that they tuned, 
 samples of the OOD set itself as in the paper, is measured on the others.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import cache, partial
@@ -36,6 +37,7 @@ from igeood.outputs import Outputs
 from igeood.summary import Needs, Summary
 from igeood.version import __version__
 
+log = logging.getLogger("igeood")
 VALIDATION = 1000  # images of each kind to tune on, as in the paper; of a smaller set, half
 GREY_EPSILON = 0.0012  # before tuning: the default of `igeood.grey_box`
 UNNAMED = ("own", "fgsm", NO_VALIDATION)  # what is tuned on without a set's name
@@ -83,7 +85,13 @@ def run(
         for network in networks:
             bench = _Bench(network, plan, results, root, notify)
             for number, cell in enumerate(cells(plan, network.in_distribution), start=number + 1):  # noqa: B020
-                record = bench.measure(cell)
+                try:
+                    record = bench.measure(cell)
+                except InputError as error:
+                    if plan.methods or not METHODS[cell.method].needs.head:  # else the network has no linear head
+                        raise
+                    log.warning("%s is left out: %s", cell.method, error)
+                    continue
                 if done is not None:
                     done(number, total, record)
     return results

@@ -101,7 +101,8 @@ def load_network(
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     usual = DATASETS.get(trained_on)
     moments: dict[str, Any] = {
-        key: given or (tuple(map(float, about[key].split(","))) if key in about else getattr(usual, key, None))
+        key: given * (3 if len(given) == 1 else 1)
+        or (tuple(map(float, about[key].split(","))) if key in about else getattr(usual, key, None))
         for key, given in (("mean", mean), ("std", std))
     }
     if not all(moments.values()):
