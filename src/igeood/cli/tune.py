@@ -7,6 +7,7 @@ import click
 
 from igeood.cli import _shared
 from igeood.cli._shared import Watched, open_samples
+from igeood.errors import InputError
 from igeood.terminal import progress_bars, seed_option, show
 
 
