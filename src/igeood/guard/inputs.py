@@ -194,15 +194,11 @@ class ModelInputs(Inputs):
             names = choose_layers(self.model, batch, needs.layers, head=needs.head)
         self.read(needs.blocks([*names, INPUT]), None, needs.statistic)
         self.reader.prepare(batch)
+        self.head = self.reader.head
 
     def batches(self, source: Any, name: str = "x", labels: Any = None) -> Iterator[Any]:
         """Batches of a loader, or of one tensor, array, pair or mapping."""
         return batches(source if labels is None else (source, labels), name)
-
-    @property
-    def head(self) -> tuple[Tensor, Tensor] | None:  # type: ignore[override]
-        """Weight and bias of the classifier's head, where its input is read."""
-        return self.reader.head
 
     def outputs(self, batch: Batch, *, labels: bool = False, keys: bool = False) -> Outputs:
         """Run a batch through the model."""

@@ -66,7 +66,7 @@ class Observer:
         """Weight and bias of the classifier's head, if it is linear."""
         _, inputs = self._inputs(needs)
         inputs.reader.prepare(self._sample)
-        return inputs.head
+        return inputs.reader.head
 
     def outputs(self, images: ImageSet, needs: Needs, part: str = "test") -> Outputs:
         """Logits, features, labels and keys."""
