@@ -34,3 +34,7 @@ class MissingExtraError(IgeoodError, ImportError):
 
 class IgeoodWarning(UserWarning):
     """Something the user should know; the result stands."""
+
+
+class HeadError(InputError):
+    """The classifier has no linear head, which a method needs."""

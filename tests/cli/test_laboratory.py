@@ -14,7 +14,7 @@ def test_bench_then_paper_then_report_and_bench_on_the_sets_that_are_there(run, 
     again = run(*line, "--method", "msp", root=laboratory)
     assert [text.split()[2] for text in again.stdout.splitlines()] == ["energy", "msp"]
     assert f"TNR {100 * cell['tnr']:.1f}" in again.stdout
-    assert f"2 results in {out}; `igeood paper all --results {out}`" in again.stderr
+    assert f"2 results in {out}; `igeood report {out}`" in again.stderr
     noted = [json.loads(text)["command"] for text in (out / "commands.jsonl").read_text().splitlines()]
     assert noted == [["igeood", *map(str, line), *rest] for rest in (["--json"], ["--method", "msp"])]
 

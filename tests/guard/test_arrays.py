@@ -144,8 +144,8 @@ def test_methods_and_options():
     assert igeood.black_box(method=own).detector is own
     for build, options, message in (
         (igeood.black_box, {"method": own, "temperature": 2.0}, "method: a detector has its own options"),
-        (igeood.black_box, {"method": igeood.Igeood()}, "method: Igeood is not one for a black box; those are msp"),
-        (igeood.white_box, {"method": "energy"}, "method: 'energy' is not one for a white box; those are mahalanobis"),
+        (igeood.black_box, {"method": igeood.Igeood()}, "method: Igeood is not one for a black box; use white_box"),
+        (igeood.white_box, {"method": "energy"}, "method: 'energy' is not one for a white box; use black_box"),
         (igeood.white_box, {"epsilon": 0.1}, "epsilon: an input step needs the model"),
     ):
         with pytest.raises(InputError, match=f"^{message}"):

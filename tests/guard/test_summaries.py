@@ -103,7 +103,7 @@ class Tokens(torch.nn.Module):
         super().__init__()
         self.fc = torch.nn.Linear(6, 3)
 
-    def forward(self, x, mask):
+    def forward(self, x, mask=1.0, **more):  # noqa: ARG002
         return self.fc(x * mask)
 
 
@@ -118,7 +118,12 @@ def test_a_mapping_of_the_models_keywords_is_one_kind_of_ood_samples():
     for wrapped in (model, torch.nn.DataParallel(model)):
         guard = igeood.black_box(wrapped, method="energy").fit([{**batch(x[:200]), "labels": y[:200]}])
         assert guard.tune(batch(x[200:]), batch(3 * x[:50])).tuning.n_ood == 50
-        assert guard.tune(batch(x[200:]), {"far": [batch(3 * x[:50])], "near": [batch(x[:40] + 1)]}).tuning.n_ood == 90
+        assert guard.tune(batch(x[200:]), {k: v.numpy() for k, v in batch(3 * x[:50]).items()}).tuning.n_ood == 50
+        for kinds in (
+            {"far": [batch(3 * x[:50])], "near": [batch(x[:40] + 1)]},
+            {"far": 3 * x[:50], "near": x[:40] + 1},
+        ):
+            assert guard.tune(batch(x[200:]), kinds).tuning.n_ood == 90
 
 
 def test_a_loaded_guard_that_first_sees_an_empty_batch(tmp_path):

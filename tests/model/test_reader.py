@@ -246,3 +246,30 @@ def test_between_the_batches_everything_is_the_users_and_random_states_are_kept(
     with left_as_found(net):
         assert len(extract(net, source(), ["conv"])) == 20
     assert drawn == [(True, True)] * 5
+
+
+class Sequences(torch.nn.Module):
+    """Tokens through a layer that keeps their axis, then the first token's answer."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.fc = torch.nn.Linear(4, 6), torch.nn.Linear(6, 3)
+
+    def forward(self, x, attention_mask=None):  # noqa: ARG002
+        return self.fc(self.inner(x)[:, 0])
+
+
+def test_padding_does_not_count():
+    torch.manual_seed(0)
+    model, x, lengths = Sequences(), torch.randn(3, 5, 4), (5, 2, 3)
+    mask = torch.tensor([[1] * n + [0] * (5 - n) for n in lengths])
+    x[mask == 0] = 7.0
+    for kind in (torch.int64, torch.bool, torch.float32):
+        padded = extract(model, {"x": x, "attention_mask": mask.to(kind)}, ["inner"]).features["inner"]
+        for row, n in enumerate(lengths):
+            alone = extract(model, {"x": x[row : row + 1, :n]}, ["inner"]).features["inner"]
+            torch.testing.assert_close(padded[row], alone[0])
+    added = extract(model, {"x": x, "attention_mask": -1e4 * (1.0 - mask)}, ["inner"]).features["inner"]
+    torch.testing.assert_close(
+        added, extract(model, {"x": x}, ["inner"]).features["inner"]
+    )  # no mask of zeros and ones

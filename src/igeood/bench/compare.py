@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from igeood.detectors import METHODS, Detector, method_name
 from igeood.detectors import detector as make_detector
 from igeood.detectors.wrapped import Wrapped
-from igeood.errors import InputError
+from igeood.errors import HeadError, InputError
 from igeood.guard.inputs import ArrayInputs, ModelInputs
 from igeood.guard.tuning import named_kinds
 from igeood.metrics import evaluate
@@ -183,8 +183,8 @@ def _learn(name: str, detector: Detector, summaries: list[Summary], is_strict: b
     """The detector, fitted; unless strict, None where the head that it needs is not linear."""
     try:
         return copy.copy(detector).learn(_covering(summaries, detector))
-    except InputError as error:
-        if is_strict or not detector.needs.head:
+    except HeadError as error:
+        if is_strict:
             raise
         log.warning("compare: %s is left out: %s", name, error)
         return None

@@ -12,8 +12,8 @@ from igeood.outputs import Outputs
 def entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
     r"""Entropy :math:`-\sum_y q_y \log q_y` at temperature T, (N,).
 
-    >>> entropy(torch.zeros(1, 4)).item()
-    1.38629...
+    >>> entropy(Tensor([[0.0, 0.0]])).item()
+    0.69314...
     """
 
     def of_rows(f: Tensor) -> Tensor:

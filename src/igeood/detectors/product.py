@@ -31,7 +31,7 @@ def signed_roots(z: Tensor, power: int) -> Tensor:
     if power == 1:
         z = torch.where(z == 0, 0.0, z.abs().clamp(min=TINY).sqrt().copysign(z))  # at 0 the root has no gradient
     length: Tensor = torch.linalg.vector_norm(z, dim=1, keepdim=True)
-    return z / length.clamp(min=TINY)
+    return z / length.clamp(min=TINY**0.5)
 
 
 class Bank:

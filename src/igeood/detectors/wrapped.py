@@ -35,8 +35,9 @@ class Wrapped(Detector):
     reads: ClassVar[Reads]
 
     def _learn(self, summary: Summary) -> None:
-        self._mine = copy.deepcopy(self.theirs, {id(model): model for model in _models(self.theirs)})
-        fit = _method(self._mine, f"fit_{self.reads}", "fit")
+        shared = {id(model): model for model in _models(self.theirs) if model is not self.theirs}
+        self._mine = copy.deepcopy(self.theirs, shared)
+        fit = _chosen(self._mine, "fit", self.reads)
         if fit is None:
             return
         rows, _ = summary.samples["logits" if self.reads == "logits" else "features"].outputs()
@@ -44,7 +45,7 @@ class Wrapped(Detector):
         arguments = list(inspect.signature(fit).parameters)
         if arguments and "loader" in arguments[0]:
             given = ([given],)
-        with _as_found(self.theirs):
+        with _as_found(self._mine):
             fit(*given[: len(arguments)])
 
     def _given(self, batch: Outputs) -> Tensor:
@@ -57,9 +58,8 @@ class Wrapped(Detector):
         return x.reshape(-1, *map(int, next(iter(self.widths_)).split()[1:]))
 
     def _score(self, batch: Outputs) -> Tensor:
-        names = ("predict_features", "score_samples", "decision_function", "predict")  # scikit-learn's is a verdict
-        predict = _method(self._mine, f"predict_{self.reads}", *names[self.reads == "inputs" :]) or self._mine
-        with _as_found(self.theirs):
+        predict = _chosen(self._mine, "predict", self.reads) or self._mine
+        with _as_found(self._mine):
             scores = predict(self._given(batch))
         scores = self.sign * wide(torch.as_tensor(np.asarray(scores) if not isinstance(scores, Tensor) else scores))
         if scores.shape != (len(batch),) or bool(scores.isnan().any()):
@@ -99,20 +99,19 @@ def wrap(
     Examples
     --------
     >>> margin = wrap(lambda logits: logits.max(dim=1).values - logits.mean(dim=1), higher_is="id")
-    >>> margin.fit([[4.0, 0.0], [0.0, 3.0]]).score([[1.0, 0.0]])
-    array([-0.5])
+    >>> margin.fit([[4.0, 0.0], [0.0, 3.0]]).score([[2.0, 0.0]])
+    array([-1.])
     """
     if higher_is not in ("ood", "id"):
         raise InputError(f"higher_is: expected 'ood' or 'id', got {higher_is!r}; say what a higher score means")
-    if not (_method(detector, "predict") or callable(detector)) or isinstance(detector, type):
+    if not (_chosen(detector, "predict", "features") or callable(detector)) or isinstance(detector, type):
         raise InputError(f"detector: {detector!r} has no `predict` and is no function; give an object of its class")
     reads = on or _reads(detector)
     if reads not in _NEEDS:
         raise InputError.unknown("on", reads, _NEEDS)
     title = str(name or getattr(detector, "__name__", type(detector).__name__))
     sign = 1.0 if higher_is == "ood" else -1.0
-    fits = _method(detector, f"fit_{reads}", "fit")
-    needs = _NEEDS[reads] if fits else replace(_NEEDS[reads], samples=())
+    needs = _NEEDS[reads] if _chosen(detector, "fit", reads) else replace(_NEEDS[reads], samples=())
     parts = {"theirs": staticmethod(detector), "sign": sign, "reads": reads, "needs": needs}
     kind: type[Detector] = type(title, (Wrapped,), {**parts, "__doc__": f"{title}, wrapped."})
     return (register(name, tunes=False)(kind) if name else kind)()
@@ -123,10 +122,27 @@ def _method(owner: Any, *names: str) -> Any:
     return next((found for name in names if callable(found := getattr(owner, name, None))), None)
 
 
+def _chosen(owner: Any, verb: str, reads: str) -> Any:
+    """The method that fits or predicts; where `predict_features` takes logits, `fit_features` does too."""
+    names = [f"{verb}_{reads}"]
+    if reads == "logits" and _features_are_logits(owner):
+        names.append(f"{verb}_features")
+    if verb == "predict":
+        names += ["score_samples", "decision_function"]  # scikit-learn's own predict is a verdict
+    return _method(owner, *names, verb)
+
+
+def _features_are_logits(owner: Any) -> bool:
+    """Whether `predict_features` is there, and its argument is called `logits`."""
+    by_features = _method(owner, "predict_features")
+    return by_features is not None and "logits" in inspect.signature(by_features).parameters
+
+
 def _models(owner: Any) -> list[nn.Module]:
-    """Models that a detector holds, itself or by a method of theirs."""
+    """Models that a detector holds, itself or by a method of theirs, or is."""
+    owner = getattr(owner, "__self__", owner)
     values = [getattr(value, "__self__", value) for value in getattr(owner, "__dict__", {}).values()]
-    return [value for value in values if isinstance(value, nn.Module)]
+    return [value for value in (owner, *values) if isinstance(value, nn.Module)]
 
 
 @contextmanager
@@ -137,6 +153,8 @@ def _as_found(owner: Any) -> Iterator[None]:
     try:
         for module in modules:
             module.training = False
+        for weight, _ in gradients:
+            weight.grad = None
         with torch.inference_mode(False), torch.enable_grad():
             yield
     finally:
@@ -150,8 +168,8 @@ def _reads(detector: Any) -> Reads:
     """What a detector reads, by the methods it has, the model it holds, or the name of its argument."""
     if _method(detector, "predict_logits"):
         return "logits"
-    if by_features := _method(detector, "predict_features"):  # some take logits there
-        return "logits" if "logits" in inspect.signature(by_features).parameters else "features"
+    if _method(detector, "predict_features"):
+        return "logits" if _features_are_logits(detector) else "features"
     if _models(detector):
         return "inputs"
     arguments = inspect.signature(_method(detector, "predict") or detector).parameters

@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from inspect import Parameter, signature
+from inspect import signature
 from typing import Any, Literal
 
 import numpy as np
@@ -167,15 +167,25 @@ class Validation:
 
 
 def named_kinds(ood: Any, model: nn.Module | None) -> dict[str, Any]:
-    """OOD samples by name: several kinds, or one, "ood". A mapping of the model's own keywords is one batch."""
-    if not isinstance(ood, Mapping):
+    """OOD samples by name: several kinds, or one, "ood". A mapping that the model's forward pass takes is one batch."""
+    if not isinstance(ood, Mapping) or (model is not None and _takes(model, ood)):
         return {"ood": ood}
-    if model is not None and any(isinstance(value, Tensor) for value in ood.values()):
-        parameters = signature(bare(model).forward).parameters
-        takes_all = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
-        if takes_all or all(name in parameters or name in LABELS for name in ood):
-            return {"ood": ood}
-    return {str(name): source for name, source in ood.items()}
+    kinds = {str(name): source for name, source in ood.items()}
+    if len(kinds) < len(ood):
+        raise InputError("ood: two kinds have the same name; give each a name of its own")
+    return kinds
+
+
+def _takes(model: nn.Module, batch: Mapping[Any, Any]) -> bool:
+    """Whether a mapping has arrays that the model takes by keyword, at least one by a name of its own."""
+    inputs = {name: value for name, value in batch.items() if name not in LABELS}
+    try:
+        accepted = signature(bare(model).forward)
+        accepted.bind(**inputs)
+    except (TypeError, ValueError):
+        return False
+    arrays = [name for name, value in inputs.items() if isinstance(value, (Tensor, np.ndarray))]
+    return any(name in accepted.parameters for name in arrays)
 
 
 def _total(reports: list[Attack]) -> Attack:

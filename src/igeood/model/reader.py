@@ -221,7 +221,8 @@ class Reader:
 
     def _pooled(self, value: Tensor | None, block: str, layer: str, batch: Batch) -> Tensor:
         """Features (N, k) from what a layer returned, (N, k, ...); tokens that an attention mask hides do not count."""
-        samples, mask = len(batch), batch.inputs.get("attention_mask")
+        mask: Any = batch.inputs.get("attention_mask")
+        samples = len(batch)
         if value is None or value.ndim < 2 or len(value) != samples:
             what = "no tensor" if value is None else f"a tensor of shape {tuple(value.shape)}"
             cure = "name another (or is it one sample? Give a batch: x[None])"
@@ -229,9 +230,9 @@ class Reader:
         wide = value if value.dtype == torch.float64 else value.float()  # sums of many float16 values overflow
         if block == HEAD:
             return wide.clone()
-        if isinstance(mask, Tensor) and self.layouts[layer] == "last" and mask.shape == value.shape[:2]:
-            shown = mask.to(wide)[..., None]  # (N, T, 1)
-            wide = wide * shown * (mask.shape[1] / shown.sum(dim=1, keepdim=True).clamp(min=1.0))
+        if value.ndim == 3 and self.layouts[layer] == "last" and _hides(mask, value):
+            shown = mask.to(wide.device)[..., None] != 0  # (N, T, 1)
+            wide = torch.where(shown, wide, 0.0) * (value.shape[1] / shown.sum(dim=1, keepdim=True).clamp(min=1))
         return STATISTICS[self.statistic](wide, self.layouts[layer])
 
 
@@ -243,6 +244,11 @@ def logits_of(output: Any) -> Tensor:
         cure = "make it return logits (N, C), as a tensor, or by the name 'logits'"
         raise InputError(f"model: returned {type(output).__name__} without logits; {cure}")
     return tensor
+
+
+def _hides(mask: Any, value: Tensor) -> bool:
+    """Whether a mask has a 0 or a 1 for each token of (N, T, k)."""
+    return isinstance(mask, Tensor) and mask.shape == value.shape[:2] and bool(((mask == 0) | (mask == 1)).all())
 
 
 def first_tensor(output: object) -> Tensor | None:

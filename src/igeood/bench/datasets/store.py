@@ -133,8 +133,9 @@ class _Bar:
 def unpack(archive: Path, into: Path, *, folders: Iterable[str]) -> None:
     """Unpack some top-level folders of a tar or zip archive, all of them or none. It writes nothing outside of them."""
     how: Any = {} if archive.suffix == ".zip" else {"filter": "data"}  # of a zip it passes over what is outside
+    mode: Any = "r:" if archive.suffix == ".tar" else "r:gz"
     try:
-        with zipfile.ZipFile(archive) if archive.suffix == ".zip" else tarfile.open(archive) as packed:
+        with zipfile.ZipFile(archive) if archive.suffix == ".zip" else tarfile.open(archive, mode) as packed:
             members = packed.getmembers() if isinstance(packed, tarfile.TarFile) else packed.infolist()
             sizes = [m.size if isinstance(m, tarfile.TarInfo) else m.file_size for m in members]
         if sum(sizes) > MAX_BYTES:
