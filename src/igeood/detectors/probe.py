@@ -95,12 +95,3 @@ class Probe(Weighted):
 
     def _judge(self, inside: Table, outside: Table, tpr: float) -> float:  # noqa: ARG002
         return auroc(inside, outside)
-
-    def _regress(self, inside: Table, outside: Table, strength: float, start: Table | None) -> Table:  # noqa: ARG002
-        """As `logistic_regression`, for many columns."""
-        from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 (slow to import)
-
-        y = np.repeat([0, 1], [len(inside), len(outside)])
-        model = LogisticRegression(C=strength, max_iter=2000, class_weight="balanced")
-        model.fit(np.concatenate([inside, outside]), y)
-        return np.append(model.coef_[0], model.intercept_)

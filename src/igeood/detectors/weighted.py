@@ -143,7 +143,7 @@ class Weighted(Detector):
             rates = np.mean([self._rates(*fold, tpr, strengths) for fold in parts_of], axis=0)
             best = int(np.argmax(rates[:, 0]))  # of equals, the most regularised
             shown, tables = self._shown(pair, fixed, tuple(np.arange(len(batch)) for batch in pair))
-        weights = self._regress(tables[0], tables[1], strengths[best], None)[:-1]
+        weights = regress(tables[0], tables[1], strengths[best])
         shown.weights_ = torch.from_numpy(weights).to(shown.centre_)
         self.__dict__ = shown.__dict__
         return WeightSearch(strengths[best], float(rates[best, 1]))
@@ -152,20 +152,16 @@ class Weighted(Detector):
         """By what strengths are chosen."""
         return tnr_at_tpr(inside, outside, tpr)
 
-    def _regress(self, inside: Table, outside: Table, strength: float, start: Table | None) -> Table:
-        """Weights (P,) and intercept that tell both kinds of rows apart, as (P + 1,)."""
-        return logistic_regression(inside, outside, strength, start)
-
     def _rates(
         self, tables: list[Table], learn: Rows, judge: Rows, tpr: float, strengths: Iterable[float]
     ) -> list[tuple[float, float]]:
         """For each strength by what it is chosen, and TNR, on one fold."""
         known, foreign = (table[rows] for table, rows in zip(tables, learn, strict=True))
         inside, outside = (table[rows] for table, rows in zip(tables, judge, strict=True))
-        beta, rates = None, []
+        rates = []
         for strength in strengths:
-            beta = self._regress(known, foreign, strength, beta)
-            scores = (inside @ beta[:-1], outside @ beta[:-1])
+            weights = regress(known, foreign, strength)
+            scores = (inside @ weights, outside @ weights)
             rates.append((self._judge(*scores, tpr), tnr_at_tpr(*scores, tpr)))
         return rates
 
@@ -211,44 +207,15 @@ def standardise(columns: Tensor, weights: Tensor | None = None) -> tuple[Tensor,
     return centre, torch.where(constant, torch.ones_like(scale), scale)
 
 
-def logistic_regression(inside: Table, outside: Table, strength: float, start: Table | None = None) -> Table:
-    """Weights (P,) and intercept, as (P + 1,), of a logistic regression with L2 penalty, by Newton's method.
+def regress(inside: Table, outside: Table, strength: float) -> Table:
+    """Weights (P,) of a logistic regression with L2 penalty on standardised columns of both kinds, of equal weight."""
+    from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 (slow to import)
 
-    Minimises strength · Σ w_i log(1 + exp(∓z_i)) + ½‖weights‖² with classes of equal total weight w. scikit-learn's
-    takes tens of milliseconds for so few columns, most of it for checks.
-
-    Parameters
-    ----------
-    inside, outside : array
-        (N, P) and (M, P) standardised columns of both classes.
-    strength : float
-        Inverse strength of the penalty.
-    start : array, optional
-        (P + 1,) where to start.
-    """
-    sizes = np.array([len(inside), len(outside)])
-    design = np.column_stack([np.concatenate([inside, outside]), np.ones(sizes.sum())])
-    y = np.repeat([0.0, 1.0], sizes)
-    share = np.repeat(strength * 0.5 * sizes.sum() / sizes, sizes)
-    penalty = np.append(np.ones(inside.shape[1]), 1e-9)  # the intercept's is there for a regular matrix only
-
-    def loss(beta: Table) -> float:
-        z = design @ beta
-        return float(share @ (np.logaddexp(0.0, z) - y * z) + 0.5 * penalty @ beta**2)
-
-    beta = np.zeros(design.shape[1]) if start is None else start
-    for _ in range(100):
-        p = 0.5 * (1.0 + np.tanh(0.5 * (design @ beta)))
-        gradient = design.T @ (share * (p - y)) + penalty * beta
-        hessian = (design.T * (share * p * (1.0 - p))) @ design + np.diag(penalty)
-        step = np.linalg.solve(hessian, gradient)
-        before, size = loss(beta), 1.0
-        while size > 1e-6 and loss(beta - size * step) > before:
-            size /= 2.0
-        beta = beta - size * step
-        if gradient @ step < 1e-12 * (1.0 + before):
-            break
-    return beta
+    y = np.repeat([0, 1], [len(inside), len(outside)])
+    solver = "newton-cholesky" if inside.shape[1] < 100 else "lbfgs"
+    model = LogisticRegression(C=strength, solver=solver, max_iter=5000, tol=1e-7, class_weight="balanced")
+    weights: Table = model.fit(np.concatenate([inside, outside]), y).coef_[0]
+    return weights
 
 
 def _folds(kinds: Iterable[Sized], seed: int) -> list[tuple[Rows, ...]]:
