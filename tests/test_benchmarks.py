@@ -2,6 +2,8 @@
 
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -40,12 +42,20 @@ def test_rows_tell_the_ratio_the_limit_and_the_memory():
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
+JOB = """
+import torch
+from side_by_side import peak_memory
+
+def job():
+    held = torch.ones(16_000_000)  # 64 MB
+    return held[:8_000_000].clone()  # 32 MB, which are the result's
+
+print(peak_memory(job))
+"""
+
+
 def test_peak_memory_counts_what_is_held_beyond_the_result():
-    torch = pytest.importorskip("torch")
-    megabytes = load("side_by_side").peak_memory
-
-    def job():
-        held = torch.ones(16_000_000)  # 64 MB
-        return held[:8_000_000].clone()  # 32 MB, which are the result's
-
-    assert 50 < megabytes(job) < 90
+    pytest.importorskip("torch")  # in a process of its own: what others have freed may serve again
+    command = [sys.executable, "-c", JOB]
+    done = subprocess.run(command, cwd=ROOT / "benchmarks", capture_output=True, text=True, check=True)
+    assert done.stdout == "None\n" or 50 < float(done.stdout) < 90
