@@ -41,7 +41,6 @@ def test_rows_tell_the_ratio_the_limit_and_the_memory():
     assert (scaled.ratio > 20, scaled.met) == (True, None)
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
 JOB = """
 import torch
 from side_by_side import peak_memory
@@ -54,8 +53,9 @@ print(peak_memory(job))
 """
 
 
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
 def test_peak_memory_counts_what_is_held_beyond_the_result():
     pytest.importorskip("torch")  # in a process of its own: what others have freed may serve again
     command = [sys.executable, "-c", JOB]
     done = subprocess.run(command, cwd=ROOT / "benchmarks", capture_output=True, text=True, check=True)
-    assert done.stdout == "None\n" or 50 < float(done.stdout) < 90
+    assert 50 < float(done.stdout) < 90
