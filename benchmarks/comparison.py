@@ -217,8 +217,8 @@ def losses(results: Results, methods: list[str], ours: dict[tuple[str, str], flo
 
 def costs(results: Results, methods: list[str]) -> str:
     names = list(results)
-    text = "Time to score a sample as a share of the network's forward pass, in batches of 100, on one thread, beside other\n"
-    text += "work on the machine: figures of cheap methods are rough.\n\n"
+    text = "Time to score a sample as a share of the network's forward pass, in batches of 100, on one thread,\n"
+    text += "beside other work on the machine: figures of cheap methods are rough.\n\n"
     forward = ["forward pass, µs", *(f"{results[n]['forward_microseconds']:,.0f}" for n in names)]
     shares = [[f"`{m}`", *(f"{100 * rows_of(results[n])[m]['of_forward']:.1f}%" for n in names)] for m in methods]
     return text + table(["method", *names], [forward, *shares])
