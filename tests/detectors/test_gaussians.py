@@ -43,6 +43,28 @@ def test_fr_layer_and_fr_layer_ood_are_the_papers(known):
     torch.testing.assert_close(detector.score(known.test), columns.sum(dim=1))
 
 
+@pytest.mark.parametrize("sigma", ["printed", "both"])
+@pytest.mark.parametrize("means", ["one", "predicted"])
+def test_readings_of_equation_12(known, sigma, means):
+    """Eq. 9 as the paper prints it, with unequal deviations, by a loop over the means."""
+    detector, ood = IgeoodFeatures().fit(known.train), known.ood[:300]
+    against = OodFeatures(ood_sigma=sigma, ood_means=means).fit(ood).beside(detector)
+    predicted = ood.logits.argmax(dim=1).numpy() * (means == "predicted")
+    scores = against.layer_scores(known.test)
+    for i, layer in enumerate(detector.columns_):
+        train, _, apart, test = arrays(known, layer)
+        x = ood.features[layer].double().numpy()
+        centres = {c: x[predicted == c].mean(0) for c in set(predicted.tolist())}
+        theirs = np.sqrt(np.mean([(row - centres[c]) ** 2 for row, c in zip(x, predicted, strict=True)], axis=0))
+        own = np.sqrt((apart**2).mean(0)) if sigma == "printed" else theirs
+        distances = []
+        for centre in centres.values():
+            minus, plus = (np.hypot((test - centre) / np.sqrt(2), own + sign * theirs) for sign in (-1, 1))
+            rho = np.sqrt(2) * np.log((plus + minus) / (plus - minus))
+            distances.append(np.sqrt((rho**2).sum(1)))
+        np.testing.assert_allclose(-scores[:, i], np.min(distances, axis=0), rtol=1e-6)
+
+
 def squared_distances(x, means, inverse):
     apart = x[:, None] - means
     return np.einsum("nci,ij,ncj->nc", apart, inverse, apart).min(1)

@@ -104,7 +104,7 @@ def test_the_strength_is_the_best_of_the_folds(known, kind):
     for learn, judge in module._folds((range(60), range(40)), 3):
         parts = list(detector.parts_.values())
         if kind is IgeoodPlus:
-            parts.append(OodFeatures().fit(pair[1][torch.from_numpy(learn[1])]))
+            parts.append(OodFeatures().fit(pair[1][torch.from_numpy(learn[1])]).beside(parts[1]))
         tables = [np.concatenate([columns_of(each, part) for each in parts], axis=1) for part in pair]
         x = np.concatenate([table[rows] for table, rows in zip(tables, learn, strict=True)])
         centre, scale = x.mean(0), x.std(0)
@@ -147,7 +147,7 @@ def test_plus_learns_the_ood_gaussian_and_only_then(known):
     for ood in (known.ood[:200], known.ood[200:]):  # again: of other OOD samples alone
         detector.learn_weights(known.held_out, ood)
         assert detector.columns_ == ["output", "early", "block.late", "early (OOD)", "block.late (OOD)"]
-        part = OodFeatures().fit(ood)
+        part = OodFeatures().fit(ood).beside(detector.parts_["layers"])
         torch.testing.assert_close(columns_of(detector, known.test)[:, 3:], part.layer_scores(known.test))
     loaded = IgeoodPlus().load_state(detector.state(), 10, detector.widths_)
     assert loaded.columns_ == detector.columns_

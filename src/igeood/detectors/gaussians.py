@@ -1,14 +1,15 @@
 r"""The per-layer family: one Gaussian a class on each layer's features (the paper's Eq. 8–12), and Mahalanobis."""
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from igeood.detectors.base import Detector, StepScores
 from igeood.geometry import gaussian
-from igeood.geometry.precision import row_chunks, wide
+from igeood.geometry.precision import by_rows, row_chunks, wide
 from igeood.outputs import Array, Outputs
 from igeood.summary import ClassSums, Needs, Summary
 
@@ -125,17 +126,53 @@ class IgeoodFeatures(LayerDetector):
 
 
 class OodFeatures(IgeoodFeatures):
-    r"""Minus the Fisher–Rao distance to the Gaussian of OOD samples on each layer, FR′_ℓ (Eq. 12): fitted on those."""
+    r"""Minus the Fisher–Rao distance to the Gaussian of OOD samples on each layer, FR′_ℓ (Eq. 12): fitted on those.
 
-    needs = Needs(layers="all", sums="diagonal")
+    Parameters
+    ----------
+    ood_sigma : {"printed", "both"}
+        The sample's deviation: the in-distribution one, as Eq. 12 is printed, or the OOD samples' own on both sides.
+    ood_means : {"one", "predicted"}
+        One mean of all OOD samples, or, as in the authors' code, one of each predicted class: the nearest counts.
+
+    Attributes
+    ----------
+    mean_, std_ : dict of Tensor
+        For each layer the OOD samples' means, (1, k) or one a predicted class, and their deviation (k,).
+    own_std_ : dict of Tensor
+        For each layer the sample's deviation (k,).
+    """
+
+    needs = Needs(layers="all", sums="diagonal", group="predicted")
+    ood_sigma: Literal["printed", "both"] = "printed"
+    ood_means: Literal["one", "predicted"] = "one"
+
+    def _learn(self, summary: Summary) -> None:
+        one = self.ood_means == "one"
+        sums = {layer: each.pooled() if one else each for layer, each in summary.sums.items()}
+        self.mean_ = {layer: each.mean[each.count > 0] for layer, each in sums.items()}
+        self.std_ = {layer: floored_std(each)[0] for layer, each in sums.items()}
+        self.own_std_ = dict(self.std_)
+
+    def beside(self, known: IgeoodFeatures) -> Self:
+        """Take the sample's deviation from the in-distribution samples, if that is the one to take."""
+        self.own_std_ = dict(known.std_ if self.ood_sigma == "printed" else self.std_)
+        return self
+
+    def _prepare(self) -> None:
+        """Leave what was learnt as it is."""
 
     @property
     def columns_(self) -> list[str]:
         """What the score is made of: the layers against OOD."""
         return [f"{layer}{OOD_SUFFIX}" for layer in self.widths_]
 
-    def _columns(self, batch: Outputs) -> Tensor:
-        return -super()._columns(batch)
+    def _layer_score(self, batch: Outputs, layer: str) -> tuple[Tensor, Tensor]:
+        x = batch.features[layer]
+        mean, std, own = (t[layer].to(x.device) for t in (self.mean_, self.std_, self.own_std_))
+        apart = by_rows(lambda rows: gaussian.distance(wide(rows)[:, None], own, mean, std), x, mean.numel())
+        nearest = apart.min(dim=1)
+        return -nearest.values, nearest.indices
 
     def _explain(self, batch: Outputs, top: int) -> dict[str, Any]:  # noqa: ARG002
         return {}

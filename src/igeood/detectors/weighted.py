@@ -7,7 +7,7 @@ weights are fixed ones; `learn_weights` learns them by logistic regression.
 import copy
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sized
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -103,9 +103,14 @@ class Weighted(Detector):
     def _score(self, batch: Outputs) -> Tensor:
         return self._contributions(batch).sum(dim=1)
 
+    @property
+    def step_part(self) -> Detector:
+        """The first part, as FR₀ for IGEOOD (Eq. 6)."""
+        return next(iter(self.parts_.values()))
+
     def step_scores(self, batch: Outputs) -> StepScores:
-        """See `Detector.step_scores`: the step is the first part's, as FR₀ for IGEOOD (Eq. 6)."""
-        return next(iter(self.parts_.values())).step_scores(batch)
+        """See `Detector.step_scores`: the step is that of `step_part`."""
+        return self.step_part.step_scores(batch)
 
     def _explain(self, batch: Outputs, top: int) -> dict[str, Any]:
         reasons = {name: why for part in self.parts_.values() for name, why in part._explain(batch, top).items()}
@@ -172,12 +177,16 @@ class Weighted(Detector):
         """
         shown, columns, part = copy.copy(self), fixed, self._make_parts().get(OOD)
         if part is not None:
-            part.learn(Summary.of(pair[1][torch.from_numpy(rows[1])].replace(labels=None), part.needs))
+            part = self._learn_ood(part, pair[1][torch.from_numpy(rows[1])].replace(labels=None))
             shown.parts_ = {**self.parts_, OOD: part}
             columns = [torch.cat([first, part._columns(batch)], 1) for first, batch in zip(fixed, pair, strict=True)]
         chosen = [side[numbers] for side, numbers in zip(columns, rows, strict=True)]
         shown.centre_, shown.scale_ = standardise(torch.cat(chosen))
         return shown, [((side - shown.centre_) / shown.scale_).cpu().numpy() for side in columns]
+
+    def _learn_ood(self, part: Detector, outputs: Outputs) -> Detector:
+        """The part "ood", having learnt from these OOD samples."""
+        return part.learn(Summary.of(outputs, part.needs))
 
     def state(self) -> dict[str, Tensor]:
         """Fitted tensors by name; those of the parts as `part.name`."""
@@ -281,7 +290,17 @@ class IgeoodPlus(Igeood):
     ----------
     temperature : float
         Of the softmax, in FR₀.
+    ood_sigma, ood_means : str
+        How Eq. 12 is read: see `OodFeatures`.
     """
 
+    ood_sigma: Literal["printed", "both"] = "printed"
+    ood_means: Literal["one", "predicted"] = "one"
+
     def _make_parts(self) -> dict[str, Detector]:
-        return {**super()._make_parts(), OOD: OodFeatures()}
+        return {**super()._make_parts(), OOD: OodFeatures(ood_sigma=self.ood_sigma, ood_means=self.ood_means)}
+
+    def _learn_ood(self, part: Any, outputs: Outputs) -> Detector:
+        super()._learn_ood(part, outputs)
+        learnt: Detector = part.beside(self.parts_["layers"])
+        return learnt
