@@ -13,7 +13,7 @@ from igeood.detectors.base import Detector, Samples
 from igeood.detectors.registry import register
 from igeood.errors import InputError
 from igeood.geometry import categorical
-from igeood.geometry.centroids import solve_kl
+from igeood.geometry.centroids import Solver, descend, solve_kl
 from igeood.geometry.precision import by_rows, wide
 from igeood.geometry.weiszfeld import solve
 from igeood.outputs import Array, ArrayLike, Outputs
@@ -180,6 +180,8 @@ class IgeoodLogits(CentroidDetector):
     centroid_temperature : float, optional
         Fit the centroids at this temperature and rescale them, in place of fitting them at `temperature`; 1 is what
         the paper's authors' code does.
+    solver : {"weiszfeld", "sgd"}
+        How the centroids are found: see `igeood.geometry.centroids.centroids`.
     probabilities : bool
         See `Detector`.
 
@@ -201,6 +203,7 @@ class IgeoodLogits(CentroidDetector):
 
     _geometry = (categorical.prepare, categorical.distances)
     centroid_temperature: float | None = None
+    solver: Solver = "weiszfeld"
 
     def _learn_softmax(self, samples: Samples, near: Any, *, roughly: bool) -> None:
         if self.n_classes_ == 2 and self.reduce == "sum":
@@ -208,7 +211,10 @@ class IgeoodLogits(CentroidDetector):
         sample, fitted_at = samples["logits"], self.centroid_temperature or self.temperature
         start = None if near is None else categorical.retemper(near.centroids_, near.temperature, fitted_at)
         effort: dict[str, Any] = {"tolerance": 0.0, "max_passes": 2, "keep_bytes": 64 << 20} if roughly else {}
-        centroids = solve(chunks(sample, roughly), sample.n_classes, fitted_at, start=start, **effort)
+        if self.solver == "sgd":
+            centroids = descend(chunks(sample, roughly), sample.n_classes, fitted_at)
+        else:
+            centroids = solve(chunks(sample, roughly), sample.n_classes, fitted_at, start=start, **effort)
         self.centroids_ = categorical.retemper(centroids, fitted_at, self.temperature)
 
     def _prepare(self) -> None:

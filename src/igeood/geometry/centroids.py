@@ -14,12 +14,13 @@ from igeood.geometry.sphere import check_temperature, chord_distance, log_softma
 from igeood.geometry.weiszfeld import Chunks, solve
 from igeood.outputs import Outputs
 
+Solver = Literal["weiszfeld", "sgd"]
 _RATE, _EPOCHS = 0.1, 100  # of the paper's recipe
 
 
 def centroids(
     logits: Tensor, labels: Tensor, n_classes: int, temperature: float = 1.0,
-    solver: Literal["weiszfeld", "sgd"] = "weiszfeld", *, tolerance: float = 1e-11, max_passes: int = 500,
+    solver: Solver = "weiszfeld", *, tolerance: float = 1e-11, max_passes: int = 500,
 ) -> Tensor:  # fmt: skip
     r"""Fisher–Rao centroid of each class (Eq. 3): :math:`\arg\min_\mu \frac1{N_y}\sum_i d(q(x_i), \mu)`.
 
@@ -57,11 +58,11 @@ def centroids(
     if batch.n_classes != n_classes or batch.labels is None:
         raise InputError(f"logits: expected shape (N, {n_classes}), got {tuple(logits.shape)}")
     check_every_class(torch.bincount(batch.labels, minlength=n_classes))
+    piece = (batch.logits, batch.labels, torch.ones_like(batch.labels))
     if solver == "sgd":
-        return _sgd(batch.logits, batch.labels, n_classes, temperature)
+        return descend(lambda: [piece], n_classes, temperature)
     if solver != "weiszfeld":
         raise InputError(f"solver: expected 'weiszfeld' or 'sgd', got {solver!r}")
-    piece = (batch.logits, batch.labels, torch.ones_like(batch.labels))
     return solve(lambda: [piece], n_classes, temperature, tolerance=tolerance, max_passes=max_passes)
 
 
@@ -98,16 +99,22 @@ def retemper(centroids: Tensor, fitted_at: float, temperature: float) -> Tensor:
     return log_softmax(centroids * fitted_at, temperature)
 
 
-def _sgd(logits: Tensor, labels: Tensor, n_classes: int, temperature: float) -> Tensor:
-    """Eq. 3 by the paper's recipe: each epoch is one full-batch step of the mean distance in each class."""
-    shares = 1.0 / torch.bincount(labels, minlength=n_classes)[labels]
-    centre = wide(torch.eye(n_classes, device=logits.device))
+def descend(chunks: Chunks, n_classes: int, temperature: float = 1.0) -> Tensor:
+    """Eq. 3 by the paper's recipe: each epoch is one full-batch step of the mean distance in each class.
+
+    Arguments and result are those of `solve`.
+    """
+    parts = list(chunks())
+    total = torch.stack([torch.bincount(labels, wide(weights), n_classes) for _, labels, weights in parts]).sum(dim=0)
+    centre = wide(torch.eye(n_classes, device=parts[0][0].device))
     for _ in range(_EPOCHS):
         gradient = torch.zeros_like(centre)
         with torch.enable_grad():
             centre.requires_grad_()
-            for rows in row_chunks(len(logits), n_classes):
-                apart = chord_distance(sphere(logits[rows], temperature), sphere(centre)[labels[rows]])
-                gradient += torch.autograd.grad((apart * shares[rows]).sum(), centre)[0]
+            for logits, labels, weights in parts:
+                shares = weights / total[labels]
+                for rows in row_chunks(len(logits), n_classes):
+                    apart = chord_distance(sphere(logits[rows], temperature), sphere(centre)[labels[rows]])
+                    gradient += torch.autograd.grad((apart * shares[rows]).sum(), centre)[0]
         centre = centre.detach() - _RATE * gradient
     return log_softmax(centre)
