@@ -20,6 +20,29 @@ root_option: Decorator = click.option("--root", type=FOLDER, help="Where the dat
 _SEED = click.IntRange(0, 2**32 - 1)
 seed_option: Decorator = click.option("--seed", default=0, show_default=True, type=_SEED, help="Of everything random.")
 
+_SEARCH, _SOUGHT = (
+    click.Choice(["sweep", "bayes"]),
+    "For temperatures; bayes is the paper's: 5 × 500 trials.",
+)
+search_option: Decorator = click.option("--search", default="sweep", show_default=True, type=_SEARCH, help=_SOUGHT)
+
+
+def _named(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dict[str, Any]:
+    """Options by name from NAME=VALUE: numbers and `none` as such, other values as text."""
+    values: dict[str, Any] = {}
+    for name, is_given, value in (text.partition("=") for text in texts):
+        if not is_given:
+            raise click.BadParameter(f"expected NAME=VALUE, got {name!r}")
+        try:
+            values[name] = json.loads(value.lower().replace("none", "null"))
+        except ValueError:
+            values[name] = value
+    return values
+
+
+_MEANT = "Of the method, NAME=VALUE, such as solver=sgd. Repeatable."
+method_option: Decorator = click.option("--option", "options", multiple=True, callback=_named, help=_MEANT)
+
 
 def show(as_json: bool, record: dict[str, Any]) -> None:
     """Print the result: JSON, or a line for each entry that there is."""

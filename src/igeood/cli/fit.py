@@ -6,7 +6,7 @@ import click
 
 from igeood.cli._shared import Watched, budget_option, check_out, guard_options, load_model, open_samples
 from igeood.errors import InputError
-from igeood.terminal import FILE, progress_bars, show
+from igeood.terminal import FILE, method_option, progress_bars, show
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,11 +28,12 @@ BUILD = ("method", "temperature", "probabilities", "layers")
 @click.option("--mean", help="Of the images' normalisation: one number, or one for each channel.")
 @click.option("--std", help="What the images are divided by after the mean: one, or one each.")
 @click.option("--size", type=click.IntRange(1, 4096), help="Pixels of each side that the model takes.")
+@method_option
 @budget_option
 @guard_options
 def fit(
     train: str, out: str, access: str | None, mean: str | None, std: str | None, size: int | None, budget: int,
-    force: bool, as_json: bool, **options: Any,
+    force: bool, as_json: bool, options: dict[str, Any], **given: Any,
 ) -> None:  # fmt: skip
     """Learn a guard from TRAIN, and write it to a file.
 
@@ -45,8 +46,9 @@ def fit(
     from igeood.detectors import method_name
 
     check_out(out, force, train)
-    model = load_model(options)
-    guard = _build(model, access, {name: options[name] for name in BUILD if options[name] is not None})
+    model = load_model(given)
+    guard = _build(model, access, {name: given[name] for name in BUILD if given[name] is not None})
+    guard = guard.with_options(**options) if options else guard
     if model is not None:
         from igeood.bench.inputs import prepare
 
@@ -54,7 +56,7 @@ def fit(
         click.echo(f"images: {guard.preparation}", err=True)
     elif mean or std or size:
         raise InputError("mean, std, size: say how images are prepared, logits files have none; leave them out")
-    source = open_samples(train, guard, options, training=True)
+    source = open_samples(train, guard, given, training=True)
     with progress_bars() as report:
         guard.fit(Watched(source, "fit", report), budget=budget << 20).save(out)
     accuracy = _accuracy(guard)

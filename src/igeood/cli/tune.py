@@ -1,14 +1,17 @@
 """`igeood tune`: a guard's temperature, input step and weights, chosen with samples of what should be refused."""
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from igeood.cli import _shared
 from igeood.cli._shared import Watched, open_samples
 from igeood.errors import InputError
-from igeood.terminal import progress_bars, seed_option, show
+from igeood.terminal import method_option, progress_bars, search_option, seed_option, show
+
+if TYPE_CHECKING:
+    from igeood.guard.tuning import Search
 
 
 @click.command()
@@ -18,13 +21,15 @@ from igeood.terminal import progress_bars, seed_option, show
 @click.option("--ood", required=True, multiple=True, help="Samples to refuse, NAME=… of several kinds; or fgsm.")
 @click.option("--share", default=0.5, show_default=True, help="Part of --id that is used; calibrate leaves it out.")
 @_shared.tpr_option
+@search_option
+@method_option
 @seed_option
 @_shared.budget_option
 @_shared.out_option
 @_shared.guard_options
 def tune(
-    guard: str, train: str, id_data: str, ood: tuple[str, ...], share: float, tpr: float, seed: int, budget: int,
-    out: str | None, force: bool, as_json: bool, **options: Any,
+    guard: str, train: str, id_data: str, ood: tuple[str, ...], share: float, tpr: float, search: "Search", seed: int,
+    budget: int, out: str | None, force: bool, as_json: bool, options: dict[str, Any], **source: Any,
 ) -> None:  # fmt: skip
     """Choose what GUARD leaves open, so that it refuses most of the OOD samples.
 
@@ -38,15 +43,19 @@ def tune(
     if len(kinds) < len(ood):
         raise InputError("ood: two kinds have the same name; give each NAME=FILE a name of its own")
     target = _shared.check_out(out, force, train, id_data, *kinds.values(), replaced=guard)
-    loaded = _shared.load_guard(guard, options)
+    loaded = _shared.load_guard(guard, source)
+    loaded = loaded.with_options(**options) if options else loaded
     with progress_bars() as report:
-        known = Watched(open_samples(id_data, loaded, options), "in-distribution", report)
+        known = Watched(open_samples(id_data, loaded, source), "in-distribution", report)
         foreign: Any = "fgsm"
         if ood != ("fgsm",):
-            foreign = {k: Watched(open_samples(path, loaded, options), "OOD", report) for k, path in kinds.items()}
+            foreign = {k: Watched(open_samples(path, loaded, source), "OOD", report) for k, path in kinds.items()}
             foreign = foreign if len(foreign) > 1 else next(iter(foreign.values()))
-        loaded.fit(Watched(open_samples(train, loaded, options, training=True), "fit", report), budget=budget << 20)
-        loaded.tune(known, foreign, share=share, tpr=tpr, seed=seed, progress=partial(report, "temperatures"))
+        loaded.fit(Watched(open_samples(train, loaded, source, training=True), "fit", report), budget=budget << 20)
+        loaded.tune(
+            known, foreign, share=share, tpr=tpr, search=search, seed=seed,
+            progress=partial(report, "temperatures"),
+        )  # fmt: skip
     loaded.save(target)
     tuning: Any = loaded.tuning
     chosen = {"out": target, "temperature": tuning.temperature, "epsilon": tuning.epsilon, "tpr": tpr}

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from igeood.calibration import Calibration, Guarantee, needed_samples
-from igeood.detectors import Detector
+from igeood.detectors import Detector, method_name
+from igeood.detectors import detector as make_detector
 from igeood.detectors.base import warn_of_probabilities
 from igeood.errors import IgeoodWarning, InputError, NotReadyError
 from igeood.guard.explain import Explanation, explain
@@ -140,6 +141,13 @@ class Guard:
         self.tuning = self.calibration = None
         self.fitted_on, self._tuned_on = summary.keys, self._first_tuned_on
         return self
+
+    def with_options(self, **options: Any) -> "Guard":
+        """The guard with other options of its method, such as `solver="sgd"`; fit it."""
+        make_detector(method_name(self.detector), **options)  # raises for options that it does not have
+        other, (params, epsilon) = copy.copy(self), self._first
+        other._first = {**params, **options}, epsilon
+        return other
 
     def _summarise(self, data: Any, labels: Any, budget: int) -> tuple[ArrayInputs | ModelInputs, Summary]:
         """Inputs that are prepared for the training samples, and the samples' summary."""
