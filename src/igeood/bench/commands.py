@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from igeood.terminal import FILE, FOLDER, force_option, json_option, progress_bars, root_option, seed_option, show
+from igeood.terminal import (
+    FILE,
+    FOLDER,
+    force_option,
+    json_option,
+    method_option,
+    progress_bars,
+    root_option,
+    search_option,
+    seed_option,
+    show,
+)
 
 if TYPE_CHECKING:
     from igeood.bench.networks import Progress
@@ -101,10 +112,13 @@ def train(network: str, data: str, out: str, root: str | None, limit: int | None
 @click.option("--validation", multiple=True, help="OOD set to tune on, or none; by default isun, if it is there.")
 @click.option("--setting", "settings", multiple=True, help="By default the paper's four.")
 @click.option("--method", "methods", multiple=True, help="By default all of the setting.")
-@click.option("--limit", default=300, show_default=True, type=_IMAGES, help="Images of each kind in the grey box.")
+@click.option("--limit", default=300, show_default=True, type=_IMAGES, help="Images of each kind, with an input step.")
 @click.option("--images", type=_IMAGES, help="Images of each test set at most; up to half of them are to tune on.")
 @click.option("--train", type=_COUNT, help="Training images at most, evenly spaced.")
 @click.option("--splits", default=5, show_default=True, type=click.IntRange(1, 1000), help="Of the white box.")
+@click.option("--attacked", default="train", type=click.Choice(["train", "test"]), help="Images to make FGSM ones of.")
+@search_option
+@method_option
 @seed_option
 @click.option("--out", default="igeood-results", show_default=True, type=FOLDER, help="Folder of the results.")
 @root_option
@@ -119,9 +133,10 @@ def bench(
     densenet-bc-100; or any model of yours, MODULE:NAME with --weights and --in-distribution.
 
     --network, --ood, --validation, --setting and --method may be given several times. Sets are those of `igeood data
-    list`, folder:PATH, idx:PATH or demo:NAME. Settings are black-box, grey-box (which runs the network anew for each
-    method: hence --limit), white-box (tuned on samples of the OOD set, split at random), white-box-fgsm (on adversarial
-    ones), white-box-validation (on --validation, as black and grey box are), and untuned: every method as it is.
+    list`, folder:PATH, idx:PATH or demo:NAME. Settings are black-box, grey-box, white-box (tuned on samples of the OOD
+    set, split at random), white-box-fgsm (on adversarial ones), white-box-step and white-box-fgsm-step (with the
+    paper's input steps), white-box-validation (on --validation, as black and grey box are), and untuned: every method
+    as it is. With an input step, as in the grey box, the network runs anew for each method: hence --limit.
     --resize nearest makes aliased copies of image files, as the literature has them; tiny-imagenet-nearest names one.
 
     What was measured before is not measured again. Outputs of the networks are kept in the results' folder --out.

@@ -194,6 +194,11 @@ class Detector(ABC):
         return [(self._score(batch), None)]
 
     @property
+    def step_part(self) -> "Detector":
+        """The detector whose scores an input step lowers: itself, or a part of it."""
+        return self
+
+    @property
     def softmax_part(self) -> "Detector | None":
         """The detector whose temperature `tune` chooses: itself, a part of it, or none."""
         return self if "temperature" in parameter_names(type(self)) else None

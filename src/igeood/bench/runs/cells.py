@@ -21,14 +21,13 @@ from igeood.bench.datasets.images import Rows
 from igeood.bench.diagnose import diagnose
 from igeood.bench.runs.network import Network
 from igeood.bench.runs.observing import Notify, Observer, key_of
-from igeood.bench.runs.plan import ATTACK, NO_VALIDATION, TPR, Cell, Plan, cells
+from igeood.bench.runs.plan import ATTACK, NO_VALIDATION, STEPS, TPR, Cell, Plan, cells
 from igeood.bench.runs.results import Record, Results
 from igeood.detectors import METHODS, Detector, IgeoodLogits, detector
 from igeood.detectors.base import Samples
 from igeood.detectors.weighted import FEWEST
 from igeood.errors import HeadError, InputError
 from igeood.files import SCHEMA, only_one, write_record
-from igeood.guard.guard import EPSILONS
 from igeood.guard.tuning import tune_detector
 from igeood.metrics import evaluate
 from igeood.model.reader import random_state_kept
@@ -160,8 +159,18 @@ class _Bench:
         sets |= {"ood": (cell.ood, "test")} if cell.ood else {}
         sets |= {"validation": (cell.validation, "validation")} if cell.validation not in UNNAMED else {}
         digests = {part: self._set(*where).digest[:16] for part, where in sets.items()}
-        options = {"limit": self.plan.limit} if cell.setting == "grey-box" else {}
-        return {**self.network.about, **asdict(cell), "tpr": TPR, "schema": SCHEMA, "data": digests, **options}
+        return {**self.network.about, **asdict(cell), "tpr": TPR, "schema": SCHEMA, "data": digests, **self._how(cell)}
+
+    def _how(self, cell: Cell) -> Record:
+        """What of the plan a cell's numbers depend on, where it is not the usual."""
+        plan, chosen = self.plan, self.plan.options_of(cell.method)
+        seeks = plan.search != "sweep" and cell.validation != NO_VALIDATION and METHODS[cell.method].tunes
+        return {
+            **({"limit": plan.limit} if cell.setting in STEPS else {}),
+            **({"attacked": plan.attacked} if cell.validation == "fgsm" else {}),
+            **({"search": plan.search} if seeks and "temperature" in METHODS[cell.method].options else {}),
+            **({"options": chosen} if chosen else {}),
+        }
 
     def measure(self, cell: Cell) -> Record:
         """The cell's record: from the results, or measured and put there."""
@@ -195,8 +204,9 @@ class _Bench:
         rows = np.arange(len(self._set(name, part)))
         if (name == self.own or cell.validation == "own") and cell.setting != "untuned":
             rows = halves(len(rows), cell.seed)[0 if tune else 1]
-        if cell.setting == "grey-box" and (self.plan.limit or len(rows)) < len(rows):  # it runs the network anew
-            rows = rows[np.linspace(0, len(rows) - 1, self.plan.limit or 0).round().astype(np.int64)]
+        most = (self.plan.limit or 2 * len(rows)) // (2 if tune else 1)  # with a step the network runs anew
+        if cell.setting in STEPS and most < len(rows):
+            rows = rows[np.linspace(0, len(rows) - 1, most).round().astype(np.int64)]
         return rows
 
     def _seen(
@@ -204,7 +214,7 @@ class _Bench:
     ) -> list[Outputs]:
         """Outputs of a set's images as the setting sees them, for each size of the input step."""
         images, rows = self._set(name, part), self._rows(cell, name, part, tune=tune)
-        if cell.setting == "grey-box":
+        if cell.setting in STEPS and any(epsilons):
             return self.observer.stepped(images[rows], scorer, self._set(self.own, "train").digest, epsilons)
         return [self.observer.outputs(images, scorer.needs, part)[torch.from_numpy(rows)]] * len(epsilons)
 
@@ -216,12 +226,11 @@ class _Bench:
         cell = replace(cell, ood=cell.ood if cell.validation == "own" else "")
         if cell not in self._tuned:
             scorer, samples = self._fit(cell.method)
-            is_grey, tuning = cell.setting == "grey-box", None
-            epsilon = GREY_EPSILON if is_grey else 0.0
+            tuning, epsilon = None, GREY_EPSILON if cell.setting == "grey-box" else 0.0
             if cell.validation != NO_VALIDATION and METHODS[cell.method].tunes:
                 scorer, tuning = tune_detector(
-                    scorer, samples, partial(self._validation, cell), EPSILONS if is_grey else (0.0,),
-                    epsilon=epsilon, tpr=TPR, seed=cell.seed,
+                    scorer, samples, partial(self._validation, cell), STEPS.get(cell.setting, (0.0,)),
+                    epsilon=epsilon, tpr=TPR, seed=cell.seed, search=self.plan.search,
                 )  # fmt: skip
                 epsilon = tuning.epsilon
             asked, chosen = self._asked(cell), {"temperature": scorer.params().get("temperature"), "epsilon": epsilon}
@@ -237,7 +246,8 @@ class _Bench:
             needs = METHODS[method].needs
             summary = Summary.of(self.observer.outputs(self._set(self.own, "train"), needs, "train"), needs)
             summary.head = self.observer.head(needs)
-            self._learnt = {method: (detector(method).learn(summary), summary.samples)}
+            fitted = detector(method, **self.plan.options_of(method)).learn(summary)
+            self._learnt = {method: (fitted, summary.samples)}
         return self._learnt[method]
 
     def _validation(
@@ -246,9 +256,9 @@ class _Bench:
         """Outputs to tune on, of both kinds: the foreign ones adversarial, of the OOD set itself, or of a named set."""
         see = partial(self._seen, cell, scorer, epsilons)
         if cell.validation == "fgsm":
-            images = self._set(self.own, "test")[self._rows(cell, self.own)]
-            outputs, attack = self.observer.attacked(images, scorer.needs, ATTACK)
-            return see(self.own), [outputs] * len(epsilons), attack
+            images, train = self._set(self.own, "test")[self._rows(cell, self.own)], self._set(self.own, "train")
+            images = train.limited(len(images)) if self.plan.attacked == "train" else images
+            return see(self.own), *self.observer.attacked(images, scorer, train.digest, ATTACK, epsilons)
         return see(self.own), see(cell.ood) if cell.validation == "own" else see(cell.validation, "validation"), None
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from igeood.bench.datasets import ImageSet
 from igeood.bench.runs.network import Network
-from igeood.detectors import Detector, MaxSoftmax, method_name
+from igeood.detectors import Detector
 from igeood.errors import GuardFileError
 from igeood.files import read_record, write_record
 from igeood.guard.inputs import ModelInputs
@@ -80,32 +80,45 @@ class Observer:
             self._memory[place] = _outputs(self._kept(f"clean-{name}", images, make, part, layers=inputs.layers))
         return self._memory[place]
 
-    def attacked(self, images: ImageSet, needs: Needs, size: float) -> tuple[Outputs, Attack]:
-        """Outputs of FGSM samples made from labelled images, and how strong the attack is."""
-        name, inputs = self._inputs(needs)
+    def attacked(
+        self, images: ImageSet, scorer: Detector, train: str, size: float, epsilons: Sequence[float]
+    ) -> tuple[list[Outputs], Attack]:
+        """Outputs of FGSM samples made from labelled images, for each size of the input step; and what the attack did.
+
+        `train` is the digest of what the scorer learnt from.
+        """
+        name, inputs = self._inputs(scorer.needs)
 
         def make(batches: list[Batch]) -> Tensors:
-            parts = [inputs.attacked(batch, MaxSoftmax(), size, (0.0,)) for batch in batches]  # no step: any detector
+            parts = [inputs.attacked(batch, scorer, size, epsilons) for batch in batches]
             strengths = [torch.tensor([[a.linf, a.accuracy]] * a.samples, dtype=torch.float64) for _, a in parts]
-            return {**_tensors(Outputs.concat([o for (o,), _ in parts])), "attack": torch.cat(strengths)}
+            return {**_stacked([outputs for outputs, _ in parts]), "attack": torch.cat(strengths)}
 
-        tensors = self._kept(f"fgsm-{name}", images, make, size=size, layers=inputs.layers)
-        return _outputs(tensors), Attack(len(images), *tensors["attack"].mean(dim=0).tolist())
+        about = self._step(scorer, train, epsilons) if any(epsilons) else {}
+        tensors = self._kept(f"fgsm-{name}", images, make, "fgsm", size=size, layers=inputs.layers, **about)
+        return _unstacked(tensors, len(epsilons)), Attack(len(images), *tensors["attack"].mean(dim=0).tolist())
 
     def stepped(self, images: ImageSet, scorer: Detector, train: str, epsilons: Sequence[float]) -> list[Outputs]:
-        """Logits after the input step, for each of its sizes; `train` is the digest of what the scorer learnt from."""
-        inputs = ModelInputs(self.network.model, (), std=self.network.std)
+        """Outputs after the input step, for each of its sizes; `train` is the digest of what the scorer learnt from."""
+        name, inputs = self._inputs(scorer.needs) if scorer.needs.reads_layers else ("", self._logits())
 
         def make(batches: list[Batch]) -> Tensors:
-            parts = [inputs.stepped(batch, scorer, epsilons)[1] for batch in batches]
-            return {"logits": torch.cat([torch.stack([o.logits for o in part], dim=1) for part in parts])}  # (n, E, C)
+            return _stacked([inputs.stepped(batch, scorer, epsilons)[1] for batch in batches])
 
-        about = {"params": scorer.params(), "train": train, "epsilons": list(epsilons)}
-        logits = self._kept("step", images, make, method_name(scorer), **about)["logits"]
-        return [Outputs(logits[:, i].contiguous()) for i in range(len(epsilons))]
+        about = {**self._step(scorer, train, epsilons), **({"layers": inputs.layers} if inputs.layers else {})}
+        tensors = self._kept("-".join(filter(None, ["step", name])), images, make, "step", **about)
+        return _unstacked(tensors, len(epsilons))
+
+    def _logits(self) -> ModelInputs:
+        return ModelInputs(self.network.model, (), std=self.network.std)
+
+    def _step(self, scorer: Detector, train: str, epsilons: Sequence[float]) -> dict[str, Any]:
+        """What the input step depends on."""
+        leader = scorer.step_part
+        return {"by": type(leader).__name__, "params": leader.params(), "train": train, "epsilons": list(epsilons)}
 
     def _kept(
-        self, kind: str, images: ImageSet, make: Callable[[list[Batch]], Tensors], part: str = "fgsm", **options: Any
+        self, kind: str, images: ImageSet, make: Callable[[list[Batch]], Tensors], part: str, **options: Any
     ) -> Tensors:
         """Tensors of all images, shard by shard: from the disk where they are there, else made and put there."""
         network, total = self.network, len(images)
@@ -153,9 +166,21 @@ def _tensors(outputs: Outputs) -> Tensors:
     return {"logits": outputs.logits, "keys": keys, **features, **labels}
 
 
+def _stacked(parts: Sequence[Sequence[Outputs]]) -> Tensors:
+    """Tensors of batches, of each the outputs for several sizes of a step, which become the second axis."""
+    sizes = [Outputs.concat(of_size) for of_size in zip(*parts, strict=True)]
+    tensors = [_tensors(outputs.replace(labels=None).keyed()) for outputs in sizes]
+    return {name: torch.stack([each[name] for each in tensors], dim=1) for name in tensors[0]}
+
+
+def _unstacked(tensors: Tensors, sizes: int) -> list[Outputs]:
+    """The inverse of `_stacked`."""
+    return [_outputs({name: value[:, i] for name, value in tensors.items() if name != "attack"}) for i in range(sizes)]
+
+
 def _outputs(tensors: Tensors) -> Outputs:
     """The inverse of `_tensors`; the number in a feature's name keeps the blocks in their order."""
     names = sorted(name for name in tensors if name.startswith("feature."))
-    features = {name.split(".", 2)[2]: tensors[name] for name in names}
-    keys = tensors["keys"].numpy().view(np.uint64)
-    return Outputs(tensors["logits"], features, tensors.get("labels"), keys=keys)
+    features = {name.split(".", 2)[2]: tensors[name].contiguous() for name in names}
+    keys = tensors["keys"].contiguous().numpy().view(np.uint64)
+    return Outputs(tensors["logits"].contiguous(), features, tensors.get("labels"), keys=keys)

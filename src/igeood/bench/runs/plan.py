@@ -1,21 +1,27 @@
 """Which cells a benchmark has, from what it is asked to run."""
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from igeood.bench import datasets
 from igeood.detectors import METHODS
 from igeood.errors import InputError
+from igeood.guard.guard import EPSILONS
+from igeood.guard.tuning import Search
 
 PAPER = ("black-box", "grey-box", "white-box", "white-box-fgsm")
-SETTINGS = (*PAPER, "white-box-validation", "untuned")
-GREY = ("odin", "energy", "igeood-logits")  # those that the paper gives an input step
+WHITE_STEPS = (0.0, 0.0005, 0.001, 0.0015)  # those that the paper's white boxes have found
+STEPS = {"grey-box": EPSILONS, "white-box-step": WHITE_STEPS, "white-box-fgsm-step": WHITE_STEPS}  # others have none
+SETTINGS = (*PAPER, "white-box-step", "white-box-fgsm-step", "white-box-validation", "untuned")
+STEPPED = ("odin", "energy", "igeood-logits", "mahalanobis", "igeood", "igeood+")  # that the paper gives an input step
 NO_VALIDATION = "none"
 TPR = 0.95  # the operating point
 ATTACK = 0.05  # size of adversarial samples, in pixel units
 # other settings: a named set, or none
-TUNED_ON = {"white-box": ("own",), "white-box-fgsm": ("fgsm",), "untuned": (NO_VALIDATION,)}
+TUNED_ON = {"white-box": ("own",), "white-box-step": ("own",), "untuned": (NO_VALIDATION,)}
+TUNED_ON |= {"white-box-fgsm": ("fgsm",), "white-box-fgsm-step": ("fgsm",)}
 
 
 @dataclass(frozen=True)
@@ -28,14 +34,16 @@ class Plan:
         OOD data sets to measure on.
     settings : tuple of str
         Of `SETTINGS`. The white box is tuned on samples of the OOD set that it is measured on, as in the paper; that
-        of `white-box-fgsm` on adversarial samples, that of `white-box-validation` as black and grey box are. In
-        `untuned` every method is measured as it is, on all test images.
+        of `white-box-fgsm` on adversarial samples, that of `white-box-validation` as black and grey box are. Those with
+        `-step` also choose the size of the paper's input step. In `untuned` every method is measured as it is, on all
+        test images.
     methods : tuple of str
         Of `igeood.METHODS`; empty: all that a setting has. Those that are not tuned are then left out of the white box.
     validation : tuple of str
         OOD data sets to tune the black and the grey box on, each in turn; empty: they keep their defaults.
     limit : int or None
-        Images of each kind that the grey box sees, which runs the network anew for each method.
+        Images of each kind to measure on, and half as many to tune on, where there is an input step: the network runs
+        anew for each method and size.
     images : int or None
         Of each test set at most, evenly spaced.
     train : int or None
@@ -44,6 +52,13 @@ class Plan:
         Random splits of the white box tuned on OOD samples, which are averaged in the tables.
     seed : int
         Of the first split.
+    search : {"sweep", "bayes"}
+        How temperatures are sought: see `igeood.guard.tuning.tune_temperature`.
+    attacked : {"train", "test"}
+        Images that adversarial samples are made from: of the training set, as in the paper, or those of the test set
+        that are tuned on.
+    options : mapping
+        Options of the methods that have them, such as `{"solver": "sgd"}`.
     """
 
     ood: tuple[str, ...]
@@ -55,12 +70,22 @@ class Plan:
     train: int | None = None
     splits: int = 5
     seed: int = 0
+    search: Search = "sweep"
+    attacked: Literal["train", "test"] = "train"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def options_of(self, method: str) -> dict[str, Any]:
+        """Those of the options that a method has."""
+        return {name: value for name, value in self.options.items() if name in METHODS[method].options}
 
     def __post_init__(self) -> None:
         for name, known in (("settings", SETTINGS), ("methods", METHODS)):
             for value in getattr(self, name):
                 if value not in known:
                     raise InputError.unknown(name, value, known)
+        for option in self.options:
+            if not any(self.options_of(method).keys() >= {option} for method in self.methods or METHODS):
+                raise InputError(f"options: no method that is measured has an option {option!r}; leave it out")
         for name in ("ood", "validation"):  # one name for one set, however its path is spelt
             object.__setattr__(self, name, tuple(dict.fromkeys(map(datasets.canonical, getattr(self, name)))))
 
@@ -81,9 +106,11 @@ def _suits(setting: str, name: str, *, is_named: bool) -> bool:
     method = METHODS[name]
     if setting == "untuned":
         return method.tunes != "only"
+    if setting in STEPS and name not in STEPPED:
+        return False
     if method.needs_layers:
         return setting.startswith("white-box") and (is_named or bool(method.tunes))
-    return setting == "black-box" or (setting == "grey-box" and name in GREY)
+    return setting in ("black-box", "grey-box")
 
 
 def cells(plan: Plan, in_distribution: str) -> Iterator[Cell]:
