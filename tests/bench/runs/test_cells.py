@@ -32,6 +32,19 @@ def is_quick(cell):
     return cell["setting"] in QUICK["settings"] and cell["method"] in QUICK["methods"]
 
 
+@pytest.fixture
+def more(whole, world, plan, tmp_path):
+    """Records that a further run adds to a copy of the results."""
+
+    shutil.copytree(whole.folder, tmp_path, dirs_exist_ok=True)
+
+    def measure(network, **changes):
+        n = len(Results(tmp_path).cells.records)
+        return run([network], plan(**changes), tmp_path, root=world).cells.records[n:]
+
+    return measure
+
+
 def test_every_cell_is_there_once(whole, plan):
     assert cells.halves(3000, 7)[0].tolist() == cells.halves(3000, 7)[0].tolist() != cells.halves(3000, 8)[0].tolist()
     assert sorted(np.concatenate(cells.halves(3000, 7))) == list(range(3000))
@@ -96,6 +109,36 @@ def test_a_cell_is_what_a_guard_does(whole, world, network, setting, method):
     torch.testing.assert_close(torch.as_tensor(guard.score(outside)), scores["ood"])
 
 
+@pytest.mark.parametrize("method", ["igeood", "mahalanobis"])
+def test_the_white_boxs_step_is_a_guards(more, tmp_path, world, network, method, monkeypatch):
+    """A guard with the model, tuned on the same images with the same sizes, finds the same step and scores."""
+    monkeypatch.setattr("igeood.bench.runs.cells.STEPS", {"white-box-step": (0.0, 0.03)})
+    cell = more(network, settings=("white-box-step",), methods=(method,), limit=100)[0]
+    sets = [datasets.load(name, root=world, limit=80) for name in ("cifar-10", cell["ood"])]
+    rows = [cells.halves(len(images), 0) for images in sets]
+    tuned_on, measured = ([network.batches(s[r[i]], 25) for s, r in zip(sets, rows, strict=True)] for i in (0, 1))
+    guard = igeood.white_box(network.model, method=method, std=network.std)
+    guard.fit(network.batches(datasets.load("cifar-10", root=world, split="train"), 25))
+    guard.tune([*tuned_on[0]], [*tuned_on[1]], share=1.0, epsilons=(0.0, 0.03))
+    assert guard.epsilon == cell["epsilon"]
+    assert guard.tuning.after == pytest.approx(max(t["tnr"] for t in guard.tuning.steps))
+    scores = [torch.as_tensor(guard.score([*batches][:1])) for batches in measured]
+    kept = read_record(tmp_path / "scores" / cell["scores"], "scores")[1]
+    for mine, side in zip(scores, ("id", "ood"), strict=True):
+        torch.testing.assert_close(mine, kept[side][: len(mine)], rtol=1e-4, atol=1e-4)
+
+
+def test_fgsm_images_options_and_search_are_part_of_a_record(more, network):
+    made = {"settings": ("white-box-fgsm",), "methods": ("igeood+",), "ood": ("gaussian",)}
+    [train] = more(network, **made, images=60)
+    [test] = more(network, **made, images=60, attacked="test")
+    [reading] = more(network, **made, images=60, options={"ood_sigma": "both"})
+    assert (train["attacked"], test["attacked"], reading["options"]) == ("train", "test", {"ood_sigma": "both"})
+    assert len({c["scores"] for c in (train, test, reading)}) == 3
+    with pytest.raises(InputError, match="^options: no method that is measured has an option 'solver'"):
+        Plan(ood=("a",), methods=("energy",), options={"solver": "sgd"})
+
+
 def test_nothing_is_done_twice(whole, world, network, plan, monkeypatch, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in whole.folder.rglob("*") if path.is_file()}
     monkeypatch.setattr(Network, "batches", lambda *_: pytest.fail("the network ran again"))
@@ -108,13 +151,7 @@ def test_nothing_is_done_twice(whole, world, network, plan, monkeypatch, tmp_pat
     assert again.cells.records == [c for c in whole.cells.records if is_quick(c)]
 
 
-def test_other_options_and_normalisations_make_other_cells(whole, world, network, plan, tmp_path):
-    shutil.copytree(whole.folder, tmp_path / "r")
-
-    def more(network, **changes):
-        n = len(Results(tmp_path / "r").cells.records)
-        return run([network], plan(**changes), tmp_path / "r", root=world).cells.records[n:]
-
+def test_other_options_and_normalisations_make_other_cells(network, more):
     cells = more(network, limit=30, settings=("grey-box",), methods=("odin",))
     assert {(c["setting"], c["method"], c["limit"], c["ood_images"]) for c in cells} == {("grey-box", "odin", 30, 30)}
     other = replace(network, mean=(0.1, 0.2, 0.3))

@@ -38,6 +38,7 @@ from igeood.version import __version__
 
 log = logging.getLogger("igeood")
 VALIDATION = 1000  # images of each kind to tune on, as in the paper; of a smaller set, half
+FEWEST_TUNED = 40  # of them, where there is an input step
 GREY_EPSILON = 0.0012  # before tuning: the default of `igeood.grey_box`
 UNNAMED = ("own", "fgsm", NO_VALIDATION)  # what is tuned on without a set's name
 EXTREMES = 8  # images with the highest, and with the lowest scores, that are kept with them
@@ -204,8 +205,9 @@ class _Bench:
         rows = np.arange(len(self._set(name, part)))
         if (name == self.own or cell.validation == "own") and cell.setting != "untuned":
             rows = halves(len(rows), cell.seed)[0 if tune else 1]
-        most = (self.plan.limit or 2 * len(rows)) // (2 if tune else 1)  # with a step the network runs anew
-        if cell.setting in STEPS and most < len(rows):
+        most = self.plan.limit or 2 * len(rows)
+        most = max(most // 2, FEWEST_TUNED) if tune else most
+        if cell.setting in STEPS and most < len(rows):  # the network runs anew
             rows = rows[np.linspace(0, len(rows) - 1, most).round().astype(np.int64)]
         return rows
 

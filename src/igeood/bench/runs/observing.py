@@ -169,7 +169,8 @@ def _tensors(outputs: Outputs) -> Tensors:
 def _stacked(parts: Sequence[Sequence[Outputs]]) -> Tensors:
     """Tensors of batches, of each the outputs for several sizes of a step, which become the second axis."""
     sizes = [Outputs.concat(of_size) for of_size in zip(*parts, strict=True)]
-    tensors = [_tensors(outputs.replace(labels=None).keyed()) for outputs in sizes]
+    shared = [block for block in sizes[0].features if all(block in outputs.features for outputs in sizes)]
+    tensors = [_tensors(outputs.only(shared).replace(labels=None).keyed()) for outputs in sizes]
     return {name: torch.stack([each[name] for each in tensors], dim=1) for name in tensors[0]}
 
 
