@@ -52,7 +52,7 @@ def test_readings_of_equation_12(known, sigma, means):
     predicted = ood.logits.argmax(dim=1).numpy() * (means == "predicted")
     scores = against.layer_scores(known.test)
     for i, layer in enumerate(detector.columns_):
-        train, _, apart, test = arrays(known, layer)
+        _, _, apart, test = arrays(known, layer)
         x = ood.features[layer].double().numpy()
         centres = {c: x[predicted == c].mean(0) for c in set(predicted.tolist())}
         theirs = np.sqrt(np.mean([(row - centres[c]) ** 2 for row, c in zip(x, predicted, strict=True)], axis=0))

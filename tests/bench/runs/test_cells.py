@@ -135,7 +135,7 @@ def test_fgsm_images_options_and_search_are_part_of_a_record(more, network):
     [reading] = more(network, **made, images=60, options={"ood_sigma": "both"})
     assert (train["attacked"], test["attacked"], reading["options"]) == ("train", "test", {"ood_sigma": "both"})
     assert len({c["scores"] for c in (train, test, reading)}) == 3
-    with pytest.raises(InputError, match="^options: no method that is measured has an option 'solver'"):
+    with pytest.raises(InputError, match=r"^options: no method that is measured has an option 'solver'"):
         Plan(ood=("a",), methods=("energy",), options={"solver": "sgd"})
 
 
