@@ -34,9 +34,9 @@ def list_(root: str | None, as_json: bool) -> None:
     click.echo(f"Data sets in {data_root(root)}", err=True)
     for dataset in DATASETS.values():
         here = status(dataset, data_root(root))
-        record = {**asdict(here), "title": dataset.title, "licence": dataset.licence, "from": dataset.home}
-        text = f"{here.name:<14} {here.state:<8} {here.found:>7} of {here.expected:<7} {dataset.title}"
-        click.echo(json.dumps(record) if as_json else text)
+        about = {"title": dataset.title, "licence": dataset.licence, "from": dataset.home, "note": dataset.note}
+        text = f"{here.name:<21} {here.state:<8} {here.found:>7} of {here.expected:<7} {dataset.title}"
+        click.echo(json.dumps({**asdict(here), **about}) if as_json else text)
 
 
 @data.command()
