@@ -168,8 +168,9 @@ def _line(record: dict[str, Any]) -> str:
 def paper(name: str, results: str | None, out: str, validation: str | None, networks: tuple[str, ...]) -> None:
     """Print a table of the paper, or draw a figure: ours beside the paper's, which are in parentheses.
 
-    NAME is one of toy, black-box, grey-box, white-box, white-box-fgsm, kl, hyperparameters, validation-choice, seeds,
-    accuracy, adversarial, timing, others, histograms, curves, gaussianity, layers; or all.
+    NAME is one of toy, black-box, grey-box, white-box, white-box-fgsm, equation-12, centroids, kl, hyperparameters,
+    validation-choice, seeds, accuracy, adversarial, timing, others, histograms, curves, gaussianity, layers,
+    layer-reduction; or all.
     """
     from igeood.bench.paper.catalog import NAMES, make
     from igeood.bench.runs import Results, load_network
