@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from scipy.stats import shapiro
 from torch import nn
 
 import igeood
@@ -52,11 +53,19 @@ def test_diagnostics(model, data):
         covariance = residual.T @ residual / len(x)
         diagonal = np.diag(covariance)
         assert d.condition_full == pytest.approx(np.linalg.cond(covariance), rel=1e-6)
-        assert d.condition_diagonal == pytest.approx(diagonal.max() / diagonal.min(), rel=1e-9)
-        assert d.dominance == pytest.approx((diagonal / np.abs(covariance).sum(1)).mean(), rel=1e-9)
-        assert 0.5 < d.shapiro_w <= 1.0
+        assert d.condition_infinity == pytest.approx(np.linalg.cond(covariance, np.inf), rel=1e-6)
+        for norm in (2, np.inf):  # of a diagonal they are the same
+            assert d.condition_diagonal == pytest.approx(np.linalg.cond(np.diag(diagonal), norm), rel=1e-9)
+        others = [np.abs(np.delete(row, i)).sum() for i, row in enumerate(covariance)]
+        assert d.dominant == pytest.approx(np.mean(diagonal > others))
+        w = [shapiro(x[labels == c][:, j]).statistic for c in range(4) for j in range(x.shape[1])]
+        assert d.shapiro_w == pytest.approx(np.mean(w), rel=1e-9)
+    x = torch.tensor([[1.0, 2.0], [-1.0, 2.5], [3.0, -2.0], [0.0, 1.0], [0.0, 1.0]])  # 2 rows of class 1: no W
+    (d,) = igeood.diagnose(igeood.Outputs(torch.zeros(5, 2), {"a": x}, torch.tensor([0, 0, 0, 1, 1]))).values()
+    assert (d.dominant, d.dead) == (0.5, 0)  # the scatter is (8, −9; −9, 12.17)
+    assert d.shapiro_w == pytest.approx(np.mean([shapiro(x[:3, j].double().numpy()).statistic for j in range(2)]))
     dead = igeood.Outputs(torch.zeros(50, 2), {"dead": torch.ones(50, 2)}, torch.arange(50) % 2)
-    assert (igeood.diagnose(dead)["dead"].dead, igeood.diagnose(dead)["dead"].condition_full) == (2, float("inf"))
+    assert [getattr(igeood.diagnose(dead)["dead"], n) for n in ("dead", "condition_infinity")] == [2, float("inf")]
     with pytest.raises(InputError, match="need features and labels"):
         igeood.diagnose(igeood.Outputs(torch.zeros(5, 2)))
 

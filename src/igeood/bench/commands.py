@@ -45,9 +45,9 @@ def list_(root: str | None, as_json: bool) -> None:
     click.echo(f"Data sets in {data_root(root)}", err=True)
     for dataset in DATASETS.values():
         here = status(dataset, data_root(root))
-        record = {**asdict(here), "title": dataset.title, "licence": dataset.licence, "from": dataset.home}
-        text = f"{here.name:<14} {here.state:<8} {here.found:>7} of {here.expected:<7} {dataset.title}"
-        click.echo(json.dumps(record) if as_json else text)
+        about = {"title": dataset.title, "licence": dataset.licence, "from": dataset.home, "note": dataset.note}
+        text = f"{here.name:<21} {here.state:<8} {here.found:>7} of {here.expected:<7} {dataset.title}"
+        click.echo(json.dumps({**asdict(here), **about}) if as_json else text)
 
 
 @data.command()
@@ -183,8 +183,9 @@ def _line(record: dict[str, Any]) -> str:
 def paper(name: str, results: str | None, out: str, validation: str | None, networks: tuple[str, ...]) -> None:
     """Print a table of the paper, or draw a figure: ours beside the paper's, which are in parentheses.
 
-    NAME is one of toy, black-box, grey-box, white-box, white-box-fgsm, kl, hyperparameters, validation-choice, seeds,
-    accuracy, adversarial, timing, others, histograms, curves, gaussianity, layers; or all.
+    NAME is one of toy, black-box, grey-box, white-box, white-box-fgsm, equation-12, centroids, kl, hyperparameters,
+    validation-choice, seeds, accuracy, adversarial, timing, others, histograms, curves, gaussianity, layers,
+    layer-reduction; or all.
     """
     from igeood.bench.paper.catalog import NAMES, make
     from igeood.bench.runs import Results, load_network

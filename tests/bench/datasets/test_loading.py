@@ -75,6 +75,19 @@ def test_other_places_are_found_and_hidden_files_left_out(root):
     assert [len(load(name, root=root)) for name in ("places365", "svhn", "isun")] == [12, 12, 12]
 
 
+def test_the_literatures_copies_are_found_at_any_depth_of_their_folder(tmp_path, make):
+    """As people have them: archives unpack to `Imagenet/test`, `LSUN_resize/LSUN_resize` or the folder alone."""
+    places = {"tiny-imagenet-resized": "Imagenet_resize/Imagenet_resize", "tiny-imagenet-crop": "Imagenet/test"}
+    places |= {"lsun": "LSUN_resize/LSUN_resize", "lsun-crop": "LSUN/test", "isun": "iSUN/iSUN_patches"}
+    for i, (name, place) in enumerate(places.items()):
+        folder = tmp_path / (place if i % 2 else place.split("/")[0])
+        make.images(folder, [f"{j}.png" for j in range(i + 2)], size=(32, 32))
+        images = load(name, root=tmp_path)
+        assert (len(images), images.title) == (i + 2, DATASETS[name].title)
+        np.testing.assert_array_equal(images.images()[0], np.asarray(Image.open(folder / "0.png")).transpose(2, 0, 1))
+        assert ("aliased" in images.note) == (not name.endswith("-crop"))
+
+
 def test_wrong_arguments_are_named():
     for options, message in (
         ({"name": "cifar10"}, "name: no 'cifar10'; did you mean 'cifar-10'"),

@@ -150,13 +150,15 @@ def test_gaussianity_standardises_and_shows_w():
 
 
 def test_layers_have_a_row_for_each_method_with_tnr_and_weights():
-    figure = layer_histograms([row("mahalanobis"), row("igeood+", 6)])
+    figure = layer_histograms([row("mahalanobis"), row("igeood+", 6)], {"mahalanobis": [], "igeood": [1.0]})
     assert [part._suptitle.get_text() for part in figure.subfigs] == [look_of("mahalanobis").title, "IGEOOD+"]
     for part in figure.subfigs:
         assert [axes.get_title() for axes in part.axes[:3]] == [f"block{i}\nTNR 50.0%" for i in range(3)]
         assert part.axes[-1].get_title() == "regression\nTNR 95.1%"
         assert " ".join(part.axes[-1].get_xlabel().split()) == "score α = (1, −3.6, −0.13)"
     assert {axes.get_gridspec().get_geometry() for axes in figure.subfigs[1].axes} == {(2, 4)}  # on a second line
+    figure = layer_histograms([row("igeood")], {"igeood": [1.0, -1.3]})
+    assert figure.subfigs[0].axes[-1].get_xlabel().endswith("\npaper: (1, −1.3)")
 
 
 @pytest.mark.parametrize("method", SCORES)

@@ -1,18 +1,29 @@
 """The paper's tables: our numbers where they belong, the paper's beside them, and what is missing as missing."""
 
+import re
+from collections import Counter
 from statistics import fmean
 
 import pytest
+import torch
 
-from igeood.bench.paper.catalog import NAMES, make
+from igeood.bench.commands import paper
+from igeood.bench.paper.catalog import NAMES, TABLES, make
+from igeood.bench.paper.layers import kept, reduction
+from igeood.bench.paper.networks import accuracy, covariance, hyperparameters
 from igeood.bench.paper.plots import FIGURES
-from igeood.bench.paper.tables import MISSING, TABLES, accuracy, averages, extended, hyperparameters
+from igeood.bench.paper.reported import load
+from igeood.bench.paper.table import MISSING
+from igeood.bench.paper.tables import averages, extended
 from igeood.bench.runs import Results
 from igeood.bench.runs.averages import Averages, Key
+from igeood.detectors.gaussians import IgeoodFeatures
 from igeood.errors import InputError
+from igeood.geometry import gaussian
+from igeood.metrics import tnr_at_tpr
 
 DENSENET = {"network": "densenet-bc-100", "in_distribution": "cifar-10"}
-NETWORK = {"accuracy": 0.9454, "accuracy_fisher_rao": 0.9453, "test_images": 10000, "data": {"test": "t"}}
+NETWORK = {"accuracy": 0.9454, "accuracy_fisher_rao": 0.9453, "test_images": 10000, "data": {"test": "t", "train": "r"}}
 
 
 def cell(setting="black-box", method="msp", validation="isun", ood="gaussian", seed=0, weights="w0", **others):
@@ -41,19 +52,20 @@ def find(table, start):
 
 
 def test_ours_and_theirs_side_by_side_and_their_averages(results):
-    tnr, auroc, aupr = extended(Averages(results), "tab:black_box_extended")
+    tnr, auroc, aupr, *_ = extended(Averages(results), "tab:black_box_extended")
     assert find(tnr, "Tiny") == ["Tiny-ImageNet", "50.0 (59.4)", "60.0 (85.0)", "70.0 (88.0)", "**80.0** (87.8)"]
     assert find(tnr, "Gaussian")[1] == "20.0 (88.1)"
     assert find(tnr, "SVHN") == ["SVHN", *(f"{MISSING} ({v:.1f})" for v in (40.4, 52.0, 49.6, 50.1))]
+    assert find(tnr, "average, each")[1:3] == ["35.0 ± 15 (52.5)", "45.0 ± 15 (66.8)"]
     both = [f"35.0 ({fmean([88.1, 59.4]):.1f})", f"45.0 ({fmean([99.8, 85.0]):.1f})"]
     assert find(tnr, "mean, sets: 2")[1:3] == both
     assert find(auroc, "Tiny")[1] == "75.0 (94.1)"
     assert find(aupr, "Tiny")[1] == "80.0 (95.4)"
     table = averages(Averages(results), "black-box", "tab:black_box_avg")
-    assert len(table.rows) == 6
+    assert [len(table.rows), table.rows[-1][:3]] == [7, ["average", "", "35.0 (44.9 ± 24)"]]
     means = ["35.0 ± 15 (52.5 ± 16)", "45.0 ± 15 (66.8 ± 20)", "55.0 ± 15 (65.3 ± 23)", "**65.0** ± 15 (65.6 ± 23)"]
     assert find(table, "densenet-bc-100, CIFAR-10")[1:6] == ["2", *means]
-    assert find(table, "resnet-34, SVHN")[1:3] == [MISSING, f"{MISSING} (76.2 ± 8)"]
+    assert find(table, "resnet-34, SVHN")[1:3] == [MISSING, f"{MISSING} (76.2 ± 7.8)"]
     assert "9,000 in-distribution images; Gaussian noise 1,000, Tiny-ImageNet 1,000" in table.markdown()
 
 
@@ -82,6 +94,10 @@ def test_another_validation_set_splits_that_are_averaged_and_cells_that_are_repl
     assert find(table, "SVHN")[2] == "90.0 (55.4)"
     assert find(table, "iSUN")[2] == "35.0 (52.5)"
     assert find(table, "Textures")[2] == f"{MISSING} (55.4)"
+    assert find(table, "average")[2] == "62.5 ± 28 (53.7 ± 2)"
+    results.cells.append(cell("grey-box", "odin", "svhn", tnr=0.4))
+    results.cells.append(cell("grey-box", "odin", "svhn", "svhn-nearest", tnr=0.9))  # tuned on a copy: not counted
+    assert find(TABLES["validation-choice"](Averages(results))[0], "SVHN")[6] == "40.0 (70.0)"
     results.cells.append(cell(method="msp", ood="gaussian", tnr=0.9))  # measured again
     ours = Averages(results)
     assert ours.value("white-box", key, "tiny-imagenet", "igeood+", "tnr") == pytest.approx(70.0)
@@ -100,6 +116,7 @@ def test_hyperparameters_and_accuracy_and_trainings_that_are_averaged_and_have_r
     tnr = TABLES["seeds"](Averages(results))[0]
     assert find(tnr, "Gaussian")[1] == "30.0 ± 10 (42.7 ± 49)"
     assert "Trainings of ours: 2" in tnr.notes[0]
+    assert TABLES["seeds"](Averages(results))[-1].rows == [["densenet-bc-100, CIFAR-10", "92.27 ± 2.3 (94.58 ± 0.13)"]]
     [table] = accuracy(Averages(results))
     rows = [f"densenet-bc-100, CIFAR-10 ({name}.pt)" for name in "ab"]
     assert [row[:2] for row in table.rows[:2]] == [[rows[0], "94.54 (95.20)"], [rows[1], "90.00 (95.20)"]]
@@ -110,6 +127,7 @@ def test_hyperparameters_and_accuracy_and_trainings_that_are_averaged_and_have_r
 def test_every_name_is_made(whole, network, tmp_path):
     """From a real benchmark's folder, each name gives something that is not empty."""
     assert set(NAMES) == {*TABLES, *FIGURES, "timing"}
+    assert all(name in paper.help for name in NAMES)
     for name in NAMES:
         text = make(name, whole, out=tmp_path, networks=[network])
         assert "resnet-10-16" in text or name in ("toy", "curves"), name
@@ -120,12 +138,117 @@ def test_every_name_is_made(whole, network, tmp_path):
     assert drawn == ["curves", f"gaussianity-{stem}", f"histograms-{stem}", f"layers-{stem}", "toy"]
 
 
+def test_copies_of_a_set_stand_beside_the_papers_number_and_count_once(results):
+    """Smooth, nearest and the literature's: the paper's is aliased."""
+    for name, tnr in (("tiny-imagenet-nearest", 0.6), ("lsun-nearest", 0.9)):
+        for method in ("msp", "odin", "energy", "igeood-logits"):
+            results.cells.append(cell(method=method, ood=name, tnr=tnr))
+    table = extended(Averages(results), "tab:black_box_extended")[0]
+    names = ["Gaussian noise", "Tiny-ImageNet", "Tiny-ImageNet (nearest)", "LSUN (resized) (nearest)"]
+    assert [row[0] for row in table.rows[:4]] == names
+    assert [row[1] for row in table.rows[1:4]] == ["50.0 (59.4)", "60.0 (59.4)", "90.0 (66.9)"]
+    assert find(table, "mean, sets: 3")[1] == f"{fmean([20, 60, 90]):.1f} ({fmean([88.1, 59.4, 66.9]):.1f})"
+    assert averages(Averages(results), "black-box", "tab:black_box_avg").rows[0][1] == "3"
+    assert any("count a set once" in note for note in table.notes)
+    assert "Empty cells need the sets (Chars74K (EnglishImg); CIFAR-100; Places365" in table.markdown()
+    for method in ("msp", "odin", "energy", "igeood-logits"):
+        results.cells.append(cell(method=method, ood="tiny-imagenet-resized", tnr=0.7))
+    table = extended(Averages(results), "tab:black_box_extended")[0]
+    assert find(table, "mean, sets: 3")[1].startswith(f"{fmean([20, 70, 90]):.1f} ")
+
+
+def test_options_of_a_method_have_tables_of_their_own_and_are_left_out_of_all_others(results):
+    for options, tnr in (({"ood_sigma": "both"}, 0.3), ({"ood_means": "predicted"}, 0.4), ({}, 0.5)):
+        results.cells.append(cell("white-box-fgsm", "igeood+", "fgsm", "tiny-imagenet", tnr=tnr, options=options))
+    for how, tnr in (({"options": {"solver": "sgd"}}, 0.11), ({"search": "bayes"}, 0.12), ({"search": "sweep"}, 0.13)):
+        results.cells.append(cell(method="igeood-logits", tnr=tnr, **how))
+    results.tunings.append({**cell(method="energy", search="bayes"), "ood": "", "temperature": 9.0, "epsilon": 0.0})
+    ours = Averages(results)
+    fgsm = next(table for table in TABLES["equation-12"](ours) if "fgsm" in table.title)
+    assert [row[1:] for row in fgsm.rows] == [[v] * 2 for v in ("50.0", "30.0", "40.0", "94.5")]
+    [table] = TABLES["centroids"](ours)
+    assert [row[1:] for row in table.rows[1:4]] == [[MISSING] * 3, ["11.0", *[MISSING] * 2], ["12.0", *[MISSING] * 2]]
+    assert table.rows[0][1:] == ["13.0", "80.0", "46.5"]
+    results.cells.append(cell(method="igeood-logits", ood="tiny-imagenet-nearest", tnr=0.9))
+    assert TABLES["centroids"](Averages(results))[0].rows[0][1:] == ["13.0", "80.0", "90.0", "51.5"]  # counted once
+    assert table.rows[4][1:3] == ["99.9", "87.8"]
+    assert "need results of: centroids at T = 1." in table.notes[-1]
+    assert ours.value("black-box", Key(**DENSENET), "gaussian", "igeood-logits", "tnr") == pytest.approx(13.0)
+    assert hyperparameters(ours)[0].rows[0][2] == "2.5; 4.6"
+
+
+def test_methods_without_ood_samples_are_lent_to_the_table_that_quotes_them(results):
+    results.cells.append(cell("untuned", "gram", "none", "tiny-imagenet", tnr=0.97, id_images=10_000))
+    results.cells.append(cell("untuned", "mahalanobis", "none", "tiny-imagenet", tnr=0.1))
+    results.cells.append(cell("grey-box", "deconf-c", "none", "svhn", tnr=0.9))
+    tables = [table for table in TABLES["others"](Averages(results)) if "densenet-bc-100, CIFAR-10:" in table.title]
+    theirs = [f"{MISSING} ({value})" for value in (94.9, 99.1, 93.4, 94.5, 96.1)]
+    assert sorted(find(tables[1], "Tiny")[1:]) == sorted(["97.0 (98.8)", *theirs])
+    assert "90.0 (98.8)" in find(tables[1], "SVHN")
+    assert tables[1].notes[0].startswith("Nothing of the white-box-fgsm was measured here: ")
+    assert any(note.startswith("Ours of ") and "untuned" in note for note in tables[1].notes)
+
+
+def test_minimum_and_sum_over_classes_from_kept_outputs(whole):
+    [table], ours = reduction(Averages(whole)), Averages(whole)
+    [line] = ours.networks
+    train, known = (kept(ours, line, part) for part in ("train", "test"))
+    scorer, row = IgeoodFeatures().fit(train), find(table, "Gaussian")
+    noise = kept(ours, next(c for c in ours.cells if c["ood"] == "gaussian"), "ood")
+    for i, layer in enumerate(scorer.columns_):
+        mean, std = scorer.mean_[layer], scorer.std_[layer]
+        distances = [gaussian.distance(o.features[layer][:, None].double(), std, mean, std) for o in (known, noise)]
+        for j, reduce in enumerate((torch.amin, torch.sum)):
+            tnr = tnr_at_tpr(*(reduce(d, dim=1) for d in distances))
+            assert row[1 + 2 * i + j] == f"{100 * tnr:.1f}"
+
+
+def test_layers_conditions_are_beside_the_papers_and_older_records_say_nothing(results):
+    checks = {"condition_full": 4e10, "condition_infinity": 9e10, "condition_diagonal": 2e3, "dominant": 0.25}
+    line = {**DENSENET, **NETWORK, "weights": "w0", "file": "a.pt", "layers": [["conv", 24], ["block", 108]]}
+    old = {"condition_full": 1.0, "condition_diagonal": 1.0, "dominance": 0.1, "shapiro_w": 0.9, "dead": 0}
+    results.networks.append({**line, "diagnostics": {"conv": {**checks, "shapiro_w": 0.98, "dead": 3}, "block": old}})
+    [table] = covariance(Averages(results))
+    assert table.rows[0][1:] == ["conv", "24", "0.980", "25%", "4e+10", "9e+10 (2.8e+10)", "2e+03 (1e+03)", "3"]
+    assert table.rows[1][2:] == ["108", *[MISSING] * 3, f"{MISSING} (3.5e+06)", f"{MISSING} (30)", MISSING]
+
+
+UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
+NUMBER = re.compile(r"(-?\d+(?:\.\d+)?(?:e[+-]\d+)?)(?: (s|ms|µs)\b)?")
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_every_number_of_the_paper_is_in_the_table_it_belongs_to(results, tmp_path, measured):
+    """Each as often as the paper prints it, deviations too; ours are made up, and have a number that it has not."""
+    if measured:
+        for record in results.cells.records:
+            record.update(tnr=0.00321, auroc=0.00321, aupr=0.00321)
+        results.networks.records[0] |= {"layers": [[layer, 1] for layer in "abcd"], "diagnostics": {}}
+    there: dict[str, Counter] = {}
+    for name in [*TABLES, "timing"]:
+        text = make(name, results if measured else None, out=tmp_path)
+        for table in re.split(r"^### ", text, flags=re.MULTILINE)[1:]:
+            label = re.search(r"The paper's `(.*)`", table)
+            lines = [line for line in table.splitlines() if line.startswith("|")]
+            cells = [c for line in lines[2:] for c in line.split("|")[2:] if MISSING in c or "(" in c or ";" in c]
+            numbers = (float(f"{float(n) * UNITS.get(unit, 1.0):.6g}") for c in cells for n, unit in NUMBER.findall(c))
+            there.setdefault(label[1] if label else name, Counter()).update(numbers)
+    wanted: dict[str, Counter] = {}
+    for one in load():
+        values = [one.value] if one.spread is None else [one.value, one.spread]
+        wanted.setdefault(one.label, Counter()).update(values)
+    assert sum(len([*each.elements()]) for each in wanted.values()) > 2810
+    assert {label: numbers - there.get(label, Counter()) for label, numbers in wanted.items()} == {
+        label: Counter() for label in wanted
+    }
+
+
 def test_without_results_only_the_paper_speaks(tmp_path):
     with pytest.raises(InputError, match=r"name: no 'table-9'; .*there are all, black-box"):
         make("table-9", None, out=tmp_path)
     texts = {name: make(name, None, out=tmp_path) for name in NAMES}
     assert all(text.startswith("###") for text in texts.values())
     assert f"| {MISSING} (95.20) |" in texts["accuracy"]
-    assert f"| Textures (DTD) | {MISSING} (40.5) |" in texts["black-box"]
+    assert f"| Textures (DTD) | {MISSING} (40.5 / 88.5 / 93.1) |" in texts["black-box"]
     assert f"{MISSING} (66 µs)" in texts["timing"]
     assert "| deconf-c |" in texts["others"]

@@ -63,6 +63,7 @@ _CHARS = "http://www.ee.surrey.ac.uk/CVSSP/demos/chars74k"
 _TINY = "http://cs231n.stanford.edu/"
 _DTD = "https://www.robots.ox.ac.uk/~vgg/data/dtd"
 _ODIN, _DROPBOX = "https://github.com/facebookresearch/odin", "https://www.dropbox.com/s"
+_ALIASED = "the literature's copy of 32 x 32 pixels: made smaller without smoothing, hence aliased"
 
 
 # fmt: off
@@ -108,12 +109,18 @@ _TABLE = (  # checksums: the CIFAR page's; torchvision's of SVHN, Textures and P
         downloads=(Download(f"{_TINY}tiny-imagenet-200.zip", "md5:90528d7ca1a48142e341f4ef8d21d0de"),),
         note="resized here, bilinear: unlike the copies in the literature, not aliased",
     ),
+    # ODIN's copies; below their folder archives differ in depth (Imagenet/test, LSUN_resize/LSUN_resize)
     _foreign("tiny-imagenet-resized", "Tiny-ImageNet (resized)", "not stated", _ODIN, 10_000, ("Imagenet_resize",),
-             f"{_DROPBOX}/kp3my3412u5k9rl/Imagenet_resize.tar.gz?dl=1", "md5:0f9ff11d45babf2eff5fe12281d1ac31"),
+             f"{_DROPBOX}/kp3my3412u5k9rl/Imagenet_resize.tar.gz?dl=1", "md5:0f9ff11d45babf2eff5fe12281d1ac31",
+             _ALIASED),
+    _foreign("tiny-imagenet-crop", "Tiny-ImageNet (crop)", "not stated", _ODIN, 10_000, ("Imagenet",),
+             f"{_DROPBOX}/avgm2u562itwpkl/Imagenet.tar.gz?dl=1", "md5:7c0827e4246c3718a5ee076e999e52e5"),
     _foreign("lsun", "LSUN (resized)", "not stated", _ODIN, 10_000, ("LSUN_resize",),
-             f"{_DROPBOX}/moqh2wh8696c3yl/LSUN_resize.tar.gz?dl=1", "md5:278b7b31c8cb7e804a1465a8ce03a2dc"),
+             f"{_DROPBOX}/moqh2wh8696c3yl/LSUN_resize.tar.gz?dl=1", "md5:278b7b31c8cb7e804a1465a8ce03a2dc", _ALIASED),
+    _foreign("lsun-crop", "LSUN (crop)", "not stated", _ODIN, 10_000, ("LSUN",),
+             f"{_DROPBOX}/fhtsw1m3qxlwj6h/LSUN.tar.gz?dl=1", "md5:458a0a0ab8e5f1cb4516d7400568e460"),
     _foreign("isun", "iSUN", "not stated", _ODIN, 8_925, ("iSUN",),
-             f"{_DROPBOX}/ssz7qxfqae0cca5/iSUN.tar.gz?dl=1"),
+             f"{_DROPBOX}/ssz7qxfqae0cca5/iSUN.tar.gz?dl=1", None, _ALIASED),
     _foreign("textures", "Textures (DTD)", "research purposes", f"{_DTD}/", 5_640, ("dtd/images",),
              f"{_DTD}/download/dtd-r1.0.1.tar.gz", "md5:fff73e5086ae6bdbea199a49dfb8a4c1"),
     _foreign("chars74k", "Chars74K (EnglishImg)", "not stated", f"{_CHARS}/", 7_705, ("English/Img/GoodImg/Bmp",),

@@ -96,8 +96,11 @@ def gaussianity(layers: Sequence[LayerPanel]) -> Figure:
     return figure
 
 
-def layer_histograms(rows: Sequence[LayerRow]) -> Figure:
-    """Scores of each layer, with their TNR at TPR-95%, then the regression's score with its weights; by method."""
+def layer_histograms(rows: Sequence[LayerRow], theirs: Mapping[str, Sequence[float]] | None = None) -> Figure:
+    """Scores of each layer, with their TNR at TPR-95%, then the regression's score with its weights; by method.
+
+    `theirs` are the paper's weights by method, for the text.
+    """
     shapes = [drawing.shape(len(panels), 4) for _, panels, _ in rows]
     heights = [1.7 * n + 0.4 for n, _ in shapes]
     figure = drawing.blank(0.5 + sum(heights))
@@ -109,11 +112,15 @@ def layer_histograms(rows: Sequence[LayerRow]) -> Figure:
             cut = histogram(axes, panel.id_values, {OOD_LABEL: panel.ood_values}, drawing.ood_colours([OOD_LABEL]))
             title = f"{panel.layer}\nTNR {100 * panel.number:.1f}%"
             drawing.label(axes, title=title, x="score (axis cut)" if cut else "score", y="density")
-        weights = ", ".join(f"{w:.2g}".replace("-", "−") for w in alphas)
-        lines = textwrap.wrap(f"α = ({weights})", 72 // columns)  # as many letters as fit below a panel
+        texts = [f"α = {_vector(alphas)}", *(f"paper: {_vector(w)}" for w in [(theirs or {}).get(method)] if w)]
+        lines = [line for text in texts for line in textwrap.wrap(text, 72 // columns)]  # what fits below a panel
         axes.set_xlabel("\n".join([axes.get_xlabel(), *lines]), fontsize=SMALL)
     drawing.legend(figure, figure.subfigs[0].axes)
     return figure
+
+
+def _vector(values: Sequence[float]) -> str:
+    return f"({', '.join(f'{value:.2g}' for value in values)})".replace("-", "−")
 
 
 def _shown_range(sets: Sequence[Values]) -> tuple[Limits, bool]:

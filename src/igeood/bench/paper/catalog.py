@@ -3,17 +3,19 @@
 from pathlib import Path
 
 from igeood.bench.figures.drawing import save
+from igeood.bench.paper.layers import reduction, weights
 from igeood.bench.paper.plots import FIGURES
-from igeood.bench.paper.tables import TABLES
+from igeood.bench.paper.tables import TABLES as OF_RECORDS
 from igeood.bench.paper.timing import timing
 from igeood.bench.runs import Network, Results
 from igeood.bench.runs.averages import Averages, title
 from igeood.errors import InputError
 
+TABLES = {**OF_RECORDS, "layers": weights, "layer-reduction": reduction}
 NAMES = tuple(dict.fromkeys([*TABLES, "timing", *FIGURES]))
-_SHOWN = "The OOD set is Tiny-ImageNet where it was measured, else the first of the results.\n"
+_SHOWN = "The OOD set is {}Tiny-ImageNet, in the copy most like the paper's, or else the first of the results.\n"
 _CURVES = "TNR on the validation images, {}; what was chosen for each method is marked.\n"
-NOTES = {"curves": _CURVES, "gaussianity": _SHOWN, "layers": _SHOWN}  # below the figures
+NOTES = {"curves": _CURVES, "gaussianity": _SHOWN.format(""), "layers": _SHOWN.format("SVHN, or ")}  # below the figures
 
 
 def make(
@@ -49,12 +51,13 @@ def make(
     ours = Averages(results, validation)
     tables = timing(ours, networks or []) if name == "timing" else TABLES[name](ours) if name in TABLES else []
     parts = [table.markdown() for table in tables]
-    for stem, figure in FIGURES[name](ours) if name in FIGURES else ():
+    figures = dict(FIGURES[name](ours)) if name in FIGURES else {}
+    for stem, figure in figures.items():
         path = Path(out) / f"{stem}.png"
         save(figure, path)
         parts.append(f"![{stem}]({path})\n")
     if not parts:
         return f"### {name}\n\nNothing was measured: `--results` names the folder of a benchmark.\n"
-    note = NOTES.get(name, "").format(title(ours.validation))
+    note = NOTES.get(name, "").format(title(ours.validation)) if figures else ""
     head = [] if parts[0].startswith("###") else [f"### {name}\n"]
     return "\n".join([*head, *parts, *[note] * bool(note)])

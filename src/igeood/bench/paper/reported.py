@@ -85,3 +85,18 @@ def methods(**fields: str) -> list[str]:
     ['odin', 'energy', 'igeood-logits']
     """
     return list(dict.fromkeys(one.method for one in find(**fields) if one.method))
+
+
+def columns(label: str) -> list[tuple[str, str]]:
+    """Settings and methods of a table, in the order of the print."""
+    return list(dict.fromkeys((one.setting, one.method) for one in find(label=label)))
+
+
+def values(field: str, **fields: str) -> list[str]:
+    """Values of a field that there are numbers of, means apart.
+
+    >>> values("validation", label="tab:grey_box_avg")
+    ['isun']
+    """
+    every = (getattr(one, field) for one in find(**fields))
+    return list(dict.fromkeys(value for value in every if value not in ("", "average")))

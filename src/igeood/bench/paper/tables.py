@@ -1,21 +1,20 @@
 """The paper's tables: our numbers with the paper's beside them, in parentheses; what is missing is shown as missing."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from statistics import fmean, pstdev
+from statistics import fmean
 
 from igeood.bench.figures.drawing import look_of
 from igeood.bench.paper import reported
+from igeood.bench.paper.networks import accuracy, adversarial, covariance, hyperparameters
 from igeood.bench.paper.reported import Number
-from igeood.bench.runs.averages import METRICS, Averages, Key, title
-from igeood.bench.runs.plan import NO_VALIDATION
+from igeood.bench.paper.table import MISSING, NETWORK, Table, mean, needed, pair, rows_of, tenths, titles
+from igeood.bench.runs.averages import METRICS, Averages, Key, one_each, printed_name, title
+from igeood.bench.runs.plan import NO_VALIDATION, TUNED_ON
 from igeood.bench.runs.results import Record
 
 Pairs = list[tuple[Number, Number]]  # ours and the paper's
-Cells = Mapping[str, Callable[[Key], str]]  # by column, the cell of a classifier
-MISSING = "–"
-NETWORK = "network, in-distribution"
 HOW = {  # by setting, or what the others are tuned on
     "white-box": "Tuned on up to 1,000 images of each kind, which are not measured on; means over {splits} splits.",
     "white-box-fgsm": "Tuned on adversarial images only; no OOD image is seen before the measurement.",
@@ -23,61 +22,11 @@ HOW = {  # by setting, or what the others are tuned on
 }
 NAMED = "Tuned on {tuned} (the paper's on iSUN) and on up to 1,000 in-distribution images, which are not measured on."
 QUOTED = "other methods, quoted from their authors, "
+COPIES = "Averages count a set once. Of its copies they take the literature's resized one, else the one resized by the "
+COPIES += "nearest pixel, else the smooth one: the paper's copies are aliased."
 SEEDS, OTHERS = "tab:seed_model_error", ("tab:other_comparisons", "tab:other_comparisons_adv")
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table as text: the paper's label, a title, a header, rows, and what the reader should know."""
-
-    label: str
-    title: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    notes: Sequence[str] = ()
-
-    def markdown(self) -> str:
-        """The table in Markdown."""
-        lines = [f"### {self.title}", "", f"The paper's `{self.label}`.", ""]
-        lines += ["| " + " | ".join(self.header) + " |", "|---|" + "---:|" * (len(self.header) - 1)]
-        lines += ["| " + " | ".join(row) + " |" for row in self.rows]
-        return "\n".join([*lines, *(f"\n{note}" for note in self.notes), ""])
-
-
-def pair(ours: Number, theirs: Number, show: Callable[[float], str] = "{:.1f}".format) -> str:
-    """Our number, and the paper's in parentheses where it has one."""
-    texts = []
-    for value, spread in (number or (None, None) for number in (ours, theirs)):
-        texts.append(MISSING if value is None else show(value) + ("" if spread is None else f" ± {spread:.0f}"))
-    return texts[0] if theirs is None else "{} ({})".format(*texts)
-
-
-def mean(values: Iterable[float | None]) -> Number:
-    """Mean of the known values, and their deviation if there are several."""
-    known = [value for value in values if value is not None]
-    return (fmean(known), pstdev(known) if len(known) > 1 else None) if known else None
-
-
-def _pairs(numbers: Pairs) -> list[str]:
-    """Cells of one row from our numbers and the paper's, our best in bold unless all are the same."""
-    cells, printed = [pair(*both) for both in numbers], {f"{ours[0]:.1f}": ours[0] for ours, _ in numbers if ours}
-    best = max(printed, key=lambda text: printed[text]) if len(printed) > 1 else ""
-    return [f"**{best}**{cell.removeprefix(best)}" if best and cell.split(" ")[0] == best else cell for cell in cells]
-
-
-def _names(columns: Iterable[str | tuple[str, str]]) -> list[str]:
-    """Headers of methods, or of settings and methods."""
-    return [look_of(c).title if isinstance(c, str) else f"{c[0]}: {look_of(c[1]).title}" for c in columns]
-
-
-def _columns(label: str) -> list[tuple[str, str]]:
-    """Settings and methods of a table, in the order of the print."""
-    return list(dict.fromkeys((r.setting, r.method) for r in reported.find(label=label)))
-
-
-def _printed(field: str, **fields: str) -> list[str]:
-    """Values of a field that the paper has numbers of, means apart."""
-    return list(dict.fromkeys(v for r in reported.find(**fields) if (v := getattr(r, field)) not in ("", "average")))
+NO_OOD = ("gram", "deconf-c")  # no OOD sample is used by them: their results are in other settings
+LENT = "Ours of {} use no OOD sample: they were measured in the setting untuned, or else grey-box."
 
 
 def _both(ours: Averages, keys: Sequence[Key], sets: Sequence[str], methods: Sequence[str], /, **paper: str) -> Pairs:
@@ -87,39 +36,51 @@ def _both(ours: Averages, keys: Sequence[Key], sets: Sequence[str], methods: Seq
     return [(number, reported.number(**paper, method=m)) for number, m in zip(mine, methods, strict=True)]
 
 
-def rows_of(ours: Averages, label: str) -> list[Key]:
-    """Our classifiers first, then those that only the paper has."""
-    mine = ours.classifiers()
-    theirs = [Key(r.network, r.in_distribution) for r in reported.find(label=label) if r.network != "average"]
-    return [*mine, *(key for key in dict.fromkeys(theirs) if key.paper not in [k.paper for k in mine])]
-
-
-def by_network(ours: Averages, label: str, name: str, columns: Cells, *notes: str) -> Table:
-    """A table with a row for each classifier."""
-    rows = [[str(key), *(cell(key) for cell in columns.values())] for key in rows_of(ours, label)]
-    return Table(label, name, [NETWORK, *columns], rows, notes)
+def _pairs(numbers: Pairs) -> list[str]:
+    """Cells of one row from our numbers and the paper's, our best in bold unless all are the same."""
+    cells, printed = [pair(*both) for both in numbers], {f"{ours[0]:.1f}": ours[0] for ours, _ in numbers if ours}
+    best = max(printed, key=lambda text: printed[text]) if len(printed) > 1 else ""
+    return [f"**{best}**{cell.removeprefix(best)}" if best and cell.split(" ")[0] == best else cell for cell in cells]
 
 
 def averages(ours: Averages, setting: str, label: str) -> Table:
-    """Means over OOD sets: Table 1, Table 2, and the grey box's."""
-    rows, methods = [], reported.methods(label=label)
-    for key in rows_of(ours, label):
-        sets, theirs = ours.ood(setting, key, methods), {"label": label, "setting": setting, **key.paper}
+    """Means over OOD sets: Table 1, Table 2, and the grey box's; the last row is the mean over classifiers."""
+    rows, methods, keys = [], reported.methods(label=label), rows_of(ours, label)
+    for key in keys:
+        sets, theirs = one_each(ours.ood(setting, key, methods)), {"label": label, "setting": setting, **key.paper}
         row = [str(key), str(len(sets)) if sets else MISSING]
         for metric in ("tnr", "auroc"):
             row += _pairs(_both(ours, [key], sets, methods, metric=metric, **theirs))
         rows.append(row)
-    columns = [f"{name}, {METRICS[metric]}" for metric in ("tnr", "auroc") for name in _names(methods)]
-    over = ", ".join(map(title, ours.ood(setting))) or "none"
+    overall = [_over_networks(ours, label, setting, methods, metric) for metric in ("tnr", "auroc")]
+    rows.append(["average", "", *overall[0], *overall[1]])
+    columns = [f"{name}, {METRICS[metric]}" for metric in ("tnr", "auroc") for name in titles(methods)]
+    over = ", ".join(map(title, one_each(ours.ood(setting)))) or "none"
     note = f"Ours: mean ± deviation over OOD sets ({over}); in parentheses the paper's, over its own sets."
-    return Table(label, f"{setting}: averages", [NETWORK, "sets", *columns], rows, [note, *_how(ours, setting)])
+    notes = [note, *_how(ours, setting), *_copies(ours.ood(setting)), *needed(key for key in keys if not key.weights)]
+    return Table(label, f"{setting}: averages", [NETWORK, "sets", *columns], rows, notes)
+
+
+def _over_networks(ours: Averages, label: str, setting: str, methods: Sequence[str], metric: str) -> list[str]:
+    """Of each method the mean over our classifiers of their means over OOD sets, and the paper's over its own."""
+    cells, theirs = [], {"label": label, "setting": setting, "network": "average", "metric": metric}
+    for method in methods:
+        sets = {key: one_each(ours.ood(setting, key, methods)) for key in ours.classifiers()}
+        means = [mean(ours.value(setting, k, ood, method, metric) for ood in oods) for k, oods in sets.items()]
+        cells.append(pair(mean(each and each[0] for each in means), reported.number(**theirs, method=method)))
+    return cells
+
+
+def _copies(sets: Sequence[str]) -> list[str]:
+    """The note on copies of one set, where there are several, or one that is not the paper's."""
+    return [COPIES] if [printed_name(name) for name in sets] != sets else []
 
 
 def _how(ours: Averages, setting: str) -> list[str]:
     """How the setting was tuned, and on how many images."""
-    cells = ours.of(setting)
+    cells = [cell for cell in ours.of(setting) if "lent" not in cell]
     if not cells:
-        return [f"Nothing of the {setting} was measured here."]
+        return [f"Nothing of the {setting} was measured here: empty cells need `igeood bench --setting {setting}`."]
     how = HOW.get(setting) or HOW.get(ours.validation, NAMED)
     how = how.format(splits=len({c["seed"] for c in cells}), tuned=title(ours.validation))
     images = ", ".join(f"{title(ood)} {n:,}" for ood, n in {c["ood"]: c["ood_images"] for c in cells}.items())
@@ -130,139 +91,219 @@ def _how(ours: Averages, setting: str) -> list[str]:
 
 
 def extended(ours: Averages, label: str, what: str = "", also: str = "") -> list[Table]:
-    """Each OOD set, for each metric and each of our classifiers; the paper's own where there is nothing of ours.
+    """Each OOD set, for each metric and each classifier, ours and the paper's.
 
     Methods are those of the label, or of the label `also`. Trainings of one architecture are one in the table of seeds.
     """
     tables, methods = [], reported.methods(label=also or label)
     setting = next(r.setting for r in reported.find(label=label) if r.setting)
+    ours = _lent(ours, setting, methods) if label in OTHERS else ours
     metrics = [metric for metric in METRICS if reported.find(label=label, metric=metric)]
     groups: dict[Key, list[Key]] = {}
-    for key in [k for k in ours.classifiers() if ours.of(setting, k)] or rows_of(Averages(), label):
-        groups.setdefault(Key(**key.paper) if label == SEEDS else key, []).append(key)
+    for key in rows_of(ours, label):
+        if ours.of(setting, key) or reported.find(label=label, **key.paper):
+            groups.setdefault(Key(**key.paper) if label == SEEDS else key, []).append(key)
     for key, trainings in groups.items():
         theirs = {"label": label, "setting": setting, **key.paper}
-        printed = _printed("ood", **theirs)
-        shared = [ood for ood in ours.ood(setting, key, methods) if ood in printed or not printed] or printed
-        seeds = f"Trainings of ours: {sum(bool(k.weights) for k in trainings)}; the paper's are 5."
-        notes = [*[seeds] * (label == SEEDS), *_how(ours, setting)]
-        for metric in metrics:
-            numbers = {
-                ood: _both(ours, trainings, [ood], methods, metric=metric, ood=ood, **theirs)
-                for ood in dict.fromkeys([*ours.ood(setting, key), *printed])
-            }
-            rows = [[title(ood), *_pairs(both)] for ood, both in numbers.items()]
-            rows.append([f"mean, sets: {len(shared)}", *_common([numbers[ood] for ood in shared])])
+        for metric in metrics if trainings[0].weights else ():
+            rows = _set_rows(ours, trainings, methods, metric=metric, **theirs)
+            notes = _set_notes(ours, trainings, methods, **theirs)
             name = f"{what}{setting}: {key}: {METRICS[metric]}"
-            tables.append(Table(label, name, ["OOD set", *_names(methods)], rows, notes))
+            tables.append(Table(label, name, ["OOD set", *titles(methods)], rows, notes))
+    if absent := [key for key, trainings in groups.items() if not trainings[0].weights]:
+        printed = [{"label": label, "setting": setting, **key.paper} for key in absent]
+        rows = [row for paper in printed for row in _printed_rows(methods, metrics, **paper)]
+        name = f"{what}{setting}: {' / '.join(METRICS[m] for m in metrics)} of networks that are not here"
+        notes = [*needed(absent), *(_how(ours, setting) if not ours.of(setting) else [])]
+        tables.append(Table(label, name, [NETWORK, "OOD set", *titles(methods)], rows, notes))
+    if reported.find(label=label, network="average"):
+        rows = [[METRICS[metric], *_over_networks(ours, label, setting, methods, metric)] for metric in metrics]
+        tables.append(Table(label, f"{what}{setting}: average over networks", ["metric", *titles(methods)], rows))
     return tables
+
+
+def _printed_rows(methods: Sequence[str], metrics: Sequence[str], /, **paper: str) -> list[list[str]]:
+    """What the paper alone has of a classifier: a row for each OOD set, all metrics in one cell."""
+    key, rows = Key(paper["network"], paper["in_distribution"]), []
+    for ood in dict.fromkeys(r.ood for r in reported.find(**paper)):
+        row = [str(key), title(ood)]
+        for method in methods:
+            numbers = [reported.number(**paper, ood=ood, method=method, metric=metric) for metric in metrics]
+            texts = [pair(number, None, tenths) for number in numbers if number]
+            row.append(f"{MISSING} ({' / '.join(texts)})" if texts else MISSING)
+        rows.append(row)
+    return rows
+
+
+def _set_rows(ours: Averages, keys: Sequence[Key], methods: Sequence[str], /, **paper: str) -> list[list[str]]:
+    """A row for each OOD set, copies of one set side by side; then means over the sets that both have, and averages."""
+    setting, printed = paper["setting"], reported.values("ood", **paper)
+    measured, every = (list(dict.fromkeys(o for k in keys for o in ours.ood(setting, k, of))) for of in ((), methods))
+    order = list(dict.fromkeys([*map(printed_name, measured), *printed]))
+    missing = [ood for ood in printed if ood not in map(printed_name, measured)]
+    numbers = {
+        ood: _both(ours, keys, [ood], methods, ood=printed_name(ood), **paper)
+        for ood in sorted([*measured, *missing], key=lambda ood: order.index(printed_name(ood)))
+    }
+    rows = [[title(ood), *_pairs(both)] for ood, both in numbers.items()]
+    own = one_each(every)
+    shared = [ood for ood in own if printed_name(ood) in printed or not printed]
+    if shared:
+        rows.append([f"mean, sets: {len(shared)}", *_common([numbers[ood] for ood in shared])])
+    if reported.find(**paper, ood="average"):
+        cells = _both(ours, keys, own, methods, ood="average", **paper)
+        rows.append(["average, each over its own sets", *_pairs(cells)])
+    return rows
+
+
+def _set_notes(ours: Averages, keys: Sequence[Key], methods: Sequence[str], /, **paper: str) -> list[str]:
+    """How a table by OOD sets was made, and what it lacks."""
+    setting, label = paper["setting"], paper["label"]
+    cells = [cell for key in keys for cell in ours.of(setting, key)]
+    seeds = f"Trainings of ours: {len(keys)}; the paper's are 5."
+    notes = [*[seeds] * (label == SEEDS), *_how(ours, setting)]
+    run, measured = ({cell[name]: None for cell in cells} for name in ("method", "ood"))
+    lent = [method for method in NO_OOD if label in OTHERS and method in run]
+    missing = [ood for ood in reported.values("ood", **paper) if ood not in map(printed_name, measured)]
+    notes += [*[LENT.format(" and ".join(titles(lent)))] * bool(lent), *_copies([*measured])]
+    return notes + (needed(sets=missing, methods=[m for m in methods if m not in run]) if cells else [])
+
+
+def _lent(ours: Averages, setting: str, methods: Sequence[str]) -> Averages:
+    """The results, where methods that use no OOD sample have a place in this setting too."""
+    other, homes = copy.copy(ours), ("grey-box", "untuned")  # the last wins
+    missing = [m for m in NO_OOD if m in methods and m not in {cell["method"] for cell in ours.of(setting)}]
+    cells = [c for home in homes for c in ours.cells if c["setting"] == home and c["method"] in missing]
+    there = {(c["weights"], c["method"], c["ood"]): c for c in cells}.values()
+    lent = [{**cell, "setting": setting, "validation": TUNED_ON[setting][0], "lent": True} for cell in there]
+    other.cells = [*ours.cells, *lent]
+    return other
 
 
 def _common(shared: Sequence[Pairs]) -> list[str]:
     """Means of each column over the OOD sets that both have; missing where one of them is."""
     cells = []
     for column in zip(*shared, strict=True):
-        ours, theirs = (None if None in s else (fmean(n[0] for n in s if n), None) for s in zip(*column, strict=True))
+        sides = zip(*column, strict=True)
+        ours, theirs = (None if None in s else (round(fmean(n[0] for n in s if n), 1), None) for s in sides)
         cells.append(pair(ours, theirs))
     return cells
 
 
-def hyperparameters(ours: Averages) -> list[Table]:
-    """Temperatures and steps that tuning chose."""
-    label = "tab:best_hyperparameters"
-    note = "Each cell: ours; the paper's. T, or (T, ε) with ε in pixel units. Ours in the white box has no input "
-    note += "step, and on adversarial samples it keeps temperature 1."
-    cells = {_names([column])[0]: partial(_chosen, ours, label, *column) for column in _columns(label)}
-    return [by_network(ours, label, "hyper-parameters found", cells, note)]
-
-
-def _chosen(ours: Averages, label: str, setting: str, method: str, key: Key) -> str:
-    theirs = {r.metric: r.value for r in reported.find(label=label, setting=setting, method=method, **key.paper)}
-    texts = []
-    for record in (ours.tuning(setting, key, method) or {}, theirs):
-        parts = [f"{record[k]:.4g}" for k in ("temperature", "epsilon") if record.get(k) is not None]
-        texts.append("".join(parts[:1]) if setting == "black-box" else f"({', '.join(parts)})" if parts else "")
-    return "; ".join(text or MISSING for text in texts[: 2 if theirs else 1])
-
-
 def validation_choice(ours: Averages) -> list[Table]:
-    """Mean TNR for each set to tune on."""
-    label, rows = "tab:robust", []
-    columns = _columns(label)
+    """Mean TNR for each set to tune on; the last row of a network is the mean over these sets."""
+    label, rows, absent = "tab:robust", [], []
+    columns = reported.columns(label)
     note = "Mean TNR over the sets measured, without the one tuned on; the paper's over its eight others."
     for key in rows_of(ours, label):
         theirs, settings = {"label": label, **key.paper}, [setting for setting, _ in columns]
-        sets = [c["validation"] for c in ours.cells if c["setting"] in settings and key.fits(c)]
-        for validation in dict.fromkeys([*sets, *_printed("validation", **theirs)]):
-            row = ["none: defaults" if validation == NO_VALIDATION else title(validation), str(key)]
-            for setting, method in columns:
-                tnr = [100 * c["tnr"] for c in ours.of(setting, key, validation) if c["method"] == method]
-                number = reported.number(**theirs, validation=validation, setting=setting, method=method)
-                row.append(pair((fmean(tnr), None) if tnr else None, number))
-            rows.append(row)
-    return [Table(label, "choice of the validation set", ["tuned on", NETWORK, *_names(columns)], rows, [note])]
+        mine = list(dict.fromkeys(c["validation"] for c in ours.cells if c["setting"] in settings and key.fits(c)))
+        printed = [name for name in reported.values("validation", **theirs) if name not in map(printed_name, mine)]
+        absent += printed
+        numbers: dict[str, Pairs] = {
+            name: [(_tuned_on(ours, key, name, *c), _paper_tuned_on(theirs, printed_name(name), *c)) for c in columns]
+            for name in [*mine, *printed]
+        }
+        named = [pairs for name, pairs in numbers.items() if name != NO_VALIDATION]
+        overall = [mean(number and number[0] for number, _ in column) for column in zip(*named, strict=True)]
+        last = [_paper_tuned_on(theirs, "average", *c) for c in columns]
+        numbers["average"] = list(zip(overall or [None] * len(columns), last, strict=True))
+        names = {NO_VALIDATION: "none: defaults", "average": "average"}
+        rows += [[names.get(name) or title(name), str(key), *(pair(*p) for p in n)] for name, n in numbers.items()]
+    header, untried = ["tuned on", NETWORK, *titles(columns)], ", ".join(map(title, dict.fromkeys(absent)))
+    notes = [note, *[f"Empty cells need the sets to tune on, `--validation`: {untried}."] * bool(untried)]
+    return [Table(label, "choice of the validation set", header, rows, notes)]
 
 
-def accuracy(ours: Averages) -> list[Table]:
-    """Test accuracy by softmax and by the nearest centroid."""
-    columns = {"accuracy": "softmax", "accuracy_fisher_rao": "Fisher–Rao"}
-    shares = {n["weights"]: {**{m: 100 * n[m] for m in columns}, "images": n["test_images"]} for n in ours.networks}
-    return [_of_networks(ours, "tab:model_accuracy", "accuracy", columns, shares)]
+def _tuned_on(ours: Averages, key: Key, validation: str, setting: str, method: str) -> Number:
+    """Our mean TNR over OOD sets that are no copy of the one tuned on."""
+    cells = [cell for cell in ours.of(setting, key, validation) if cell["method"] == method]
+    sets = one_each([c["ood"] for c in cells if printed_name(c["ood"]) != printed_name(validation)])
+    tnr = [100 * cell["tnr"] for cell in cells if cell["ood"] in sets]
+    return (fmean(tnr), None) if tnr else None
 
 
-def adversarial(ours: Averages) -> list[Table]:
-    """Size of the adversarial samples, and the accuracy that they leave."""
-    columns = {"linf": "mean L∞, normalised", "adversarial_accuracy": "accuracy left"}
-    methods = reported.methods(setting="white-box-fgsm")
-    tuned = [ours.tuning("white-box-fgsm", key, method) for key in ours.classifiers() for method in methods]
-    attacks = {t["weights"]: t["tuning"]["attack"] for t in tuned if t and t["tuning"]}
-    values = {w: {**a, "adversarial_accuracy": 100 * a["accuracy"], "images": a["samples"]} for w, a in attacks.items()}
-    return [_of_networks(ours, "tab:adversarial_table", "adversarial samples", columns, values)]
+def _paper_tuned_on(theirs: dict[str, str], validation: str, setting: str, method: str) -> Number:
+    return reported.number(**theirs, validation=validation, setting=setting, method=method)
 
 
-def _of_networks(ours: Averages, label: str, what: str, columns: dict[str, str], values: dict[str, Record]) -> Table:
-    """A table of metrics of the networks themselves: values by their weights, and how many images these are of."""
+def seeds(ours: Averages) -> list[Table]:
+    """Several trainings of one network: detection, and their accuracy."""
+    accuracies = {key: 100 * line["accuracy"] for key, line in zip(ours.classifiers(), ours.networks, strict=True)}
 
-    def cell(metric: str, key: Key) -> str:
-        mine = (values[key.weights][metric], None) if key.weights in values else None
-        return pair(mine, reported.number(label=label, metric=metric, **key.paper), "{:.2f}".format)
+    def cell(key: Key) -> str:
+        mine = mean(value for other, value in accuracies.items() if other.paper == key.paper)
+        return pair(mine, reported.number(label=SEEDS, metric="accuracy", **key.paper), "{:.2f}".format)
 
-    cells = {name: partial(cell, metric) for metric, name in columns.items()}
-    counts = {weights: f"{each['images']:,}" for weights, each in values.items()}
-    return by_network(ours, label, what, {**cells, "images": lambda key: counts.get(key.weights, MISSING)})
+    keys = dict.fromkeys(Key(**key.paper) for key in rows_of(ours, SEEDS))
+    table = Table(SEEDS, "training seeds: test accuracy", [NETWORK, "softmax"], [[str(k), cell(k)] for k in keys])
+    return [*extended(ours, SEEDS, "training seeds, "), table]
 
 
-def covariance(ours: Averages) -> list[Table]:
-    """How Gaussian each layer is, and how well its covariance and the diagonal of it are conditioned."""
-    label, rows = "sec:covariance", []
-    note = "Ours is the ratio of the largest to the smallest eigenvalue; the paper's is in the infinity norm."
-    header = [NETWORK, "layer", "channels", "mean W", "condition of the covariance", "of its diagonal", "dead channels"]
-    for key, line in zip(ours.classifiers(), ours.networks, strict=True):
-        for place, (layer, width) in enumerate(line["layers"], start=1):
-            checks = line["diagnostics"][layer]
-            row = [str(key), layer, str(width), f"{checks['shapiro_w']:.3f}"]
-            for metric in ("condition_full", "condition_diagonal"):
-                theirs = reported.number(label=label, metric=f"{metric}:{place}", **key.paper)
-                row.append(pair((checks[metric], None), theirs, "{:.2g}".format))
-            rows.append([*row, str(checks["dead"])])
-    return [Table(label, "layers", header, rows, [note])] if rows else []
+def variants(
+    ours: Averages, name: str, method: str, labels: Mapping[str, str], forms: Mapping[str, Record]
+) -> list[Table]:
+    """One method in several forms, a row each, on every OOD set; the paper's own numbers are the last row."""
+    tables, results = [], {form: ours.variant(**options) for form, options in forms.items()}
+    for setting, label in labels.items():
+        for key in ours.classifiers() or rows_of(ours, label)[:1]:
+            theirs = {"setting": setting, "method": method, "metric": "tnr", **key.paper}
+            measured = list(dict.fromkeys(ood for form in results.values() for ood in form.ood(setting, key, [method])))
+            sets = measured or reported.values("ood", label=label, **key.paper)
+            tnr = {form: {o: its.value(setting, key, o, method, "tnr") for o in sets} for form, its in results.items()}
+            absent = "; ".join(form for form, values in tnr.items() if not any(v is not None for v in values.values()))
+            tnr["the paper's"] = {}
+            for ood, place in zip(sets, map(printed_name, sets), strict=True):
+                number = reported.number(label=label, ood=place, **theirs) or reported.number(ood=place, **theirs)
+                tnr["the paper's"][ood] = number and number[0]
+            rows = [[form, *_with_mean(values)] for form, values in tnr.items()]
+            needs = [f"Empty cells need results of: {absent}."] if absent else []
+            header = [look_of(method).title, *map(title, sets), "mean"]
+            title_ = f"{name}: {setting}: {key}: {METRICS['tnr']}"
+            tables.append(Table(label, title_, header, rows, [*_how(ours, setting), *_copies(sets), *needs]))
+    return tables
+
+
+def _with_mean(values: Mapping[str, float | None]) -> list[str]:
+    """Cells of numbers by OOD set, and their mean over sets if all are there; copies of a set count once."""
+    counted = [values[ood] for ood in one_each(list(values))]
+    whole = mean(counted) if None not in counted else None
+    numbers = [*(None if value is None else (value, None) for value in values.values()), whole and (whole[0], None)]
+    return [pair(number, None) for number in numbers]
 
 
 def _box(average: str, each: str, setting: str, ours: Averages) -> list[Table]:
     return [averages(ours, setting, average), *extended(ours, each, also=average)]
 
 
+WHITE = {"white-box": "tab:wb_ood_extended", "white-box-fgsm": "tab:wb_adv_extended"}
+READINGS: dict[str, Record] = {
+    "as printed": {},
+    "σ′ on both sides": {"ood_sigma": "both"},
+    "means for each predicted class": {"ood_means": "predicted"},
+}
+CENTROIDS: dict[str, Record] = {
+    "centroids at T, T by a sweep": {},
+    "centroids at T = 1": {"centroid_temperature": 1.0},
+    "centroids by SGD": {"solver": "sgd"},
+    "T by Bayesian search": {"search": "bayes"},
+}
 TABLES: dict[str, Callable[[Averages], list[Table]]] = {
     "black-box": partial(_box, "tab:black_box_avg", "tab:black_box_extended", "black-box"),
     "grey-box": partial(_box, "tab:grey_box_avg", "tab:grey_box_extended", "grey-box"),
-    "white-box": partial(_box, "tab:white_box_avg", "tab:wb_ood_extended", "white-box"),
-    "white-box-fgsm": partial(_box, "tab:white_box_avg", "tab:wb_adv_extended", "white-box-fgsm"),
+    "white-box": partial(_box, "tab:white_box_avg", WHITE["white-box"], "white-box"),
+    "white-box-fgsm": partial(_box, "tab:white_box_avg", WHITE["white-box-fgsm"], "white-box-fgsm"),
+    "equation-12": partial(variants, name="Eq. 12 in three readings", method="igeood+", labels=WHITE, forms=READINGS),
+    "centroids": partial(
+        variants, name="centroids and search", method="igeood-logits",
+        labels={"black-box": "tab:black_box_extended"}, forms=CENTROIDS,
+    ),
     "kl": partial(extended, label="tab:kl", what="Fisher–Rao and KL, "),
     "hyperparameters": hyperparameters,
     "validation-choice": validation_choice,
-    "seeds": partial(extended, label=SEEDS, what="training seeds, "),
+    "seeds": seeds,
     "accuracy": accuracy,
     "adversarial": adversarial,
     "others": lambda ours: [table for label in OTHERS for table in extended(ours, label, QUOTED)],
     "gaussianity": covariance,
-}
+}  # fmt: skip

@@ -1,5 +1,6 @@
 """A benchmark's results as tables and figures need them: by classifier, setting, method and OOD set."""
 
+import copy
 import math
 import os
 from collections import Counter
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from igeood.bench.datasets import DATASETS, EMBEDDED, canonical
-from igeood.bench.datasets.loading import smooth_name
+from igeood.bench.datasets.loading import NEAREST, smooth_name
 from igeood.bench.runs.plan import TPR, TUNED_ON
 from igeood.bench.runs.results import Record, Results
 from igeood.detectors.gaussians import OOD_SUFFIX
@@ -21,6 +22,7 @@ from igeood.files import read_record
 from igeood.metrics import exact_fraction
 
 METRICS = {"tnr": f"TNR at TPR-{100 * TPR:g}%", "auroc": "AUROC", "aupr": "AUPR"}
+RESIZED = "-resized"  # the end of a name of the literature's copy
 Search = tuple[list[float], list[float], float]  # values tried, the TNR of each, and the value chosen
 
 
@@ -61,11 +63,32 @@ def title(name: str) -> str:
     return parts[-1] if parts else name
 
 
+def printed_name(name: str) -> str:
+    """The paper's name of a set, of which there are copies: resized by the nearest pixel, or by others.
+
+    >>> printed_name("tiny-imagenet-nearest"), printed_name("tiny-imagenet-resized"), printed_name("svhn")
+    ('tiny-imagenet', 'tiny-imagenet', 'svhn')
+    """
+    return smooth_name(name).removesuffix(RESIZED)
+
+
+def one_each(sets: Sequence[str]) -> list[str]:
+    """Of the copies of a set the one nearest the paper's: the literature's, else by the nearest pixel, else smooth.
+
+    >>> one_each(["tiny-imagenet", "svhn", "tiny-imagenet-nearest"])
+    ['svhn', 'tiny-imagenet-nearest']
+    """
+    ranked = sorted(sets, key=lambda name: (name.endswith(RESIZED), name.endswith(NEAREST)))
+    chosen = {printed_name(name): name for name in ranked}  # the last of each
+    return [name for name in sets if name in chosen.values()]
+
+
 class Averages:
     """Results with their means.
 
     Cells that were measured with different options (other images, another limit) are never mixed: the options that most
-    cells have are shown, of equals the last ones, and `left_out` counts the others in each setting.
+    cells have are shown, of equals the last ones, and `left_out` counts the others in each setting. Cells of a method
+    with options of its own, or tuned by another search, are left to `variant`.
 
     Parameters
     ----------
@@ -77,7 +100,7 @@ class Averages:
 
     def __init__(self, results: Results | None = None, validation: str | None = None) -> None:
         self.results = results or Results(os.devnull)  # a folder that is not there has no records
-        every = self.results.cells.records
+        every = [record for record in self.results.cells.records if not _variant(record)]
         self.cells = _alike(every)
         self.left_out = Counter(c["setting"] for c in every) - Counter(c["setting"] for c in self.cells)
         records, measured = self.results.networks.records, {(c["weights"], c["data"]["test"]) for c in self.cells}
@@ -89,6 +112,12 @@ class Averages:
         self.validation = first if validation is None else canonical(validation)
         if tuned and self.validation not in tuned:
             raise InputError(f"validation: no results tuned on {self.validation!r}; there are {', '.join(tuned)}")
+
+    def variant(self, **options: Any) -> "Averages":
+        """Results of methods with these options, or tuned by this `search`; without any, these results."""
+        other = copy.copy(self)
+        other.cells = _alike(record for record in self.results.cells.records if _variant(record) == options)
+        return other
 
     def classifiers(self) -> list[Key]:
         """Our classifiers, in the order of `networks`."""
@@ -164,7 +193,13 @@ class Scores:
 def _options(record: Record) -> str:
     """What a cell's numbers depend on besides its place in a table and its OOD set."""
     data = {part: digest for part, digest in record["data"].items() if part != "ood"}
-    return repr((data, *(record.get(name) for name in ("mean", "std", "limit"))))
+    return repr((data, _variant(record), *(record.get(name) for name in ("mean", "std", "limit"))))
+
+
+def _variant(record: Record) -> Record:
+    """What a record has that ordinary ones do not: options of the method, and a search that is not the sweep."""
+    search = record.get("search", "sweep")
+    return {**(record.get("options") or {}), **({} if search == "sweep" else {"search": search})}
 
 
 def _alike(records: Iterable[Record]) -> list[Record]:
