@@ -22,7 +22,7 @@ from igeood.errors import GuardFileError
 from igeood.files import read_record, write_record
 from igeood.guard.inputs import ModelInputs
 from igeood.model.batches import Batch, as_batch
-from igeood.model.reader import choose_layers
+from igeood.model.reader import Reader, choose_layers
 from igeood.model.step import Attack
 from igeood.outputs import INPUT, Outputs
 from igeood.summary import Needs
@@ -53,14 +53,21 @@ class Observer:
         size, generator = (network.size, network.size), torch.Generator().manual_seed(0)
         self._sample = as_batch(torch.rand(3, 3, *size, generator=generator))
         self._layers = cache(lambda kind: choose_layers(network.model, self._sample, kind, head=kind == "all"))
+        self._returned = cache(self._find_returned)
         self._memory: dict[tuple[str, ...], Outputs] = {}
+
+    def _find_returned(self, names: tuple[str, ...]) -> list[str]:
+        """Blocks of those tensors that the network returns by name."""
+        with torch.no_grad():
+            return list(Reader(self.network.model, returns=names)(self._sample).features)
 
     def _inputs(self, needs: Needs) -> tuple[str, ModelInputs]:
         """What reads all that the needs ask for, and its name; most methods read the block ends' means."""
         kind = needs.layers if needs.layers in ("convolutions", "norms") else "all"
         inputs = ModelInputs(self.network.model, (), mean=self.network.mean, std=self.network.std)
-        inputs.read([*self._layers(kind), *[INPUT] * needs.inputs], None, needs.statistic)
-        return "-".join([kind, needs.statistic, *["inputs"] * needs.inputs]), inputs
+        returned = self._returned(needs.returns)
+        inputs.read([*self._layers(kind), *[INPUT] * needs.inputs, *returned], None, needs.statistic)
+        return "-".join([kind, needs.statistic, *["inputs"] * needs.inputs, *(b[1:] for b in returned)]), inputs
 
     def head(self, needs: Needs) -> tuple[Tensor, Tensor] | None:
         """Weight and bias of the classifier's head, if it is linear."""
@@ -93,16 +100,19 @@ class Observer:
         return _outputs(tensors), Attack(len(images), *tensors["attack"].mean(dim=0).tolist())
 
     def stepped(self, images: ImageSet, scorer: Detector, train: str, epsilons: Sequence[float]) -> list[Outputs]:
-        """Logits after the input step, for each of its sizes; `train` is the digest of what the scorer learnt from."""
+        """Outputs after the input step, for each of its sizes; `train` is the digest of what the scorer learnt from."""
         inputs = ModelInputs(self.network.model, (), std=self.network.std)
+        inputs.read(self._returned(scorer.needs.returns))
 
         def make(batches: list[Batch]) -> Tensors:
             parts = [inputs.stepped(batch, scorer, epsilons)[1] for batch in batches]
-            return {"logits": torch.cat([torch.stack([o.logits for o in part], dim=1) for part in parts])}  # (n, E, C)
+            tensors = [[{"logits": o.logits, **o.features} for o in part] for part in parts]
+            return {k: torch.cat([torch.stack([t[k] for t in part], 1) for part in tensors]) for k in tensors[0][0]}
 
         about = {"params": scorer.params(), "train": train, "epsilons": list(epsilons)}
-        logits = self._kept("step", images, make, method_name(scorer), **about)["logits"]
-        return [Outputs(logits[:, i].contiguous()) for i in range(len(epsilons))]
+        kept = self._kept("step", images, make, method_name(scorer), **about)  # (n, E, C)
+        sizes = [{name: value[:, i].contiguous() for name, value in kept.items()} for i in range(len(epsilons))]
+        return [Outputs(tensors.pop("logits"), tensors) for tensors in sizes]
 
     def _kept(
         self, kind: str, images: ImageSet, make: Callable[[list[Batch]], Tensors], part: str = "fgsm", **options: Any

@@ -10,7 +10,7 @@ from igeood.errors import InputError
 
 PAPER = ("black-box", "grey-box", "white-box", "white-box-fgsm")
 SETTINGS = (*PAPER, "white-box-validation", "untuned")
-GREY = ("odin", "energy", "igeood-logits")  # those that the paper gives an input step
+GREY = ("odin", "energy", "igeood-logits", "deconf-c")  # those that the paper gives an input step
 NO_VALIDATION = "none"
 TPR = 0.95  # the operating point
 ATTACK = 0.05  # size of adversarial samples, in pixel units
