@@ -149,8 +149,8 @@ class _FlowDetector(Detector):
     """Options of both classes below."""
 
     needs = Needs(layers="all", labels=True, sums="full", samples=("features",))
-    epochs: int | Literal[0] = 30
-    rate: float = 3e-4
+    epochs: int | Literal[0] = 10
+    rate: float = 1e-3
     shared: bool | Literal["auto"] = "auto"
     seed: int | Literal[0] = 0
 
