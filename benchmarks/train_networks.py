@@ -21,13 +21,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.nn import functional
 
 from igeood.bench.datasets import load
-from igeood.bench.networks import NETWORKS, DenseNet, Recipe, Task, load_weights, normalised, train
-from igeood.files import only_one, write_whole
+from igeood.bench.networks import NETWORKS, DenseNet, Recipe, Task, build, load_weights, train
+from igeood.files import only_one
 
 FASHION = "idx:/usr/share/datasets/fashion-mnist"
 CIFAR_MOMENTS = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
@@ -136,32 +135,8 @@ def first_eight(task: Task) -> Task:
 # Networks
 
 
-class DeConfHead(nn.Module):
-    """DeConf-C (Hsu et al., 2020): logits h / g with h the cosine to each class's weight and g in (0, 1)."""
-
-    class Cosine(nn.Module):
-        def __init__(self, width: int, classes: int) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(nn.init.kaiming_normal_(torch.empty(classes, width)))
-            self.weight.no_decay = True
-
-        def forward(self, z: Tensor) -> Tensor:
-            z, weight = (v / (v.norm(dim=1, keepdim=True) + 1e-4) for v in (z, self.weight))
-            return z @ weight.T
-
-    def __init__(self, width: int, classes: int) -> None:
-        super().__init__()
-        self.h = DeConfHead.Cosine(width, classes)
-        self.g = nn.Sequential(nn.Linear(width, 1), nn.BatchNorm1d(1), nn.Sigmoid())
-
-    def forward(self, z: Tensor) -> Tensor:
-        return self.h(z) / self.g(z)
-
-
 def deconf(classes: int) -> nn.Module:
-    model = NETWORKS["resnet-10-16"](classes)
-    model.fc = DeConfHead(model.fc.in_features, classes)
-    return model
+    return build("resnet-10-16", classes, head="deconf-c")
 
 
 def mlp(classes: int) -> nn.Module:
@@ -227,114 +202,6 @@ def small_densenet(classes: int) -> nn.Module:
     return DenseNet(depth=22, growth=12, classes=classes)
 
 
-# Residual flows
-
-
-class Flow(nn.Module):
-    """A RealNVP of ten affine couplings that starts as the identity (Zisselman & Tamar, 2020)."""
-
-    def __init__(self, width: int, seed: int, couplings: int = 10) -> None:
-        super().__init__()
-        half = torch.arange(width) < width // 2
-        draw = torch.Generator().manual_seed(seed)
-        orders = [torch.randperm(width, generator=draw) for _ in range(couplings // 2)]
-        self.register_buffer("masks", torch.stack([half if i % 2 else ~half for i in range(couplings)]).float())
-        self.register_buffer("orders", torch.stack(orders))
-        self.shift, self.scale = (nn.ModuleList(self.net(width) for _ in range(couplings)) for _ in range(2))
-        self.gain = nn.Parameter(torch.ones(couplings, width))
-
-    @staticmethod
-    def net(width: int) -> nn.Module:
-        last = nn.Linear(width, width)
-        nn.init.zeros_(last.weight)
-        nn.init.zeros_(last.bias)
-        return nn.Sequential(nn.Linear(width, width), nn.LeakyReLU(), nn.Linear(width, width), nn.LeakyReLU(), last)
-
-    def forward(self, u: Tensor) -> Tensor:
-        """Log density, (N,), of whitened residuals (N, width), without the constant of the whitening."""
-        log_det = u.new_zeros(len(u))
-        for i, mask in enumerate(self.masks):
-            kept = u * mask
-            log_scale = torch.tanh(self.scale[i](kept)) * self.gain[i] * (1 - mask)
-            u = kept + (1 - mask) * (u * log_scale.exp() + self.shift[i](kept))
-            log_det = log_det + log_scale.sum(dim=1)
-            u = u[:, self.orders[i // 2]] if i % 2 else u
-        return log_det - 0.5 * (u**2).sum(dim=1) - 0.5 * u.shape[1] * float(np.log(2 * np.pi))
-
-
-FLOW_LAYERS = ("relu", "layer1", "layer2", "layer3", "layer4")
-
-
-@torch.no_grad()
-def pooled_features(model: nn.Module, task: Task, images: np.ndarray) -> dict[str, Tensor]:
-    """The mean over space of each layer of `FLOW_LAYERS`, (N, k)."""
-    rows: dict[str, list[Tensor]] = {layer: [] for layer in FLOW_LAYERS}
-    hooks = [
-        model.get_submodule(layer).register_forward_hook(
-            lambda _, __, out, layer=layer: rows[layer].append(out.mean(dim=(2, 3)))
-        )
-        for layer in FLOW_LAYERS
-    ]
-    for start in range(0, len(images), 250):
-        model(normalised(images[start : start + 250], task.mean, task.std))
-    for hook in hooks:
-        hook.remove()
-    return {layer: torch.cat(parts) for layer, parts in rows.items()}
-
-
-def whitening(residuals: Tensor) -> Tensor:
-    """(m, k) so that W r has unit covariance, over an even number m of directions."""
-    _, values, directions = torch.linalg.svd(residuals / len(residuals) ** 0.5, full_matrices=False)
-    kept = int((values > 1e-5).sum()) // 2 * 2
-    return directions[:kept] / values[:kept, None]
-
-
-def fit_flow(u: Tensor, held_out: Tensor, recipe: Recipe) -> tuple[dict[str, Tensor], list[float]]:
-    """The flow's state that is best on the held-out rows, and the mean log density there after each epoch."""
-    torch.manual_seed(recipe.seed)
-    flow = Flow(u.shape[1], recipe.seed)
-    optimiser = torch.optim.Adam(flow.parameters(), recipe.rate)
-    curve, best = [], {}
-    for epoch in range(recipe.epochs + 1):
-        order = np.random.default_rng([recipe.seed, epoch]).permutation(len(u))
-        for start in range(0, len(u) if epoch else 0, recipe.batch):  # epoch 0 only looks at the identity
-            loss = -flow(u[order[start : start + recipe.batch]]).mean()
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-        with torch.no_grad():
-            curve.append(float(flow(held_out).mean()))
-        if curve[-1] >= max(curve):
-            best = {name: value.clone() for name, value in flow.state_dict().items()}
-    return best, curve
-
-
-def train_flows(job: "Job", out: Path, recipe: Recipe, task: Task, log: Callable[[str], None]) -> None:
-    """One flow a layer and class; a checkpoint after each layer."""
-    base = load_weights(NETWORKS["resnet-10-16"](task.classes), out / f"{job.base}.safetensors")
-    target, checkpoint = out / f"{job.name}.safetensors", out / f"{job.name}.training"
-    tensors = load_file(checkpoint) if checkpoint.exists() else {}
-    features, labels = pooled_features(base, task, task.images), torch.from_numpy(task.labels)
-    held = torch.from_numpy(np.random.default_rng(recipe.seed).random(len(labels)) < 0.2)
-    for layer, values in features.items():
-        if f"{layer}|mean" in tensors:
-            continue
-        means = torch.stack([values[(labels == c) & ~held].mean(dim=0) for c in range(task.classes)])
-        white = whitening((values - means[labels])[~held])
-        u, curves = (values - means[labels]) @ white.T, []
-        for c in range(task.classes):
-            own = labels == c
-            flow, curve = fit_flow(u[own & ~held], u[own & held], recipe)
-            curves.append([curve[0], max(curve)])
-            log(f"{layer}, class {c}: held-out log density {curve[0]:.3f} -> {max(curve):.3f}")
-            tensors |= {f"{layer}|{c}|{name}": value for name, value in flow.items()}
-        tensors |= {f"{layer}|mean": means, f"{layer}|whitening": white, f"{layer}|held_out": torch.tensor(curves)}
-        write_whole(checkpoint, save({name: value.contiguous() for name, value in tensors.items()}))
-    about = {"network": job.network, "base": job.base, "trained_on": task.name, "training": repr(recipe)}
-    write_whole(target, save({name: value.contiguous() for name, value in tensors.items()}, about))
-    checkpoint.unlink(missing_ok=True)
-
-
 # Jobs
 
 
@@ -345,7 +212,7 @@ class Job:
     data: Callable[[Path], Task]
     make: Callable[[int], nn.Module]
     recipe: Recipe
-    base: str = ""  # of flows: the network whose layers they model
+    head: str = "linear"
 
     @property
     def classes(self) -> int:
@@ -356,7 +223,6 @@ class Job:
 _ADAM = Recipe(epochs=10, batch=128, rate=1e-3, decay=1e-4, augment=False, optimiser="adam")
 _SGD = Recipe(epochs=10, batch=64, rate=0.05, decay=5e-4)
 _FLAT = replace(_SGD, epochs=5, augment=False)
-_FLOW = Recipe(epochs=30, batch=256, rate=1e-4)
 _FEW = replace(_ADAM, epochs=4)
 JOBS = (
     Job("mlp-mnist-8", "mlp", lambda folder: first_eight(mnist(folder)), mlp, replace(_ADAM, epochs=6)),
@@ -367,12 +233,11 @@ JOBS = (
     Job("vit-fashion-8", "vit", lambda folder: first_eight(fashion(folder)), ViT, replace(_ADAM, epochs=5)),
     Job("resnet-cifar-8", "resnet-10-16", lambda folder: first_eight(cifar(folder)), NETWORKS["resnet-10-16"],
         replace(_SGD, epochs=16)),
-    Job("deconf-c-cifar10", "deconf-c", cifar, deconf, _SGD),
+    Job("deconf-c-cifar10", "resnet-10-16", cifar, deconf, _SGD, "deconf-c"),
     *(
         Job(f"resnet-10-16-cifar10-{s}", "resnet-10-16", cifar, NETWORKS["resnet-10-16"], replace(_SGD, seed=s))
         for s in range(5)
     ),
-    Job("residual-flow-cifar10", "residual-flow", cifar, Flow, _FLOW, base="resnet-10-16-cifar10-0"),
     Job("densenet-22-12-fashion", "densenet-22-12", fashion, small_densenet, _FLAT),
 )  # fmt: skip
 
@@ -406,16 +271,13 @@ def run(job: Job, out: Path, args: argparse.Namespace) -> None:
     recipe = replace(job.recipe, epochs=args.epochs or job.recipe.epochs)
     task = job.data(args.packages) if args.limit is None else few(job.data(args.packages), args.limit)
     log(f"starts: {len(task.images)} images, {recipe}")
-    if job.base:
-        train_flows(job, out, recipe, task, log)
-        log("done")
-        return
 
     def show(now: object) -> None:
         if now.step == now.steps:
             log(f"epoch {now.epoch + 1} of {recipe.epochs}: loss {now.loss:.3f}, {100 * now.accuracy:.1f}% correct")
 
-    share = train(job.network, task, out / f"{job.name}.safetensors", recipe, make=job.make, progress=show)
+    path = out / f"{job.name}.safetensors"
+    share = train(job.network, task, path, recipe, make=job.make, head=job.head, progress=show)
     log(f"done: {100 * share:.2f}% of the test images")
 
 

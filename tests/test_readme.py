@@ -63,7 +63,7 @@ def row(name):
     """A method's row of the table, but for the words on its score."""
     needs = igeood.METHODS[name].needs
     layers = {"none": "logits", "last": "last layer", "last two": "last two layers", "all": "all layers"}
-    words = [layers.get(needs.layers, needs.layers), *["head"] * needs.head, *["labels"] * needs.labels]
+    words = [layers.get(needs.layers, needs.layers), *["head"] * needs.head, *["labels"] * needs.labels, *needs.returns]
     return f"| `{name}` | {igeood.METHODS[name].title} | {', '.join(words)} |"
 
 

@@ -37,4 +37,4 @@ class IgeoodWarning(UserWarning):
 
 
 class HeadError(InputError):
-    """The classifier has no linear head, which a method needs."""
+    """The classifier has not the head that a method needs: a linear one, or one that returns more than logits."""

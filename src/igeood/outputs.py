@@ -32,7 +32,8 @@ class Outputs:
     logits : array
         (N, C), C ≥ 2. Each row needs a finite maximum: −inf is a masked class, NaN and +inf are errors.
     features : mapping of str to array
-        For each block (N, k): finite feature vectors. A block is a layer, `layer|statistic`, or `HEAD`.
+        For each block (N, k): finite feature vectors. A block is a layer, `layer|statistic`, `HEAD`, or
+        `|name` of what a model returns beside its logits.
     labels : array of int, optional
         (N,) the true class of each sample, in 0…C−1.
     keys : array of uint64, optional
@@ -145,6 +146,11 @@ class Outputs:
     def like(self, result: Tensor) -> Array:
         """`result` in the kind that came in: NumPy for NumPy, the tensor itself for tensors."""
         return as_kind(result, self.numpy)
+
+
+def returned_blocks(names: Iterable[str]) -> list[str]:
+    """Blocks of tensors that a model returns by these names beside its logits."""
+    return [f"|{name}" for name in names]
 
 
 def check_alike(first: Outputs, other: Outputs) -> None:

@@ -92,6 +92,16 @@ def test_samples_are_known_again_by_the_ids_of_a_named_column(run, files, known)
         assert (record["promise"], record.get("warning")) == ((None, promise) if is_known else (promise, None))
 
 
+def test_tune_without_ood_samples(run, good, files, known):
+    igeood.write_logits("h.npz", known.train.logits, features={"|h": known.train.logits.tanh()})
+    good("fit", "h.npz", "--out", "g.safetensors", "--method", "deconf-c")
+    tuned = json.loads(good("tune", "g.safetensors", "--train", "h.npz", "--id", "h.npz", "--share", "1", "--json"))
+    mean = -float(known.train.logits.tanh().double().amax(dim=1).mean())
+    assert (tuned["mean_score"], tuned["id"], "tnr" in tuned) == (pytest.approx(mean), 400, False)
+    result = run("tune", "fitted.safetensors", "--train", "train.npz", "--id", "test.npz")
+    assert (result.exit_code, "ood: IgeoodLogits needs OOD samples to tune on" in result.stderr) == (2, True)
+
+
 def test_only_fit_reads_labels_and_warns_where_the_classifier_disagrees(run, good, files, known):
     """Labels of OOD samples may be no classes of ours."""
     np.savez("odd.npz", logits=known.ood.logits, labels=np.full(400, -1))

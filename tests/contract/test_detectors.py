@@ -18,7 +18,7 @@ from igeood.detectors import METHODS, method_name, register
 from igeood.detectors.base import parameter_names
 from igeood.errors import GuardFileError, IgeoodWarning, InputError, NotReadyError
 from igeood.guard import Guard
-from igeood.outputs import Outputs
+from igeood.outputs import Outputs, returned_blocks
 from igeood.summary import Needs, Summary
 
 LAWS = {}
@@ -166,7 +166,8 @@ def names_and_options_lead_back_to_the_detector(case):
     detector, method = case.make(), METHODS[case.name]
     assert method_name(detector) == case.name
     assert (bool(method.title), len(method.style)) == (True, 3)
-    assert method.needs_layers == bool(case.needs.blocks(case.test.features))
+    layers = set(case.needs.blocks(case.test.features)) - set(returned_blocks(case.needs.returns))
+    assert method.needs_layers == bool(layers)
     assert type(detector)(**detector.params()).params() == detector.params()
     assert all(f"{option}=" in repr(detector) for option in parameter_names(case.kind))
     assert {**method.fixed} == {name: detector.params()[name] for name in method.fixed}

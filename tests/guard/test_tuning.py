@@ -46,9 +46,10 @@ def test_the_sweep_covers_its_range_and_refines_around_the_best(arguments):
 
 
 @pytest.mark.parametrize("method", [name for name, m in igeood.METHODS.items() if not m.needs_layers])
-def test_every_black_box_method_can_be_tuned(known, method):
-    guard = igeood.black_box(method=method).fit(known.train.logits, known.train.labels)
-    inside, outside = known.held_out.logits, known.ood.logits
+def test_every_black_box_method_can_be_tuned(known, suited, method):
+    parts = (known.train, known.held_out, known.ood)
+    train, inside, outside = (suited(part, igeood.METHODS[method].needs) for part in parts)
+    guard = igeood.black_box(method=method).fit(train)
     before = evaluate(guard.score(inside), guard.score(outside)).tnr_at_tpr
     tuning = guard.tune(inside, outside, share=1.0).tuning
     after = evaluate(guard.score(inside), guard.score(outside)).tnr_at_tpr

@@ -69,6 +69,7 @@ def get(names: tuple[str, ...], root: str | None, force: bool, as_json: bool) ->
 @click.argument("network")
 @click.option("--data", default="cifar-10", show_default=True, help="A set of `igeood data list`, or idx:FOLDER.")
 @click.option("--out", required=True, type=FILE, help="The .safetensors file to write.")
+@click.option("--head", default="linear", show_default=True, help="linear, or deconf-c for the method of that name.")
 @root_option
 @click.option("--epochs", default=300, show_default=True, type=click.IntRange(1, 10**5), help="Passes over the images.")
 @click.option("--batch", default=64, show_default=True, type=click.IntRange(min=2), help="Images a step.")
@@ -77,7 +78,9 @@ def get(names: tuple[str, ...], root: str | None, force: bool, as_json: bool) ->
 @seed_option
 @click.option("--limit", type=_COUNT, help="Use this many images of each split only.")
 @json_option
-def train(network: str, data: str, out: str, root: str | None, limit: int | None, as_json: bool, **recipe: Any) -> None:
+def train(
+    network: str, data: str, out: str, head: str, root: str | None, limit: int | None, as_json: bool, **recipe: Any
+) -> None:  # fmt: skip
     """Train NETWORK by the paper's recipe: SGD, Nesterov momentum 0.9, weight decay 1e-4.
 
     Networks: densenet-bc-100, resnet-34 (days on a CPU), resnet-10-16 (a minute an epoch).
@@ -86,7 +89,7 @@ def train(network: str, data: str, out: str, root: str | None, limit: int | None
     """
     from igeood.bench import inputs, networks
 
-    networks.build(network)
+    networks.build(network, head=head)
     how, task = networks.Recipe(**recipe), inputs.learning_task(data, root=root, limit=limit)
     click.echo(f"{len(task.images):,} training images, {len(task.test_images):,} test images", err=True)
     with progress_bars() as report:
@@ -96,8 +99,8 @@ def train(network: str, data: str, out: str, root: str | None, limit: int | None
             if now.step == now.steps:
                 click.echo(f"epoch {now.epoch + 1}: loss {now.loss:.3f}, {now.accuracy:.1%} right", err=True)
 
-        accuracy = networks.train(network, task, out, how, progress=progress)
-    show(as_json, {"network": network, "data": data, "out": out, "accuracy": accuracy})
+        accuracy = networks.train(network, task, out, how, head=head, progress=progress)
+    show(as_json, {"network": network, "head": head, "data": data, "out": out, "accuracy": accuracy})
 
 
 @click.command()

@@ -161,7 +161,9 @@ def _fit(
     if isinstance(first, Outputs) and not first.features and not is_strict:
         detectors = {name: detector for name, detector in detectors.items() if not detector.needs.reads_layers}
     wanted = joined(detector.needs for detector in detectors.values())
-    (read,) = joined(Needs(one.layers, head=one.head, inputs=one.inputs) for one in wanted)  # by all of them together
+    (read,) = joined(
+        Needs(one.layers, head=one.head, inputs=one.inputs, returns=one.returns) for one in wanted
+    )  # by all of them together
     inputs.prepare(first, read)
     summaries = [Summary(needs, budget=budget, model=inputs.weights()) for needs in wanted]
 

@@ -75,7 +75,7 @@ def open_samples(name: str, guard: "Guard", options: Options, *, training: bool 
         return Images(name, guard, root=options["root"], batch=options["batch"], training=training)
     from igeood.tables import read_logits
 
-    layers = guard.layers or (None if guard.access == "white box" else ())
+    layers = guard.layers or (None if guard.access == "white box" or guard.detector.needs.returns else ())
     columns = {"logits": "logits_column", "label": "label_column", "identity": "id_column"}
     return read_logits(name, layers=layers, labelled=training, **{k: options[v] for k, v in columns.items()})
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.argument("guard", type=click.Path())
 @click.option("--train", required=True, help="What the guard was fitted on: it is fitted again.")
 @click.option("--id", "id_data", required=True, help="In-distribution samples that training has not seen.")
-@click.option("--ood", required=True, multiple=True, help="Samples to refuse, NAME=… of several kinds; or fgsm.")
+@click.option("--ood", multiple=True, help="Samples to refuse, NAME=… of several kinds; or fgsm; none for deconf-c.")
 @click.option("--share", default=0.5, show_default=True, help="Part of --id that is used; calibrate leaves it out.")
 @_shared.tpr_option
 @search_option
@@ -47,8 +47,8 @@ def tune(
     loaded = loaded.with_options(**options) if options else loaded
     with progress_bars() as report:
         known = Watched(open_samples(id_data, loaded, source), "in-distribution", report)
-        foreign: Any = "fgsm"
-        if ood != ("fgsm",):
+        foreign: Any = "fgsm" if ood else None
+        if ood not in ((), ("fgsm",)):
             foreign = {k: Watched(open_samples(path, loaded, source), "OOD", report) for k, path in kinds.items()}
             foreign = foreign if len(foreign) > 1 else next(iter(foreign.values()))
         loaded.fit(Watched(open_samples(train, loaded, source, training=True), "fit", report), budget=budget << 20)
@@ -60,6 +60,8 @@ def tune(
     tuning: Any = loaded.tuning
     chosen = {"out": target, "temperature": tuning.temperature, "epsilon": tuning.epsilon, "tpr": tpr}
     rates = {"tnr": tuning.after, "tnr_before": tuning.before, "id": tuning.n_id, "ood": tuning.n_ood}
+    if not ood:  # then they are none
+        rates = {"mean_score": -tuning.after, "mean_score_before": -tuning.before, "id": tuning.n_id}
     names = {"tnr_of_unseen": "tnr", "tnr_of_unseen_before": "before"}
     unseen = {name: {kind: rates[rate] for kind, rates in tuning.left_out.items()} for name, rate in names.items()}
     show(as_json, {**chosen, **rates, **(unseen if tuning.left_out else {})})

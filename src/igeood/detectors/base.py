@@ -42,6 +42,9 @@ class Detector(ABC):
     ----------
     probabilities : bool
         The arrays hold probabilities, not logits. Declared, never guessed; rows must sum to 1. An option of some.
+    id_steps : tuple of float
+        Sizes of the input step to choose from by the scores of in-distribution samples alone; empty for most methods,
+        which are tuned on OOD samples.
     n_classes_ : int
         C, the width of the logits.
     widths_ : dict of int
@@ -51,6 +54,7 @@ class Detector(ABC):
     """
 
     needs: ClassVar[Needs] = Needs()
+    id_steps: ClassVar[tuple[float, ...]] = ()
     probabilities: bool = False  # this and the next are options where a subclass makes them so
     temperature: float
 

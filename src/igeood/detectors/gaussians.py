@@ -224,11 +224,13 @@ class Mahalanobis(LayerDetector):
         return score, nearest
 
     def _channel_parts(self, x: Tensor, nearest: Tensor, layer: str) -> Tensor:
-        """Squares of the whitened difference turned back to the channels, Σ^{+1/2}(f − μ): they sum to the distance."""
-        whitening = self.whitening_[layer].to(x.device)
-        directions: Tensor = whitening / torch.linalg.vector_norm(whitening, dim=0)  # (k, r), orthonormal
-        apart = wide(x) - self.mean_[layer].to(x.device)[nearest]
-        return (apart @ whitening @ directions.T).square()
+        return whitened_parts(x, self.mean_[layer].to(x.device)[nearest], self.whitening_[layer].to(x.device))
+
+
+def whitened_parts(x: Tensor, centres: Tensor, whitening: Tensor) -> Tensor:
+    """Squares of the whitened difference turned back to the channels, Σ^{+1/2}(f − μ): they sum to the distance."""
+    directions: Tensor = whitening / torch.linalg.vector_norm(whitening, dim=0)  # (k, r), orthonormal
+    return ((wide(x) - centres) @ whitening @ directions.T).square()
 
 
 class Whitened:

@@ -52,6 +52,7 @@ class Weighted(Detector):
         (P,) of the columns; a contribution is weight · (column − centre) / scale.
     """
 
+    standard_rows: ClassVar[int | None] = None  # of each class, from which columns are standardised; None: all
     strengths: ClassVar[tuple[float, ...]] = tuple(float(c) for c in np.logspace(-4, 4, 9))  # inverse; to choose from
 
     @abstractmethod
@@ -83,7 +84,8 @@ class Weighted(Detector):
 
     def _standardise(self, summary: Summary) -> None:
         """Centre, scale and weights before any out-of-distribution sample is seen."""
-        rows = [(self._columns(batch), weights) for batch, weights in summary.samples["features"].batches()]
+        sample = summary.samples["features"]
+        rows = [(self._columns(batch), weights) for batch, weights in sample.batches(self.standard_rows)]
         columns, weights = (torch.cat(side) for side in zip(*rows, strict=True))
         self.centre_, self.scale_ = standardise(columns, weights)
         self.weights_ = torch.tensor(self._first_weights(), dtype=torch.float64)

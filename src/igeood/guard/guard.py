@@ -20,7 +20,7 @@ from igeood.detectors.base import warn_of_probabilities
 from igeood.errors import IgeoodWarning, InputError, NotReadyError
 from igeood.guard.explain import Explanation, explain
 from igeood.guard.inputs import ArrayInputs, ModelInputs, is_numpy
-from igeood.guard.tuning import Progress, Search, Tuning, Validation, chosen, merge, tune_detector, unused
+from igeood.guard.tuning import Progress, Search, Tuning, Validation, chosen, merge, tune_detector, tune_on_id, unused
 from igeood.model.batches import is_batch
 from igeood.model.reader import random_state_kept
 from igeood.model.step import check_epsilon
@@ -185,7 +185,7 @@ class Guard:
         return inputs
 
     def tune(
-        self, id_data: Any, ood: Any, *, share: float = 0.5, tpr: float = 0.95, search: Search = "sweep",
+        self, id_data: Any, ood: Any = None, *, share: float = 0.5, tpr: float = 0.95, search: Search = "sweep",
         epsilons: Sequence[float] | None = None, attack: float = 0.05, seed: int = 0,
         progress: Progress | None = None,
     ) -> "Guard":  # fmt: skip
@@ -201,7 +201,8 @@ class Guard:
             the same ones, and leaves those out.
         ood : loader, array of logits, mapping of str to these, or "fgsm"
             OOD validation samples; several kinds by name, of which `guard.tuning.left_out` then says how each is
-            refused unseen; or adversarial ones, made of the in-distribution samples by the model's gradient.
+            refused unseen; or adversarial ones, made of the in-distribution samples by the model's gradient. None
+            for a method that chooses its input step by the scores of in-distribution samples (`deconf-c`).
         share : float
             Of `id_data`; 1 uses them all.
         tpr : float
@@ -209,7 +210,8 @@ class Guard:
         search : {"sweep", "bayes"}
             How the temperature is sought: see `igeood.guard.tuning.tune_temperature`.
         epsilons : sequence of float, optional
-            Sizes of the input step to try. By default 21 from 0 to 0.004 for a grey box, else the guard's own.
+            Sizes of the input step to try. By default 21 from 0 to 0.004 for a grey box, or without OOD samples those
+            of the method; else the guard's own.
         attack : float
             Size of the adversarial step, in pixel units.
         seed : int
@@ -220,30 +222,42 @@ class Guard:
         self._check_fitted("tune")
         if self.summary is None and self.detector.needs.samples:
             raise NotReadyError("tune: a loaded guard has no training sample; call fit again first")
-        if epsilons is None:
-            epsilons = EPSILONS if self.access == "grey box" else (self.epsilon,)
-        if len(epsilons) == 0:
-            raise InputError("epsilons: empty; give sizes of the input step, such as (0, 0.001)")
-        for epsilon in epsilons:
-            check_epsilon(epsilon, "epsilons")
+        epsilons = self._step_sizes(ood, epsilons)
         check_epsilon(attack, "attack")
         self.inputs.check_weights(strict=True)
         validation = Validation(self.inputs, id_data, ood, lambda keys: chosen(keys, share, seed), attack)
         samples = {} if self.summary is None else self.summary.samples
         with random_state_kept(), torch.inference_mode(False), torch.no_grad():
-            tuned, tuning = tune_detector(
-                self.detector, samples, validation.see, epsilons, epsilon=self.epsilon, tpr=tpr, search=search,
-                seed=seed, progress=progress, kinds=validation.kinds,
-            )  # fmt: skip
+            if ood is None:
+                tuned, tuning = self.detector, tune_on_id(self.detector, validation.see, epsilons, self.epsilon)
+            else:
+                tuned, tuning = tune_detector(
+                    self.detector, samples, validation.see, epsilons, epsilon=self.epsilon, tpr=tpr, search=search,
+                    seed=seed, progress=progress, kinds=validation.kinds,
+                )  # fmt: skip
         self.detector, self.tuning, self.calibration = tuned, tuning, None
         self.inputs.epsilon = tuning.epsilon
         self._tuned_on = merge(self._tuned_on, validation.used)
-        if tuning.after <= tuning.before:
+        if tuning.n_ood and tuning.after <= tuning.before:
             log.warning("tune: no more OOD validation samples are refused than before, %.1f%%", 100 * tuning.before)
         worse = [kind for kind, rates in tuning.left_out.items() if rates["tnr"] < rates["before"]]
         if worse:
             log.warning("tune: of %s, left out in turn, fewer are refused than before tuning", ", ".join(worse))
         return self
+
+    def _step_sizes(self, ood: Any, epsilons: Sequence[float] | None) -> Sequence[float]:
+        """Sizes of the input step that `tune` tries, once it can."""
+        if ood is None and not self.detector.id_steps:
+            problem = f"{type(self.detector).__name__} needs OOD samples to tune on"
+            raise InputError(f"ood: {problem}; give some, or ood='fgsm' for adversarial ones")
+        if epsilons is None:
+            sizes = self.detector.id_steps if ood is None else EPSILONS
+            epsilons = sizes if self.access == "grey box" else (self.epsilon,)
+        if len(epsilons) == 0:
+            raise InputError("epsilons: empty; give sizes of the input step, such as (0, 0.001)")
+        for epsilon in epsilons:
+            check_epsilon(epsilon, "epsilons")
+        return epsilons
 
     def calibrate(
         self, id_data: Any, tpr: float = 0.95, *, guarantee: Guarantee = "marginal", confidence: float = 0.95

@@ -16,7 +16,7 @@ from igeood.model.fingerprint import Versions, fingerprint
 from igeood.model.layers import Layers
 from igeood.model.reader import Reader, choose_layers
 from igeood.model.step import Attack, Channels, check_channels, check_epsilon, fgsm, stepped
-from igeood.outputs import HEAD, INPUT, Keys, Outputs, recut
+from igeood.outputs import HEAD, INPUT, Keys, Outputs, recut, returned_blocks
 from igeood.summary import Needs
 
 
@@ -183,16 +183,21 @@ class ModelInputs(Inputs):
     def read(self, layers: Sequence[str], layouts: Mapping[str, str] | None = None, statistic: str = "mean") -> None:
         """Read these blocks from now on."""
         names = list(dict.fromkeys(str(layer).split("|")[0] for layer in layers if not str(layer).startswith("|")))
-        special = {"head": HEAD in layers, "inputs": any(str(layer).startswith(INPUT) for layer in layers)}
-        self.reader = Reader(self.model, names, statistic=statistic, layouts=layouts, **special)
-        self.layers, self.layouts = [*self.reader.layers, *[HEAD] * special["head"]], self.reader.layouts
+        special = [str(layer) for layer in layers if str(layer).startswith("|")]
+        is_input = {block: block.startswith(INPUT) for block in special}
+        returns = [block[1:] for block in special if block != HEAD and not is_input[block]]
+        self.reader = Reader(
+            self.model, names, statistic=statistic, layouts=layouts, head=HEAD in special,
+            inputs=any(is_input.values()), returns=returns,
+        )  # fmt: skip
+        self.layers, self.layouts = [*self.reader.layers, *[HEAD] * (HEAD in special)], self.reader.layouts
 
     def prepare(self, batch: Batch, needs: Needs) -> None:
         """Decide which layers to read, and how, with the first training samples."""
         names = self.layers
         if self.wanted == "auto":
             names = choose_layers(self.model, batch, needs.layers, head=needs.head)
-        self.read(needs.blocks([*names, INPUT]), None, needs.statistic)
+        self.read(needs.blocks([*names, INPUT, *returned_blocks(needs.returns)]), None, needs.statistic)
         self.reader.prepare(batch)
         self.head = self.reader.head
 

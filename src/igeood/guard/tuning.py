@@ -41,6 +41,8 @@ FEWEST_ID = 20  # 95% of fewer is all of them
 class Tuning:
     """What `Guard.tune` has chosen, on how many validation samples.
 
+    Where a method is tuned on in-distribution samples alone, `before`, `after` and `tnr` are minus their mean score.
+
     Attributes
     ----------
     temperature : float or None
@@ -80,6 +82,9 @@ class Tuning:
     def __repr__(self) -> str:
         temperature = "" if self.temperature is None else f"temperature {self.temperature:g}, "
         weights = "" if self.strength is None else "weights learnt, "
+        if not self.n_ood:
+            means = f"mean score {-self.after:.4g}, {-self.before:.4g} before"
+            return f"Tuning(epsilon {self.epsilon:g}: {means}; {self.n_id} in-distribution samples)"
         return (
             f"Tuning({temperature}{weights}epsilon {self.epsilon:g}: {100 * self.after:.1f}% of {self.n_ood} OOD "
             f"samples refused, {100 * self.before:.1f}% before; {self.n_id} in-distribution samples"
@@ -168,6 +173,8 @@ class Validation:
 
 def named_kinds(ood: Any, model: nn.Module | None) -> dict[str, Any]:
     """OOD samples by name: several kinds, or one, "ood". A mapping that the model's forward pass takes is one batch."""
+    if ood is None:
+        return {}
     if not isinstance(ood, Mapping) or (model is not None and _takes(model, ood)):
         return {"ood": ood}
     kinds = {str(name): source for name, source in ood.items()}
@@ -261,6 +268,25 @@ def tune_detector(
         n_id=len(clean[0]), n_ood=len(clean[1]), before=before, after=chosen["tnr"],
         attack=None if attack is None else asdict(attack), trials=trials, steps=steps, left_out=left_out,
     )  # fmt: skip
+
+
+def tune_on_id(
+    detector: Detector, see: Callable[[Detector, Sequence[float]], Seen], epsilons: Sequence[float], epsilon: float
+) -> Tuning:
+    """Choose the input step after which the mean score of in-distribution samples is lowest; of equals, the smallest.
+
+    Parameters
+    ----------
+    detector, see, epsilons, epsilon
+        As in `tune_detector`; OOD samples are not looked at.
+    """
+    inside = see(detector, (*epsilons, epsilon))[0]
+    if (n := len(inside[0]) if inside else 0) < FEWEST_ID:
+        raise InputError(f"id_data: {n} samples in the share that tune uses; tuning needs at least {FEWEST_ID}")
+    *means, before = (-float(torch.as_tensor(detector.score(outputs)).mean()) for outputs in inside)
+    steps = [{"epsilon": float(size), "tnr": mean} for size, mean in zip(epsilons, means, strict=True)]
+    best = max(steps, key=lambda step: (step["tnr"], -step["epsilon"]))
+    return Tuning(None, best["epsilon"], None, n, 0, before, best["tnr"], None, [], steps)
 
 
 def _left_out(

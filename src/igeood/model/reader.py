@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from igeood.errors import InputError
 from igeood.model.batches import Batch, at_batch, batches
 from igeood.model.layers import NORMS, Call, Layers, bare, block_ends, known_layers, layout_of, named_modules, width_of
-from igeood.outputs import HEAD, INPUT, Outputs
+from igeood.outputs import HEAD, INPUT, Outputs, returned_blocks
 
 Hook = Callable[[nn.Module, Any, Any], None]
 
@@ -53,6 +53,8 @@ class Reader:
         Of each layer's output: a key of `STATISTICS`.
     head, inputs : bool
         Also read the input of the last linear layer, as block `HEAD`; and the model's own, as block `INPUT`.
+    returns : names
+        Also read these tensors (N, m), where the model returns them by name beside its logits, as blocks `|name`.
     layouts : mapping, optional
         For each layer which axis has the channels: "flat", "second" or "last"; for `HEAD` the linear layer's name.
         Without it `prepare` decides.
@@ -67,7 +69,7 @@ class Reader:
 
     def __init__(
         self, model: nn.Module, layers: Sequence[str] = (), *, statistic: str = "mean", head: bool = False,
-        inputs: bool = False, layouts: Mapping[str, str] | None = None,
+        inputs: bool = False, returns: Sequence[str] = (), layouts: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         if not isinstance(model, nn.Module):
             hint = f"did you mean method={model!r}?" if isinstance(model, str) else "give the classifier"
@@ -75,7 +77,7 @@ class Reader:
         if statistic not in STATISTICS:
             raise InputError.unknown("statistic", statistic, STATISTICS)
         self.model, self.bare, self.statistic = model, bare(model), statistic
-        self._wants_head, self._wants_input = head, inputs
+        self._wants_head, self._wants_input, self._returns = head, inputs, tuple(returns)
         self.layers, self.layouts = list(layers), dict(layouts or {})
         self._look()
         ending = "" if statistic == "mean" else f"|{statistic}"
@@ -126,8 +128,11 @@ class Reader:
 
         return batch.mapped(move)
 
-    def _run(self, model: nn.Module, batch: Batch, hooks: Iterable[tuple[nn.Module, Hook]]) -> Tensor:
-        """Logits of a batch, in a `running` block; the hooks see this pass alone, not those of other threads."""
+    def _run(self, model: nn.Module, batch: Batch, hooks: Iterable[tuple[nn.Module, Hook]]) -> dict[str, Tensor]:
+        """Logits of a batch, "", and blocks that the model returns by name, in a `running` block.
+
+        The hooks see this pass alone, not those of other threads.
+        """
         inputs, thread = self.place(batch).inputs, threading.get_ident()
 
         def call(hook: Hook, *of_module: Any) -> None:
@@ -138,11 +143,13 @@ class Reader:
             with _lock:  # torch counts hooks without one
                 for module, hook in hooks:
                     stack.callback(module.register_forward_hook(partial(call, hook)).remove)
-            logits = logits_of(model(**inputs) if batch.name else model(inputs[""]))
+            output = model(**inputs) if batch.name else model(inputs[""])
+        logits = logits_of(output)
         if logits.ndim == 2 and len(logits) != len(batch):
             cure = "make it return one for each"
             raise InputError(f"model: returned {len(logits)} rows for {len(batch)} samples; {cure}")
-        return logits
+        named = [(block, _named(output, block[1:])) for block in returned_blocks(self._returns)]
+        return {"": logits, **{block: value for block, value in named if isinstance(value, Tensor)}}
 
     def watch(self, batch: Batch) -> tuple[dict[nn.Module, Call], Tensor]:
         """Calls of the modules that return (N, k, ...), in the order of their ends; and the logits.
@@ -161,7 +168,7 @@ class Reader:
 
         inner = [m for m in self.bare.modules() if m is not self.bare and not isinstance(m, torch.jit.ScriptModule)]
         with self.running(), torch.no_grad():
-            logits = self._run(self.bare, sample, [(module, note) for module in inner])
+            logits = self._run(self.bare, sample, [(module, note) for module in inner])[""]
         once = {module: call for module, (call, *more) in calls.items() if not more}
         return {module: call for module, call in once.items() if len(call.output) == len(sample)}, logits
 
@@ -207,13 +214,14 @@ class Reader:
 
         with self.running():
             hooks = [(self.modules[layer], partial(keep, block, layer)) for block, layer in self._blocks.items()]
-            logits = self._run(self.bare if hooks else self.model, batch, hooks)
+            returned = self._run(self.bare if hooks else self.model, batch, hooks)
         for block, layer in self._blocks.items():
             if block not in features:
                 raise InputError(f"layers: {layer!r} is not called in the model's forward pass; name another")
         classes = batch.labels if labels else None
         classes = classes.clone() if isinstance(classes, Tensor) else classes  # loaders may reuse it
-        features = {block: features[block] for block in self._blocks}
+        logits = returned.pop("")
+        features = {**{block: features[block] for block in self._blocks}, **returned}
         if self._wants_input:  # its shape is read again from the block's name
             name = " ".join(map(str, (INPUT, *batch.x.shape[1:])))
             features = {name: batch.x.flatten(1).to(logits.device), **features}
@@ -238,12 +246,16 @@ class Reader:
 
 def logits_of(output: Any) -> Tensor:
     """Logits in what a model returned: a tensor, a tuple's first, a mapping's or an object's `logits`."""
-    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
-    tensor = first_tensor(logits)
+    tensor = first_tensor(_named(output, "logits", None if isinstance(output, Mapping) else output))
     if tensor is None:
         cure = "make it return logits (N, C), as a tensor, or by the name 'logits'"
         raise InputError(f"model: returned {type(output).__name__} without logits; {cure}")
     return tensor
+
+
+def _named(output: Any, name: str, default: Any = None) -> Any:
+    """What a model returned by a name: in a mapping, or as an object's attribute."""
+    return output.get(name, default) if isinstance(output, Mapping) else getattr(output, name, default)
 
 
 def _hides(mask: Any, value: Tensor) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 
 from igeood.errors import InputError
-from igeood.outputs import HEAD, INPUT
+from igeood.outputs import HEAD, INPUT, returned_blocks
 
 LayerChoice = Literal["none", "last", "last two", "all", "convolutions", "norms"]
 Group = Literal["label", "predicted", "correct"]
@@ -32,6 +32,8 @@ class Needs:
         The head itself: weight and bias that make logits of its input, which is read too.
     inputs : bool
         The model's own input, for a detector that runs a model itself.
+    returns : tuple of str
+        Tensors (N, m) that the model returns by name beside its logits; each is a block, `|name`.
     labels : bool
         The true class of each training row.
     sums : {"none", "mean", "diagonal", "full"}
@@ -53,6 +55,7 @@ class Needs:
     statistic: str = "mean"
     head: bool = False
     inputs: bool = False
+    returns: tuple[str, ...] = ()
     labels: bool = False
     sums: Sums = "none"
     group: Group = "label"
@@ -73,7 +76,7 @@ class Needs:
 
     def describe(self) -> dict[str, Any]:
         """The needs as plain values; a transform by its name."""
-        plain = {**asdict(self), "samples": list(self.samples)}
+        plain = {**asdict(self), "samples": list(self.samples), "returns": list(self.returns)}
         return {**plain, "transform": getattr(self.transform, "__qualname__", None)}
 
     def blocks(self, available: Iterable[str]) -> list[str]:
@@ -87,7 +90,8 @@ class Needs:
             names = names[-1 if self.layers == "last" else -2 :]
         else:
             names = (names if self.layers != "none" else []) + [HEAD] * (self.head and HEAD in available)
-        return [*(name for name in available if self.inputs and name.startswith(INPUT)), *names]
+        returned = [name for name in available if name in returned_blocks(self.returns)]
+        return [*(name for name in available if self.inputs and name.startswith(INPUT)), *names, *returned]
 
 
 def joined(needs: Iterable[Needs]) -> list[Needs]:
@@ -104,8 +108,9 @@ def _join(needs: list[Needs], key: tuple[Any, ...]) -> Needs:
     layers = max((one.layers for one in needs), key=get_args(LayerChoice).index)
     flags = {name: any(getattr(one, name) for one in needs) for name in ("head", "inputs", "labels", "ranges")}
     sums = max((one.sums for one in needs), key=_LEVELS.index)
-    samples = tuple(dict.fromkeys(kind for one in needs for kind in one.samples))
-    return Needs(layers, key[0], group=key[1], transform=key[2], holdout=key[3], sums=sums, samples=samples, **flags)
+    parts = {n: tuple(dict.fromkeys(p for one in needs for p in getattr(one, n))) for n in ("samples", "returns")}
+    asked: dict[str, Any] = {**flags, **parts}
+    return Needs(layers, key[0], group=key[1], transform=key[2], holdout=key[3], sums=sums, **asked)
 
 
 def check_covers(summary: dict[str, Any], wanted: dict[str, Any], who: str) -> None:
@@ -114,7 +119,7 @@ def check_covers(summary: dict[str, Any], wanted: dict[str, Any], who: str) -> N
     served = {
         "sums": _LEVELS.index(wanted["sums"]) <= _LEVELS.index(summary["sums"]),
         **{name: summary[name] or not wanted[name] for name in ("head", "inputs", "labels", "ranges")},
-        "samples": set(wanted["samples"]) <= set(summary["samples"]),
+        **{name: set(wanted[name]) <= set(summary[name]) for name in ("samples", "returns")},
         "statistic": wanted["layers"] == "none" or wanted["statistic"] == summary["statistic"],
         "layers": wanted["layers"] in (summary["layers"], *_NARROWER.get(summary["layers"], ["none"])),
         **{name: wanted[name] == summary[name] or not is_summed for name in ("group", "transform", "holdout")},

@@ -110,6 +110,21 @@ def test_a_network_of_ones_own_with_a_parameter_without_decay(task, tmp_path):
     assert read_weights(tmp_path / "n.safetensors")[1]["network"] == "mine"
 
 
+def test_a_decomposed_head_is_trained_without_decay_of_its_cosines(task, tmp_path):
+    run = Run("resnet-10-16", task, SHORT, head="deconf-c")
+    bare = [group["params"] for group in run.optimiser.param_groups if group["weight_decay"] == 0]
+    assert len(bare) == 1
+    assert bare[0][0] is run.model.fc.h.weight
+    run.save(tmp_path / "n.training")
+    with pytest.raises(InputError, match=r"made with another head \(deconf-c, not linear\)"):
+        train("resnet-10-16", task, tmp_path / "n.safetensors", SHORT)
+    share = train("resnet-10-16", task, tmp_path / "n.safetensors", SHORT, head="deconf-c")
+    about = read_weights(tmp_path / "n.safetensors")[1]
+    assert (about["network"], about["head"]) == ("resnet-10-16", "deconf-c")
+    model = load_weights(build("resnet-10-16", 4, head="deconf-c"), tmp_path / "n.safetensors")
+    assert accuracy(model, task) == share
+
+
 def test_it_learns_at_a_rate_that_steps_at_half_and_three_quarters(tmp_path):
     recipe = Recipe(epochs=5, batch=20, rate=0.05, augment=False)
     assert train("resnet-10-16", make_task(240), tmp_path / "n.safetensors", recipe) > 0.9

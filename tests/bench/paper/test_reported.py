@@ -32,7 +32,7 @@ def test_vocabulary_is_closed_and_numbers_are_unique_and_in_range():
     }
     for field, allowed in words.items():
         assert {getattr(one, field) for one in load()} == allowed, field
-    assert {one.method for one in load()} <= set(METHODS) | {"gram", "deconf-c", "residual-flow", ""}
+    assert {one.method for one in load()} <= set(METHODS) | {"gram", ""}
     assert Counter(one.label for one in load()) == COUNTS
     keys = Counter((*_place(one), one.label, one.ood, one.validation) for one in load())
     assert max(keys.values()) == 1

@@ -251,4 +251,4 @@ def test_without_results_only_the_paper_speaks(tmp_path):
     assert f"| {MISSING} (95.20) |" in texts["accuracy"]
     assert f"| Textures (DTD) | {MISSING} (40.5 / 88.5 / 93.1) |" in texts["black-box"]
     assert f"{MISSING} (66 µs)" in texts["timing"]
-    assert "| deconf-c |" in texts["others"]
+    assert "| DeConf-C |" in texts["others"]

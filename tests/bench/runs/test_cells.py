@@ -52,8 +52,9 @@ def test_every_cell_is_there_once(whole, plan):
     counts = Counter((c.setting, c.seed) for c in planned(splits, "cifar-10"))
     assert counts == {("white-box", 0): 2, ("white-box", 1): 2, ("white-box", 2): 2, ("black-box", 0): 2}
     places = Counter((c["setting"], c["method"], c["validation"], c["ood"], c["seed"]) for c in whole.cells.records)
-    assert places == Counter(tuple(asdict(cell).values()) for cell in planned(plan(), "cifar-10"))
-    tuned = {name for name, method in igeood.METHODS.items() if method.tunes or not method.needs_layers}
+    there = [cell for cell in planned(plan(), "cifar-10") if cell.method != "deconf-c"]  # for want of another head
+    assert places == Counter(tuple(asdict(cell).values()) for cell in there)
+    tuned = {name for name, method in igeood.METHODS.items() if method.tunes or not method.needs_layers} - {"deconf-c"}
     assert {c["method"] for c in whole.cells.records} == tuned
     tunings = {(t["setting"], t["method"]): t["tuning"] for t in whole.tunings.records}
     assert tunings["black-box", "msp"] is None

@@ -26,6 +26,14 @@ def test_a_network_is_what_its_file_and_the_user_say(path, world):
     assert load_network(str(world / "net.safetensors")).in_distribution == "cifar-10"
 
 
+def test_a_head_is_built_again_and_named(path):
+    about = {"network": "resnet-10-16", "head": "deconf-c", "trained_on": "cifar-10"}
+    save_file(build("resnet-10-16", 7, head="deconf-c").state_dict(), path, about)
+    network = load_network(str(path))
+    assert network.name == "resnet-10-16 deconf-c"
+    assert network.model(torch.zeros(1, 3, 32, 32))["h"].shape == (1, 7)
+
+
 @pytest.mark.parametrize(
     ("spec", "trained_on", "message"),
     [

@@ -8,9 +8,11 @@ import pytest
 import torch
 from click.testing import CliRunner
 from PIL import Image
+from safetensors.torch import save_file
 
 import igeood
 from igeood.bench.datasets import load
+from igeood.bench.networks import build
 from igeood.bench.report.standings import standings
 from igeood.bench.runs import load_network, run
 from igeood.bench.runs.averages import Averages, title
@@ -49,6 +51,22 @@ def test_every_method_is_measured_on_all_test_images(world, network, plan, tmp_p
     expected = igeood.metrics.tnr_at_tpr(inside, outside)
     (found,) = [c["tnr"] for c in cells if c["method"] == "fisher-rao-product" and c["ood"] != "gaussian"]
     assert found == pytest.approx(expected, abs=0.02)
+
+
+def test_deconf_chooses_its_step_on_in_distribution_images(world, network, plan, tmp_path):
+    torch.manual_seed(0)
+    about = {"network": "resnet-10-16", "head": "deconf-c", "trained_on": "cifar-10"}
+    save_file(build("resnet-10-16", head="deconf-c").state_dict(), tmp_path / "net.safetensors", about)
+    deconf = load_network(str(tmp_path / "net.safetensors"))
+    grey = plan(settings=("grey-box", "untuned"), methods=("deconf-c", "energy"), validation=("none",))
+    results = run([deconf], grey, tmp_path / "out", root=world)
+    assert {c["network"] for c in results.cells.records} == {"resnet-10-16 deconf-c"}
+    record = next(t for t in results.tunings.records if (t["setting"], t["method"]) == ("grey-box", "deconf-c"))
+    means = {step["epsilon"]: step["tnr"] for step in record["tuning"]["steps"]}
+    assert tuple(means) == METHODS["deconf-c"].kind.id_steps
+    assert record["epsilon"] == max(means, key=means.get) > 0
+    with pytest.raises(InputError, match="no features to learn from; give a model that returns 'h'"):
+        run([network], grey, tmp_path / "other", root=world)
 
 
 def test_a_wrapped_detector_is_measured_by_its_name(world, network, plan, tmp_path):

@@ -140,6 +140,39 @@ def _stage(channels: int, out_channels: int, blocks: int, stride: int) -> nn.Seq
     return nn.Sequential(_BasicBlock(channels, out_channels, stride), *rest)
 
 
+class DeConfHead(nn.Module):
+    r"""The head of DeConf-C (Hsu et al., 2020) in place of a linear one: logits :math:`f_i = h_i / g`.
+
+    :math:`h_i = \cos(w_i, z)`, with 1e-4 added to both norms; :math:`g = \mathrm{sigmoid}(\mathrm{BN}(v \cdot z + b))`.
+    The weights w are not decayed.
+    """
+
+    class _Cosine(nn.Module):
+        def __init__(self, width: int, classes: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(nn.init.kaiming_normal_(torch.empty(classes, width)))
+            self.weight.no_decay = True  # type: ignore[attr-defined]
+
+        def forward(self, z: Tensor) -> Tensor:
+            return _directions(z) @ _directions(self.weight).T
+
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__()
+        self.h = DeConfHead._Cosine(width, classes)
+        self.g = nn.Sequential(nn.Linear(width, 1), nn.BatchNorm1d(1), nn.Sigmoid())
+
+    def forward(self, z: Tensor) -> dict[str, Tensor]:
+        """Logits and cosines, each (N, classes), of features (N, width)."""
+        h = self.h(z)
+        return {"logits": h / self.g(z), "h": h}
+
+
+def _directions(rows: Tensor) -> Tensor:
+    directions: Tensor = rows / (torch.linalg.vector_norm(rows, dim=1, keepdim=True) + 1e-4)
+    return directions
+
+
+HEADS = ("linear", "deconf-c")
 NETWORKS: Mapping[str, Callable[[int], nn.Module]] = {
     "densenet-bc-100": DenseNet,
     "resnet-34": ResNet,
@@ -147,7 +180,7 @@ NETWORKS: Mapping[str, Callable[[int], nn.Module]] = {
 }
 
 
-def build(name: str, classes: int = 10) -> nn.Module:
+def build(name: str, classes: int = 10, *, head: str = "linear") -> nn.Module:
     """A reference classifier with random weights.
 
     Parameters
@@ -156,6 +189,8 @@ def build(name: str, classes: int = 10) -> nn.Module:
         One of `NETWORKS`.
     classes : int
         Width of the logits.
+    head : {"linear", "deconf-c"}
+        With a `DeConfHead` the network returns a mapping of `logits` and `h`.
 
     Examples
     --------
@@ -166,4 +201,9 @@ def build(name: str, classes: int = 10) -> nn.Module:
         raise InputError.unknown("network", name, NETWORKS)
     if classes < 2:
         raise InputError(f"classes: must be at least 2; got {classes!r}")
-    return NETWORKS[name](classes)
+    if head not in HEADS:
+        raise InputError.unknown("head", head, HEADS)
+    model = NETWORKS[name](classes)
+    if head == "deconf-c":
+        model.fc = DeConfHead(cast(nn.Linear, model.fc).in_features, classes)
+    return model

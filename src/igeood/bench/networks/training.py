@@ -23,6 +23,7 @@ from igeood.bench.datasets.images import Images, Labels, Rows
 from igeood.bench.networks.catalog import build
 from igeood.errors import InputError
 from igeood.files import only_one, read_record, write_record, write_whole
+from igeood.model.reader import logits_of
 
 Maker = Callable[[int], nn.Module]  # from the number of classes
 PADDING = 4
@@ -158,14 +159,16 @@ class Progress:
 class Run:
     """A training run: the network, its optimiser, and the number of epochs done."""
 
-    def __init__(self, network: str, task: Task, recipe: Recipe, make: Maker | None = None) -> None:
+    def __init__(
+        self, network: str, task: Task, recipe: Recipe, make: Maker | None = None, head: str = "linear"
+    ) -> None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
-            self.model = make(task.classes) if make else build(network, task.classes)
+            self.model = make(task.classes) if make else build(network, task.classes, head=head)
         self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.optimiser = recipe.optimiser_of(self.model)
         self.task, self.recipe, self.epoch = task, recipe, 0
-        self.record = {"network": network, "recipe": asdict(recipe), "data": task.digest()}
+        self.record = {"network": network, "head": head, "recipe": asdict(recipe), "data": task.digest()}
 
     def advance(self, progress: Callable[[Progress], None] | None = None) -> None:
         """Train for one epoch."""
@@ -187,7 +190,7 @@ class Run:
         images, labels = self.task.images[rows], torch.from_numpy(self.task.labels[rows])
         if self.recipe.augment:
             images = augmented(images, np.random.default_rng([self.recipe.seed, self.epoch, step]))
-        logits = self.model(normalised(images, self.task.mean, self.task.std))
+        logits = logits_of(self.model(normalised(images, self.task.mean, self.task.std)))
         loss = functional.cross_entropy(logits, labels)
         if not bool(loss.isfinite()):
             raise InputError(f"rate: the loss is no longer finite in epoch {self.epoch + 1}; train with a smaller rate")
@@ -207,6 +210,7 @@ class Run:
     def load(self, path: Path) -> None:
         """Continue from a checkpoint."""
         record, tensors = read_record(path, "checkpoint")
+        record = {"head": "linear", **record}  # of those before 0.2
         for key, value in self.record.items():
             if record[key] != value:
                 there = f"the checkpoint {path} was made with another {key} ({record[key]}, not {value})"
@@ -228,6 +232,7 @@ def train(
     recipe: Recipe | None = None,
     *,
     make: Maker | None = None,
+    head: str = "linear",
     progress: Callable[[Progress], None] | None = None,
 ) -> float:
     """Train a classifier, and write its weights to a safetensors file with metadata on how they were made.
@@ -247,6 +252,8 @@ def train(
         How; the paper's by default.
     make : callable, optional
         Makes a network of your own from the number of classes.
+    head : {"linear", "deconf-c"}
+        As in `igeood.bench.networks.build`.
     progress : callable, optional
         Called after each step.
 
@@ -262,7 +269,7 @@ def train(
     with only_one(target.with_name(f".{target.stem}.lock"), "out"):
         if target.exists() and not checkpoint.exists():  # with both, a run was killed before it removed the latter
             raise InputError(f"out: {target} exists already; delete it to train again, or name another file")
-        run = Run(network, task, recipe or Recipe(), make)
+        run = Run(network, task, recipe or Recipe(), make, head)
         if checkpoint.exists():
             run.load(checkpoint)
         while run.epoch < run.recipe.epochs:
@@ -270,7 +277,7 @@ def train(
             run.save(checkpoint)
         share = accuracy(run.model, task)
         about = {  # how to use the weights, and how to make them again
-            "network": network, "trained_on": task.name, "classes": str(task.classes),
+            "network": network, "head": head, "trained_on": task.name, "classes": str(task.classes),
             "train_images": str(len(task.images)), "test_images": str(len(task.test_images)),
             "mean": ",".join(map(str, task.mean)), "std": ",".join(map(str, task.std)),
             "test_accuracy": f"{share:.4f}", "training": json.dumps(run.record, sort_keys=True),
@@ -285,5 +292,5 @@ def accuracy(model: nn.Module, task: Task) -> float:
     """Share of the test images whose largest logit is their class's."""
     model.eval()
     parts = (task.test_images[i : i + EVALUATION_BATCH] for i in range(0, len(task.test_images), EVALUATION_BATCH))
-    guesses = torch.cat([model(normalised(part, task.mean, task.std)).argmax(dim=1) for part in parts])
+    guesses = torch.cat([logits_of(model(normalised(part, task.mean, task.std))).argmax(dim=1) for part in parts])
     return float((guesses.numpy() == task.test_labels).mean())

@@ -28,10 +28,9 @@ from igeood.detectors.base import Samples
 from igeood.detectors.weighted import FEWEST
 from igeood.errors import HeadError, InputError
 from igeood.files import SCHEMA, only_one, write_record
-from igeood.guard.tuning import tune_detector
+from igeood.guard.tuning import Seen, tune_detector, tune_on_id
 from igeood.metrics import evaluate
 from igeood.model.reader import random_state_kept
-from igeood.model.step import Attack
 from igeood.outputs import Outputs
 from igeood.summary import Needs, Summary
 from igeood.version import __version__
@@ -228,13 +227,16 @@ class _Bench:
         cell = replace(cell, ood=cell.ood if cell.validation == "own" else "")
         if cell not in self._tuned:
             scorer, samples = self._fit(cell.method)
-            tuning, epsilon = None, GREY_EPSILON if cell.setting == "grey-box" else 0.0
-            if cell.validation != NO_VALIDATION and METHODS[cell.method].tunes:
+            is_grey, tuning = cell.setting == "grey-box", None
+            epsilon = GREY_EPSILON if is_grey else 0.0
+            if is_grey and scorer.id_steps:
+                tuning = tune_on_id(scorer, partial(self._known, cell), scorer.id_steps, epsilon)
+            elif cell.validation != NO_VALIDATION and METHODS[cell.method].tunes:
                 scorer, tuning = tune_detector(
                     scorer, samples, partial(self._validation, cell), STEPS.get(cell.setting, (0.0,)),
                     epsilon=epsilon, tpr=TPR, seed=cell.seed, search=self.plan.search,
                 )  # fmt: skip
-                epsilon = tuning.epsilon
+            epsilon = epsilon if tuning is None else tuning.epsilon
             asked, chosen = self._asked(cell), {"temperature": scorer.params().get("temperature"), "epsilon": epsilon}
             record = {**asked, **chosen, "tuning": None if tuning is None else asdict(tuning)}
             self._tuned = {cell: (scorer, record)}
@@ -252,9 +254,11 @@ class _Bench:
             self._learnt = {method: (fitted, summary.samples)}
         return self._learnt[method]
 
-    def _validation(
-        self, cell: Cell, scorer: Detector, epsilons: Sequence[float]
-    ) -> tuple[list[Outputs], list[Outputs], Attack | None]:
+    def _known(self, cell: Cell, scorer: Detector, epsilons: Sequence[float]) -> Seen:
+        """Outputs to tune on for a method that needs no OOD samples."""
+        return self._seen(cell, scorer, epsilons, self.own), [], None
+
+    def _validation(self, cell: Cell, scorer: Detector, epsilons: Sequence[float]) -> Seen:
         """Outputs to tune on, of both kinds: the foreign ones adversarial, of the OOD set itself, or of a named set."""
         see = partial(self._seen, cell, scorer, epsilons)
         if cell.validation == "fgsm":

@@ -95,8 +95,9 @@ def load_network(
             names = f"NAME:{path}, with NAME one of {', '.join(NETWORKS)}; or MODULE:NAME and --weights {path}"
             raise InputError(f"network: {path} does not say what it is; give {names}")
     trained_on = _trained_on(about.get("trained_on", ""), in_distribution or "", path)
-    classes = next((len(t) for t in reversed(tensors.values()) if t.ndim == 2), 0)  # those of the last linear layer
-    model = make_model(spec).eval() if is_own else build(name, classes)
+    widths = [len(t) for t in tensors.values() if t.ndim == 2]  # of linear layers; one of width 1 is a part of a head
+    classes, head = next((n for n in reversed(widths) if n > 1), 0), about.get("head", "linear")
+    model = make_model(spec).eval() if is_own else build(name, classes, head=head)
     model = load_weights(model, path) if tensors else model
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     usual = DATASETS.get(trained_on)
@@ -108,7 +109,8 @@ def load_network(
     if not all(moments.values()):
         problem = f"{path} does not say how its inputs are normalised, nor does {trained_on}"
         raise InputError(f"network: {problem}; give --mean and --std")
-    return Network(spec if is_own else name, path.name, fingerprint(model), model, trained_on, **moments, size=size)
+    title = spec if is_own else name if head == "linear" else f"{name} {head}"
+    return Network(title, path.name, fingerprint(model), model, trained_on, **moments, size=size)
 
 
 def _trained_on(said: str, given: str, path: Path) -> str:

@@ -22,7 +22,7 @@ from igeood.errors import GuardFileError
 from igeood.files import read_record, write_record
 from igeood.guard.inputs import ModelInputs
 from igeood.model.batches import Batch, as_batch
-from igeood.model.reader import choose_layers
+from igeood.model.reader import Reader, choose_layers
 from igeood.model.step import Attack
 from igeood.outputs import INPUT, Outputs
 from igeood.summary import Needs
@@ -53,14 +53,21 @@ class Observer:
         size, generator = (network.size, network.size), torch.Generator().manual_seed(0)
         self._sample = as_batch(torch.rand(3, 3, *size, generator=generator))
         self._layers = cache(lambda kind: choose_layers(network.model, self._sample, kind, head=kind == "all"))
+        self._returned = cache(self._find_returned)
         self._memory: dict[tuple[str, ...], Outputs] = {}
+
+    def _find_returned(self, names: tuple[str, ...]) -> list[str]:
+        """Blocks of those tensors that the network returns by name."""
+        with torch.no_grad():
+            return list(Reader(self.network.model, returns=names)(self._sample).features)
 
     def _inputs(self, needs: Needs) -> tuple[str, ModelInputs]:
         """What reads all that the needs ask for, and its name; most methods read the block ends' means."""
         kind = needs.layers if needs.layers in ("convolutions", "norms") else "all"
         inputs = ModelInputs(self.network.model, (), mean=self.network.mean, std=self.network.std)
-        inputs.read([*self._layers(kind), *[INPUT] * needs.inputs], None, needs.statistic)
-        return "-".join([kind, needs.statistic, *["inputs"] * needs.inputs]), inputs
+        returned = self._returned(needs.returns)
+        inputs.read([*self._layers(kind), *[INPUT] * needs.inputs, *returned], None, needs.statistic)
+        return "-".join([kind, needs.statistic, *["inputs"] * needs.inputs, *(b[1:] for b in returned)]), inputs
 
     def head(self, needs: Needs) -> tuple[Tensor, Tensor] | None:
         """Weight and bias of the classifier's head, if it is linear."""
@@ -100,7 +107,7 @@ class Observer:
 
     def stepped(self, images: ImageSet, scorer: Detector, train: str, epsilons: Sequence[float]) -> list[Outputs]:
         """Outputs after the input step, for each of its sizes; `train` is the digest of what the scorer learnt from."""
-        name, inputs = self._inputs(scorer.needs) if scorer.needs.reads_layers else ("", self._logits())
+        name, inputs = self._inputs(scorer.needs) if scorer.needs.reads_layers else ("", self._logits(scorer.needs))
 
         def make(batches: list[Batch]) -> Tensors:
             return _stacked([inputs.stepped(batch, scorer, epsilons)[1] for batch in batches])
@@ -109,8 +116,11 @@ class Observer:
         tensors = self._kept("-".join(filter(None, ["step", name])), images, make, "step", **about)
         return _unstacked(tensors, len(epsilons))
 
-    def _logits(self) -> ModelInputs:
-        return ModelInputs(self.network.model, (), std=self.network.std)
+    def _logits(self, needs: Needs) -> ModelInputs:
+        """What reads no layers."""
+        inputs = ModelInputs(self.network.model, (), std=self.network.std)
+        inputs.read(self._returned(needs.returns))
+        return inputs
 
     def _step(self, scorer: Detector, train: str, epsilons: Sequence[float]) -> dict[str, Any]:
         """What the input step depends on."""

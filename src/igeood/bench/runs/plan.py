@@ -15,7 +15,8 @@ PAPER = ("black-box", "grey-box", "white-box", "white-box-fgsm")
 WHITE_STEPS = (0.0, 0.0005, 0.001, 0.0015)  # those that the paper's white boxes have found
 STEPS = {"grey-box": EPSILONS, "white-box-step": WHITE_STEPS, "white-box-fgsm-step": WHITE_STEPS}  # others have none
 SETTINGS = (*PAPER, "white-box-step", "white-box-fgsm-step", "white-box-validation", "untuned")
-STEPPED = ("odin", "energy", "igeood-logits", "mahalanobis", "igeood", "igeood+")  # that the paper gives an input step
+# those that the paper gives an input step
+STEPPED = ("odin", "energy", "igeood-logits", "deconf-c", "mahalanobis", "igeood", "igeood+")
 NO_VALIDATION = "none"
 TPR = 0.95  # the operating point
 ATTACK = 0.05  # size of adversarial samples, in pixel units
