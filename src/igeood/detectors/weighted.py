@@ -83,7 +83,7 @@ class Weighted(Detector):
 
     def _standardise(self, summary: Summary) -> None:
         """Centre, scale and weights before any out-of-distribution sample is seen."""
-        rows = [(self._columns(batch), weights) for batch, weights in summary.samples["features"].batches()]
+        rows = [(self._columns(batch), weights) for batch, weights in summary.samples[self.needs.samples[-1]].batches()]
         columns, weights = (torch.cat(side) for side in zip(*rows, strict=True))
         self.centre_, self.scale_ = standardise(columns, weights)
         self.weights_ = torch.tensor(self._first_weights(), dtype=torch.float64)
