@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -74,6 +75,8 @@ class BatchNorm(Weighted):
 
     needs = Needs(layers="norms", statistic="moments", samples=("statistics",))
     columns: Columns = "channels"
+
+    strengths = tuple(float(c) for c in np.logspace(-2, 2, 5))
 
     def _make_parts(self) -> dict[str, Detector]:
         return {name: Moments(columns=name) for name in dict.fromkeys(("fisher-rao", self.columns))}

@@ -212,7 +212,7 @@ def regress(inside: Table, outside: Table, strength: float) -> Table:
     from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 (slow to import)
 
     y = np.repeat([0, 1], [len(inside), len(outside)])
-    solver = "newton-cholesky" if inside.shape[1] < 100 else "lbfgs"
+    solver = "newton-cholesky" if inside.shape[1] < 500 else "lbfgs"
     model = LogisticRegression(C=strength, solver=solver, max_iter=5000, tol=1e-7, class_weight="balanced")
     weights: Table = model.fit(np.concatenate([inside, outside]), y).coef_[0]
     return weights
