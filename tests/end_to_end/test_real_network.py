@@ -72,7 +72,7 @@ def test_fgsm_leaves_about_14_percent(network):
 
 
 def test_feature_maps_tell_aliased_images_and_letters(network):
-    """With 2,000 training rows Gram refuses 98% of aliased images; with few its ranges are narrow, and it still ranks."""
+    """With 2,000 training rows Gram refuses 98% of aliased images; with few its ranges are narrow, but it ranks."""
     parts = {"train": datasets.load("cifar-10", split="train")[:150], "test": datasets.load("cifar-10", limit=50)}
     parts |= {name: datasets.load(name, limit=50) for name in ("tiny-imagenet-nearest", "chars74k")}
     for method, ood in (("gram", "tiny-imagenet-nearest"), ("batch-norm", "chars74k")):
