@@ -36,5 +36,9 @@ class IgeoodWarning(UserWarning):
     """Something the user should know; the result stands."""
 
 
-class HeadError(InputError):
+class UnsuitedError(InputError):
+    """The classifier lacks what a method needs, such as batch norms."""
+
+
+class HeadError(UnsuitedError):
     """The classifier has not the head that a method needs: a linear one, or one that returns more than logits."""

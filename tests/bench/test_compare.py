@@ -27,7 +27,7 @@ def test_figures_are_those_of_guards_from_one_reading(model, data):
     table = igeood.compare(model, train, held_out, sets)
     assert [loader.reads for loader in (train, held_out, *sets.values())] == [1, 1, 1, 1]
     assert set(table.tnr) == set(table.auroc) == set(table.cost) == UNTUNED
-    for method in ("fisher-rao-product", "vim", "she", "mahalanobis++", "igeood", "energy"):
+    for method in ("fisher-rao-product", "vim", "she", "mahalanobis++", "igeood", "energy", "gram", "batch-norm"):
         box = igeood.white_box if igeood.METHODS[method].needs_layers else igeood.black_box
         guard = box(model, method=method).fit(data.train)
         for name in sets:
@@ -90,6 +90,20 @@ def test_methods_that_need_a_linear_head_are_left_out_where_there_is_none(model,
     assert list(table.tnr["msp"]) == ["held_out"]  # a name like any other
     with pytest.raises(InputError, match=r"^head: the logits are not linear"):
         igeood.compare(Cosine(model), data.train, data.held_out, data.ood, methods=["react"])
+
+
+def test_methods_that_need_other_layers_are_left_out_where_there_are_none(known, suited, caplog):
+    mlp = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 10)).eval()
+    train, held_out, ood = (part.features["early"] for part in (known.train, known.held_out, known.ood))
+    table = igeood.compare(mlp, (train, known.train.labels), held_out, ood)
+    assert UNTUNED - set(table.tnr) == {"gram", "batch-norm"}
+    assert "compare: gram is left out: layers: no convolution after a first one" in caplog.text
+    assert "compare: batch-norm is left out: layers: no batch norm with running statistics" in caplog.text
+    with pytest.raises(InputError, match="layers: no batch norm"):
+        igeood.compare(mlp, (train, known.train.labels), held_out, ood, methods=["batch-norm"])
+    arrays = [suited(part, igeood.METHODS["gram"].needs) for part in (known.train, known.held_out, known.ood)]
+    logits = {name for name in UNTUNED if not igeood.METHODS[name].needs_layers}
+    assert set(igeood.compare(None, *arrays).tnr) == logits | {"gram"}
 
 
 def test_methods_of_one_name_are_numbered(known):

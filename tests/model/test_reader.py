@@ -17,7 +17,8 @@ from torch.nn.utils import parametrizations
 from igeood.errors import InputError
 from igeood.model.batches import as_batch
 from igeood.model.fingerprint import Versions, fingerprint
-from igeood.model.reader import STATISTICS, Reader, extract
+from igeood.model.reader import Reader, extract
+from igeood.model.statistics import STATISTICS
 from igeood.outputs import HEAD
 
 Named = namedtuple("Named", "logits hidden")
@@ -147,7 +148,7 @@ def test_arguments_that_are_none(net, images):
 def test_statistics_have_blocks_of_their_own_and_the_head_is_the_layer_that_returns_the_logits(
     net, images, left_as_found, monkeypatch
 ):
-    monkeypatch.setitem(STATISTICS, "max", lambda features, _: features.flatten(2).amax(2))
+    monkeypatch.setitem(STATISTICS, "max", lambda _, features, __: features.flatten(2).amax(2))
     outputs = extract(net, images, ["conv"], statistic="max", head=True)
     assert list(outputs.features) == ["conv|max", HEAD]
     torch.testing.assert_close(outputs.features["conv|max"], net.conv(images[0]).flatten(2).amax(2).detach())

@@ -229,9 +229,11 @@ def test_a_summary_for_other_needs_is_refused(lack):
 
 def test_more_than_is_needed_is_enough(rows, suited):
     """One pass over the data serves many methods: here all of today's."""
-    rows = suited(rows, Needs(head=True)).keyed()  # as a guard does it: the sample is the same for all
+    kinds = [suited(rows, Needs(statistic=kind, head=True)).features for kind in ("mean", "gram", "moments")]
+    features = {block: value for kind in kinds for block, value in kind.items()}
+    rows = Outputs(rows.logits, features, rows.labels).keyed()  # as a guard does it: the sample is the same for all
     summaries = [Summary.of(rows, needs) for needs in joined(method.needs for method in igeood.METHODS.values())]
-    assert len(summaries) == 3  # rows of length 1, and those that are classified correctly, are summed apart
+    assert len(summaries) == 5  # rows of length 1, those that are classified correctly, and other statistics apart
     for method in METHODS:
         wanted = igeood.METHODS[method].needs.describe()
         summary = next(s for s in summaries if covers(s.described, wanted))

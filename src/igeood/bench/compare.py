@@ -3,9 +3,10 @@
 import copy
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from statistics import fmean
 from typing import Any
@@ -16,13 +17,13 @@ from torch import Tensor, nn
 from igeood.detectors import METHODS, Detector, method_name
 from igeood.detectors import detector as make_detector
 from igeood.detectors.wrapped import Wrapped
-from igeood.errors import HeadError, InputError
+from igeood.errors import InputError, UnsuitedError
 from igeood.guard.inputs import ArrayInputs, ModelInputs
 from igeood.guard.tuning import named_kinds
 from igeood.metrics import evaluate
 from igeood.model.layers import Layers
 from igeood.model.reader import random_state_kept
-from igeood.outputs import Outputs, recut
+from igeood.outputs import Outputs
 from igeood.summary import BUDGET, Needs, Summary
 from igeood.summary.needs import check_covers, joined
 
@@ -96,7 +97,8 @@ def compare(
 ) -> Comparison:  # fmt: skip
     """Fit every untuned method on the same training pass, and measure each on the same samples.
 
-    Each loader is read once; one forward pass serves all methods.
+    Each loader is read once; one forward pass serves all methods that read the same statistic of the same layers. What
+    another statistic adds to the pass is a part of its methods' cost.
 
     Parameters
     ----------
@@ -120,12 +122,13 @@ def compare(
     detectors, kinds = _detectors(methods), named_kinds(ood, model)
     if not kinds:
         raise InputError("ood: empty; give at least one OOD set, as a loader or by name")
-    inputs = ArrayInputs(layers) if model is None else ModelInputs(model, layers)
+    make_inputs = partial(ArrayInputs, layers) if model is None else partial(ModelInputs, model, layers)
     with random_state_kept(), torch.inference_mode(False), torch.no_grad():
-        detectors = _fit(detectors, inputs, train, budget, is_strict=methods is not None)
+        groups = _fit(detectors, make_inputs, train, budget, is_strict=methods is not None)
+        detectors = {name: detector for group in groups for name, detector in group.detectors.items()}
         seconds = dict.fromkeys(["", *detectors], 0.0)
-        inside = _scores(detectors, inputs, held_out, "held_out", seconds)
-        scores = {name: _scores(detectors, inputs, source, name, seconds) for name, source in kinds.items()}
+        inside = _scores(groups, held_out, "held_out", seconds)
+        scores = {name: _scores(groups, source, name, seconds) for name, source in kinds.items()}
     n = sum(len(next(iter(part.values()))) for part in (inside, *scores.values()))
     rates = {m: {name: evaluate(inside[m], outside[m], tpr) for name, outside in scores.items()} for m in detectors}
     tnr = {method: {name: rate.tnr_at_tpr for name, rate in row.items()} for method, row in rates.items()}
@@ -150,42 +153,79 @@ def _detectors(methods: Iterable[str | Detector] | None) -> dict[str, Detector]:
     return detectors
 
 
+@dataclass
+class _Group:
+    """Methods that one forward pass serves: they read the same statistic of the same kind of layers."""
+
+    inputs: ArrayInputs | ModelInputs
+    detectors: dict[str, Detector]
+    summaries: list[Summary]
+
+    def add(self, batch: Any, number: int) -> None:
+        """Take in a batch of training samples."""
+        with self.inputs.at("train", number):
+            outputs = self.inputs.outputs(batch, labels=True, keys=True)
+        for summary in self.summaries:
+            summary.add(outputs)
+
+    def learn(self, is_strict: bool) -> None:
+        """Fit the methods; unless strict, those that find what they need."""
+        for summary in self.summaries:
+            summary.head = self.inputs.head
+        fitted = {name: _learn(name, one, self.summaries, is_strict) for name, one in self.detectors.items()}
+        self.detectors = {name: detector for name, detector in fitted.items() if detector is not None}
+
+
 def _fit(
-    detectors: dict[str, Detector], inputs: ArrayInputs | ModelInputs, train: Any, budget: int, *, is_strict: bool
-) -> dict[str, Detector]:
-    """Fitted detectors, all from one pass; unless strict, those that find what they need."""
-    batches = filter(len, inputs.batches(train, "train"))
+    detectors: dict[str, Detector], make_inputs: Callable[[], ArrayInputs | ModelInputs], train: Any, budget: int, *,
+    is_strict: bool,
+) -> list[_Group]:  # fmt: skip
+    """Fitted detectors, from one reading of the data; unless strict, those that find what they need."""
+    batches = filter(len, make_inputs().batches(train, "train"))
     first: Any = next(batches, None)
     if first is None:
         raise InputError("train: no training row; give at least one, or a new loader if this one was read already")
-    if isinstance(first, Outputs) and not first.features and not is_strict:
-        detectors = {name: detector for name, detector in detectors.items() if not detector.needs.reads_layers}
+    if isinstance(first, Outputs) and not is_strict:
+        has = {name: one.needs.blocks(first.features) for name, one in detectors.items()}
+        detectors = {name: one for name, one in detectors.items() if has[name] or not one.needs.reads_layers}
+    kinds: dict[tuple[str, str], dict[str, Detector]] = {}
+    for name, detector in detectors.items():
+        layers = detector.needs.layers if detector.needs.layers in ("convolutions", "norms") else ""
+        kinds.setdefault((layers, detector.needs.statistic), {})[name] = detector
+    found = [_group(kinds[kind], make_inputs(), first, budget, is_strict) for kind in sorted(kinds)]  # "" is the first
+    groups = [group for group in found if group is not None]
+    for number, batch in enumerate(chain([first], batches)):
+        for group in groups:
+            group.add(batch, number)
+    for group in groups:
+        group.learn(is_strict)
+    return groups
+
+
+def _group(
+    detectors: dict[str, Detector], inputs: ArrayInputs | ModelInputs, first: Any, budget: int, is_strict: bool
+) -> _Group | None:
+    """Methods with inputs that read what they need; unless strict, None where the model does not have it."""
     wanted = joined(detector.needs for detector in detectors.values())
     (read,) = joined(
-        Needs(one.layers, head=one.head, inputs=one.inputs, returns=one.returns) for one in wanted
-    )  # by all of them together
-    inputs.prepare(first, read)
-    summaries = [Summary(needs, budget=budget, model=inputs.weights()) for needs in wanted]
-
-    def outputs() -> Iterator[Outputs]:
-        for number, batch in enumerate(chain([first], batches)):
-            with inputs.at("train", number):
-                yield inputs.outputs(batch, labels=True, keys=True)
-
-    for block in recut(outputs()):
-        for summary in summaries:
-            summary.add(block)
-    for summary in summaries:
-        summary.head = inputs.head
-    fitted = {name: _learn(name, detector, summaries, is_strict) for name, detector in detectors.items()}
-    return {name: detector for name, detector in fitted.items() if detector is not None}
+        Needs(one.layers, one.statistic, head=one.head, inputs=one.inputs, returns=one.returns) for one in wanted
+    )
+    try:
+        inputs.prepare(first, read)  # by all of them together
+        inputs.outputs(first)
+    except UnsuitedError as error:
+        if is_strict:
+            raise
+        log.warning("compare: %s is left out: %s", ", ".join(detectors), error)
+        return None
+    return _Group(inputs, detectors, [Summary(needs, budget=budget, model=inputs.weights()) for needs in wanted])
 
 
 def _learn(name: str, detector: Detector, summaries: list[Summary], is_strict: bool) -> Detector | None:
-    """The detector, fitted; unless strict, None where the head that it needs is not linear."""
+    """The detector, fitted; unless strict, None where the classifier lacks what it needs."""
     try:
         return copy.copy(detector).learn(_covering(summaries, detector))
-    except HeadError as error:
+    except UnsuitedError as error:
         if is_strict:
             raise
         log.warning("compare: %s is left out: %s", name, error)
@@ -200,22 +240,23 @@ def _covering(summaries: list[Summary], detector: Detector) -> Summary:
     raise InputError(f"methods: {detector!r} needs what others' passes do not have; compare it alone")
 
 
-def _scores(
-    detectors: dict[str, Detector], inputs: ArrayInputs | ModelInputs, source: Any, name: str, seconds: dict[str, float]
-) -> dict[str, Tensor]:
+def _scores(groups: list[_Group], source: Any, name: str, seconds: dict[str, float]) -> dict[str, Tensor]:
     """Scores of one set by each detector; adds to the seconds that each took, and the forward pass ("")."""
-    parts: dict[str, list[Tensor]] = {method: [] for method in detectors}
-    for number, batch in enumerate(filter(len, inputs.batches(source, name))):
-        with inputs.at(name, number):
-            start = time.perf_counter()
-            outputs = inputs.outputs(batch)
-            seconds[""] += time.perf_counter() - start
-            for method, detector in detectors.items():
-                if number == 0:  # a first call may prepare something
-                    detector._score(detector._scorable(outputs))
+    parts: dict[str, list[Tensor]] = {method: [] for group in groups for method in group.detectors}
+    for number, batch in enumerate(filter(len, groups[0].inputs.batches(source, name))):
+        with groups[0].inputs.at(name, number):
+            passes = []
+            for group in groups:
                 start = time.perf_counter()
-                parts[method].append(detector._score(detector._scorable(outputs)).cpu())
-                seconds[method] += time.perf_counter() - start
+                outputs = group.inputs.outputs(batch)
+                passes.append(time.perf_counter() - start)
+                for method, detector in group.detectors.items():
+                    if number == 0:  # a first call may prepare something
+                        detector._score(detector._scorable(outputs))
+                    start = time.perf_counter()
+                    parts[method].append(detector._score(detector._scorable(outputs)).cpu())
+                    seconds[method] += time.perf_counter() - start + max(0.0, passes[-1] - passes[0])
+            seconds[""] += passes[0]
     if not all(parts.values()):
         raise InputError(f"{name}: empty; give at least one sample, or a new loader if this one was read already")
     return {method: torch.cat(values) for method, values in parts.items()}

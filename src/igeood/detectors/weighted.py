@@ -84,7 +84,7 @@ class Weighted(Detector):
 
     def _standardise(self, summary: Summary) -> None:
         """Centre, scale and weights before any out-of-distribution sample is seen."""
-        sample = summary.samples["features"]
+        sample = summary.samples[self.needs.samples[-1]]
         rows = [(self._columns(batch), weights) for batch, weights in sample.batches(self.standard_rows)]
         columns, weights = (torch.cat(side) for side in zip(*rows, strict=True))
         self.centre_, self.scale_ = standardise(columns, weights)
@@ -223,7 +223,7 @@ def regress(inside: Table, outside: Table, strength: float) -> Table:
     from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 (slow to import)
 
     y = np.repeat([0, 1], [len(inside), len(outside)])
-    solver = "newton-cholesky" if inside.shape[1] < 100 else "lbfgs"
+    solver = "newton-cholesky" if inside.shape[1] < 500 else "lbfgs"
     model = LogisticRegression(C=strength, solver=solver, max_iter=5000, tol=1e-7, class_weight="balanced")
     weights: Table = model.fit(np.concatenate([inside, outside]), y).coef_[0]
     return weights

@@ -178,7 +178,7 @@ class Guard:
         mine, blocks = inputs.weights(), needs.blocks(summary.widths)
         if mine not in (None, summary.model):
             raise InputError(f"summary: was made with model {summary.model}, this guard's is {mine}; make it with that")
-        if inputs.wanted != "auto" and needs.blocks(inputs.layers) != blocks:
+        if inputs.wanted != "auto" and needs.blocks(needs.named(inputs.layers)) != blocks:
             raise InputError(f"summary: has layers {blocks}, this guard reads {inputs.layers}; make it with this guard")
         inputs.read(blocks, None, needs.statistic)
         inputs.settle()

@@ -92,7 +92,7 @@ class ArrayInputs(Inputs):
 
     def prepare(self, batch: Outputs, needs: Needs) -> None:
         """Decide which features to read, with the first training rows."""
-        self.layers = needs.blocks(batch.features if self.wanted == "auto" else self.layers)
+        self.layers = needs.blocks(batch.features if self.wanted == "auto" else needs.named(self.layers))
 
     def batches(self, source: Any, name: str = "logits", labels: Any = None) -> Iterator[Any]:
         """An array, or an iterable of blocks, in blocks of a fixed number of rows."""
@@ -197,7 +197,8 @@ class ModelInputs(Inputs):
         names = self.layers
         if self.wanted == "auto":
             names = choose_layers(self.model, batch, needs.layers, head=needs.head)
-        self.read(needs.blocks([*names, INPUT, *returned_blocks(needs.returns)]), None, needs.statistic)
+        blocks = needs.named([*names, INPUT])
+        self.read(needs.blocks([*blocks, *returned_blocks(needs.returns)]), None, needs.statistic)
         self.reader.prepare(batch)
         self.head = self.reader.head
 

@@ -128,6 +128,20 @@ def block_ends(model: nn.Module, calls: dict[nn.Module, Call], logits: Tensor) -
     return _thin(stages)
 
 
+def convolutions(model: nn.Module, calls: dict[nn.Module, Call], logits: Tensor) -> list[Call]:
+    """Every convolution but the first, and the network's parts that hold several of them, in the order of their ends.
+
+    Of DenseNet-BC: two for each dense layer, that of each transition, and the dense blocks.
+    """
+
+    def held(module: nn.Module) -> int:
+        return sum(isinstance(inner, nn.modules.conv._ConvNd) for inner in module.modules())
+
+    blocks = [part for part in _parts(model, calls, logits) if held(part.module) > 1]
+    single = [call for call in calls.values() if isinstance(call.module, nn.modules.conv._ConvNd)][1:]
+    return [call for call in calls.values() if call in blocks or call in single]
+
+
 def _parts(module: nn.Module, calls: dict[nn.Module, Call], logits: Tensor) -> list[Call]:
     """The module's called children, in order; containers that are not called, or that end in the logits, are opened."""
     parts: list[Call] = []

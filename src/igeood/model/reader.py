@@ -12,32 +12,31 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from igeood.errors import InputError
+from igeood.errors import InputError, UnsuitedError
 from igeood.model.batches import Batch, at_batch, batches
-from igeood.model.layers import NORMS, Call, Layers, bare, block_ends, known_layers, layout_of, named_modules, width_of
+from igeood.model.layers import (
+    Call,
+    Layers,
+    bare,
+    block_ends,
+    convolutions,
+    known_layers,
+    layout_of,
+    named_modules,
+    width_of,
+)
+from igeood.model.statistics import OF_INPUTS, STATISTICS, running_statistics
 from igeood.outputs import HEAD, INPUT, Outputs, returned_blocks
 
+_MISSING = {
+    "convolutions": "convolution after a first one",
+    "norms": "batch norm with running statistics (other norms keep none, and folded ones are gone)",
+}
+_CURE = "name layers, from model.named_modules(), or use another method"
 Hook = Callable[[nn.Module, Any, Any], None]
 
 _lock = threading.Lock()  # of what readers do to models: modes and hooks
 _held: dict[nn.Module, tuple[int, list[nn.Module]]] = {}  # who runs a model now: how many; its modules in training mode
-
-
-def _mean(features: Tensor, layout: str) -> Tensor:
-    """The mean over all axes but samples and channels, (N, k); of two axes a copy, since the model may go on in place.
-
-    Examples
-    --------
-    >>> _mean(torch.arange(6.0).reshape(1, 3, 2), "last"), _mean(torch.arange(6.0).reshape(1, 3, 2), "second")
-    (tensor([[2., 3.]]), tensor([[0.5000, 2.5000, 4.5000]]))
-    """
-    if features.ndim == 2:
-        return features.clone()
-    channels = features.ndim - 1 if layout == "last" else 1
-    return features.mean(dim=[axis for axis in range(1, features.ndim) if axis != channels])
-
-
-STATISTICS: dict[str, Callable[[Tensor, str], Tensor]] = {"mean": _mean}  # of features (N, ...) and their layout
 
 
 class Reader:
@@ -50,7 +49,7 @@ class Reader:
     layers : names
         Keys of `model.named_modules()`.
     statistic : str
-        Of each layer's output: a key of `STATISTICS`.
+        Of each layer's features: a key of `STATISTICS`.
     head, inputs : bool
         Also read the input of the last linear layer, as block `HEAD`; and the model's own, as block `INPUT`.
     returns : names
@@ -209,7 +208,7 @@ class Reader:
         def keep(block: str, layer: str, _: nn.Module, inputs: Any, output: Any) -> None:
             if block in features:
                 raise InputError(f"layers: {layer!r} is called twice in one forward pass; name a layer that runs once")
-            value = first_tensor(inputs if block == HEAD else output)
+            value = first_tensor(inputs if block == HEAD or self.statistic in OF_INPUTS else output)
             features[block] = self._pooled(value, block, layer, batch)
 
         with self.running():
@@ -240,8 +239,9 @@ class Reader:
             return wide.clone()
         if value.ndim == 3 and self.layouts[layer] == "last" and _hides(mask, value):
             shown = mask.to(wide.device)[..., None] != 0  # (N, T, 1)
-            wide = torch.where(shown, wide, 0.0) * (value.shape[1] / shown.sum(dim=1, keepdim=True).clamp(min=1))
-        return STATISTICS[self.statistic](wide, self.layouts[layer])
+            scale = value.shape[1] / shown.sum(dim=1, keepdim=True).clamp(min=1) if self.statistic == "mean" else 1.0
+            wide = torch.where(shown, wide, 0.0) * scale
+        return STATISTICS[self.statistic](self.modules[layer], wide, self.layouts[layer])
 
 
 def logits_of(output: Any) -> Tensor:
@@ -281,7 +281,8 @@ def choose_layers(model: nn.Module, batch: Batch, kind: str, *, head: bool = Fal
     kind : str
         "all", "last", "last two": the ends of the network's blocks, the classifier left out, for `Needs.blocks` to
         choose from; of the last ones with `HEAD` where the classifier's head is linear;
-        "convolutions", "norms": every one that is called once; "none".
+        "convolutions": every one but the first, and the blocks that they make up; "norms": batch norms; "none".
+        Modules that are called twice are left out.
     head : bool
         With `HEAD` for the other kinds too.
     """
@@ -291,9 +292,10 @@ def choose_layers(model: nn.Module, batch: Batch, kind: str, *, head: bool = Fal
         raise InputError("empty; a sample is needed to find the layers; name the layers, or give one")
     reader = Reader(model)
     calls, logits = reader.watch(batch)
-    if kind in ("convolutions", "norms"):
-        wanted = nn.modules.conv._ConvNd if kind == "convolutions" else NORMS
-        chosen = [call for call in calls.values() if isinstance(call.module, wanted)]
+    if kind == "convolutions":
+        chosen = convolutions(reader.bare, calls, logits)
+    elif kind == "norms":
+        chosen = [call for call in calls.values() if running_statistics(call.module) is not None]
     else:
         chosen = [] if kind == "none" else block_ends(reader.bare, calls, logits)
     names = {module: name for name, module in reader.modules.items()}
@@ -301,7 +303,7 @@ def choose_layers(model: nn.Module, batch: Batch, kind: str, *, head: bool = Fal
     if (head or kind in ("last", "last two")) and reader.find_head(calls, logits) is not None:
         layers.append(HEAD)
     if not layers:
-        raise InputError(f"layers: no layer to read in this model ({kind!r}); name some, from model.named_modules()")
+        raise UnsuitedError(f"layers: no {_MISSING.get(kind, 'layer to read')} in this model; {_CURE}")
     return layers
 
 

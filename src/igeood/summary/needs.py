@@ -25,9 +25,10 @@ class Needs:
     ----------
     layers : {"none", "last", "last two", "all", "convolutions", "norms"}
         Which layers: none for logits alone; "all" means the ends of the network's blocks; "last" the input of the
-        classifier's head, or without a linear head the end of the last block; "last two" that and the block before.
-    statistic : str
-        Of a feature map: "mean" over space.
+        classifier's head, or without a linear head the end of the last block; "last two" that and the block before;
+        "convolutions" all but the first, and blocks of them; "norms" batch norms.
+    statistic : {"mean", "gram", "moments"}
+        Of a feature map: its mean over space; row sums of Gram matrices; mean and deviation of a batch norm's input.
     head : bool
         The head itself: weight and bias that make logits of its input, which is read too.
     inputs : bool
@@ -79,10 +80,18 @@ class Needs:
         plain = {**asdict(self), "samples": list(self.samples), "returns": list(self.returns)}
         return {**plain, "transform": getattr(self.transform, "__qualname__", None)}
 
+    @property
+    def ending(self) -> str:
+        """What the names of blocks have after the layer's."""
+        return "" if self.statistic == "mean" else f"|{self.statistic}"
+
+    def named(self, layers: Iterable[str]) -> list[str]:
+        """The blocks of these layers; special ones, and those that have the statistic's name, stay as they are."""
+        return [name if name.startswith("|") or name.endswith(self.ending) else name + self.ending for name in layers]
+
     def blocks(self, available: Iterable[str]) -> list[str]:
         """Which of the available blocks of features to read, in their order."""
-        ending = "" if self.statistic == "mean" else f"|{self.statistic}"
-        available = list(available)
+        ending, available = self.ending, list(available)
         names = [name for name in available if (name.endswith(ending) if ending else "|" not in name)]
         if self.layers in ("last", "last two"):
             if HEAD in available:  # it is the end of the last block, as the classifier sees it

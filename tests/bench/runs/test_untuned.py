@@ -33,7 +33,7 @@ def bench(*arguments):
 
 
 def test_every_method_is_measured_on_all_test_images(world, network, plan, tmp_path):
-    names = ("msp", "fisher-rao-product", "react", "she")
+    names = ("msp", "fisher-rao-product", "react", "she", "gram", "batch-norm")
     results = run([network], plan(settings=("untuned",), methods=names), tmp_path, root=world)
     cells = results.cells.records
     assert {(c["method"], c["validation"], c["id_images"]) for c in cells} == {(name, "none", 80) for name in names}

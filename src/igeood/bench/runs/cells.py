@@ -26,7 +26,7 @@ from igeood.bench.runs.results import Record, Results
 from igeood.detectors import METHODS, Detector, IgeoodLogits, detector
 from igeood.detectors.base import Samples
 from igeood.detectors.weighted import FEWEST
-from igeood.errors import HeadError, InputError
+from igeood.errors import InputError, UnsuitedError
 from igeood.files import SCHEMA, only_one, write_record
 from igeood.guard.tuning import Seen, tune_detector, tune_on_id
 from igeood.metrics import evaluate
@@ -86,7 +86,7 @@ def run(
             for number, cell in enumerate(cells(plan, network.in_distribution), start=number + 1):  # noqa: B020
                 try:
                     record = bench.measure(cell)
-                except HeadError as error:
+                except UnsuitedError as error:
                     if plan.methods:
                         raise
                     log.warning("%s is left out: %s", cell.method, error)
