@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from igeood.bench.datasets import load
-from igeood.bench.networks import NETWORKS, DenseNet, Recipe, Task, build, load_weights, train
+from igeood.bench.networks import NETWORKS, Recipe, Task, build, load_weights, train
 from igeood.files import only_one
 
 FASHION = "idx:/usr/share/datasets/fashion-mnist"
@@ -198,10 +198,6 @@ class ViT(nn.Module):
         return self.fc(self.norm(self.blocks(tokens)).mean(dim=1))
 
 
-def small_densenet(classes: int) -> nn.Module:
-    return DenseNet(depth=22, growth=12, classes=classes)
-
-
 # Jobs
 
 
@@ -235,10 +231,10 @@ JOBS = (
         replace(_SGD, epochs=16)),
     Job("deconf-c-cifar10", "resnet-10-16", cifar, deconf, _SGD, "deconf-c"),
     *(
-        Job(f"resnet-10-16-cifar10-{s}", "resnet-10-16", cifar, NETWORKS["resnet-10-16"], replace(_SGD, seed=s))
+        Job(f"resnet-10-16-cifar10-{s}", "resnet-10-16", cifar, NETWORKS["resnet-10-16"], replace(_SGD, epochs=6, seed=s))
         for s in range(5)
     ),
-    Job("densenet-22-12-fashion", "densenet-22-12", fashion, small_densenet, _FLAT),
+    Job("densenet-bc-22-fashion", "densenet-bc-22", fashion, NETWORKS["densenet-bc-22"], replace(_FLAT, epochs=3)),
 )  # fmt: skip
 
 

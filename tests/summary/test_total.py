@@ -229,7 +229,9 @@ def test_a_summary_for_other_needs_is_refused(lack):
 
 def test_more_than_is_needed_is_enough(rows, suited):
     """One pass over the data serves many methods: here all of today's."""
-    kinds = [suited(rows, Needs(statistic=kind, head=True, returns=("h",))).features for kind in ("mean", "gram", "moments")]
+    kinds = [
+        suited(rows, Needs(statistic=kind, head=True, returns=("h",))).features for kind in ("mean", "gram", "moments")
+    ]
     features = {block: value for kind in kinds for block, value in kind.items()}
     rows = Outputs(rows.logits, features, rows.labels).keyed()  # as a guard does it: the sample is the same for all
     summaries = [Summary.of(rows, needs) for needs in joined(method.needs for method in igeood.METHODS.values())]

@@ -188,7 +188,7 @@ def paper(name: str, results: str | None, out: str, validation: str | None, netw
 
     NAME is one of toy, black-box, grey-box, white-box, white-box-fgsm, equation-12, centroids, kl, hyperparameters,
     validation-choice, seeds, accuracy, adversarial, timing, others, histograms, curves, gaussianity, layers,
-    layer-reduction; or all.
+    layer-reduction, input-steps; or all.
     """
     from igeood.bench.paper.catalog import NAMES, make
     from igeood.bench.runs import Results, load_network

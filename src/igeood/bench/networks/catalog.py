@@ -175,6 +175,7 @@ def _directions(rows: Tensor) -> Tensor:
 HEADS = ("linear", "deconf-c")
 NETWORKS: Mapping[str, Callable[[int], nn.Module]] = {
     "densenet-bc-100": DenseNet,
+    "densenet-bc-22": partial(DenseNet, depth=22),
     "resnet-34": ResNet,
     "resnet-10-16": partial(ResNet, blocks=(1, 1, 1, 1), width=16),  # trained on a CPU in half an hour
 }

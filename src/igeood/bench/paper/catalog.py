@@ -5,13 +5,14 @@ from pathlib import Path
 from igeood.bench.figures.drawing import save
 from igeood.bench.paper.layers import reduction, weights
 from igeood.bench.paper.plots import FIGURES
+from igeood.bench.paper.steps import input_steps
 from igeood.bench.paper.tables import TABLES as OF_RECORDS
 from igeood.bench.paper.timing import timing
 from igeood.bench.runs import Network, Results
 from igeood.bench.runs.averages import Averages, title
 from igeood.errors import InputError
 
-TABLES = {**OF_RECORDS, "layers": weights, "layer-reduction": reduction}
+TABLES = {**OF_RECORDS, "layers": weights, "layer-reduction": reduction, "input-steps": input_steps}
 NAMES = tuple(dict.fromkeys([*TABLES, "timing", *FIGURES]))
 _SHOWN = "The OOD set is {}Tiny-ImageNet, in the copy most like the paper's, or else the first of the results.\n"
 _CURVES = "TNR on the validation images, {}; what was chosen for each method is marked.\n"

@@ -11,8 +11,8 @@ from igeood.bench.runs.results import Record
 def hyperparameters(ours: Averages) -> list[Table]:
     """Temperatures and steps that tuning chose."""
     label = "tab:best_hyperparameters"
-    note = "Each cell: ours; the paper's. T, or (T, ε) with ε in pixel units. Ours in the white box has no input "
-    note += "step, and on adversarial samples it keeps temperature 1."
+    note = "Each cell: ours; the paper's. T, or (T, ε) with ε in pixel units. Ours in the white box has no input step "
+    note += "here (the table of input steps has it), and on adversarial samples it keeps temperature 1."
     cells = {titles([column])[0]: partial(_chosen, ours, label, *column) for column in reported.columns(label)}
     return [by_network(ours, label, "hyper-parameters found", cells, note)]
 

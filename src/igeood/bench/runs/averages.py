@@ -193,7 +193,7 @@ class Scores:
 def _options(record: Record) -> str:
     """What a cell's numbers depend on besides its place in a table and its OOD set."""
     data = {part: digest for part, digest in record["data"].items() if part != "ood"}
-    return repr((data, _variant(record), *(record.get(name) for name in ("mean", "std", "limit"))))
+    return repr((data, _variant(record), *(record.get(name) for name in ("mean", "std", "limit", "attacked"))))
 
 
 def _variant(record: Record) -> Record:
