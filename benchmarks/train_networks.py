@@ -218,6 +218,7 @@ class Job:
 
 _ADAM = Recipe(epochs=10, batch=128, rate=1e-3, decay=1e-4, augment=False, optimiser="adam")
 _SGD = Recipe(epochs=10, batch=64, rate=0.05, decay=5e-4)
+_SIX = replace(_SGD, epochs=6)
 _FLAT = replace(_SGD, epochs=5, augment=False)
 _FEW = replace(_ADAM, epochs=4)
 JOBS = (
@@ -231,7 +232,7 @@ JOBS = (
         replace(_SGD, epochs=16)),
     Job("deconf-c-cifar10", "resnet-10-16", cifar, deconf, _SGD, "deconf-c"),
     *(
-        Job(f"resnet-10-16-cifar10-{s}", "resnet-10-16", cifar, NETWORKS["resnet-10-16"], replace(_SGD, epochs=6, seed=s))
+        Job(f"resnet-10-16-cifar10-{s}", "resnet-10-16", cifar, NETWORKS["resnet-10-16"], replace(_SIX, seed=s))
         for s in range(5)
     ),
     Job("densenet-bc-22-fashion", "densenet-bc-22", fashion, NETWORKS["densenet-bc-22"], replace(_FLAT, epochs=3)),
