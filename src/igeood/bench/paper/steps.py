@@ -6,10 +6,8 @@ from igeood.bench.paper.table import NETWORK, Table, pair
 from igeood.bench.runs.averages import Averages, printed_name, title
 
 LABEL = "tab:best_hyperparameters"
-NOTE = (
-    "Mahalanobis has a step for each layer, IGEOOD and IGEOOD+ one on FR₀. T and ε are chosen on validation images; on "
-)
-NOTE += "adversarial ones T stays 1. With a step fewer images are measured on, and one split."
+NOTE = "Mahalanobis has a step for each layer, IGEOOD and IGEOOD+ one on FR₀. T and ε are chosen on validation images; "
+NOTE += "on adversarial ones T stays 1. With a step fewer images are measured on, and one split."
 
 
 def input_steps(ours: Averages) -> list[Table]:
