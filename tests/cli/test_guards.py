@@ -92,6 +92,25 @@ def test_samples_are_known_again_by_the_ids_of_a_named_column(run, files, known)
         assert (record["promise"], record.get("warning")) == ((None, promise) if is_known else (promise, None))
 
 
+def test_fit_and_tune_take_options_of_the_method_and_the_papers_search(run, good, files, known, monkeypatch):
+    monkeypatch.setattr("igeood.guard.tuning.BAYES_TRIALS", 4)
+    good("fit", "train.npz", "--out", "g.safetensors", "--option", "solver=sgd", "--option", "centroid_temperature=1")
+    loaded = igeood.load("g.safetensors").detector
+    expected = igeood.IgeoodLogits(solver="sgd", centroid_temperature=1.0).fit(known.train)
+    assert loaded.params() == expected.params()
+    np.testing.assert_allclose(loaded.score(known.test), expected.score(known.test), rtol=1e-9)
+    sets = ("--train", "train.npz", "--id", "test.npz", "--ood", "ood.npz")
+    good("tune", "g.safetensors", *sets, "--search", "bayes", "--option", "solver=weiszfeld", "--out", "t.safetensors")
+    tuned = igeood.load("t.safetensors")
+    assert (tuned.detector.solver, tuned.detector.centroid_temperature) == ("weiszfeld", 1.0)
+    assert len(tuned.tuning.trials) == 20  # of 5 seeds
+    assert all(1 <= trial["temperature"] <= 1000 for trial in tuned.tuning.trials)
+    for option, message in {"odd=1": "odd: 'igeood-logits' has no such option", "solver=x": "solver: expected"}.items():
+        result = run("tune", "g.safetensors", *sets, "--option", option, "--out", "u.safetensors")
+        assert (result.exit_code, message in result.stderr) == (2, True), result.stderr
+    assert run("fit", "train.npz", "--out", "v.safetensors", "--option", "solver").exit_code == 2
+
+
 def test_tune_without_ood_samples(run, good, files, known):
     igeood.write_logits("h.npz", known.train.logits, features={"|h": known.train.logits.tanh()})
     good("fit", "h.npz", "--out", "g.safetensors", "--method", "deconf-c")

@@ -115,5 +115,8 @@ def test_the_class_of_the_nearest_centroid_and_the_authors_rescaling_of_centroid
     assert detector.predict_class(np.empty((0, 10))).shape == (0,)
     fitted = igeood.IgeoodLogits(temperature=5.0, centroid_temperature=1.0).fit(classifier.train, classifier.labels)
     torch.testing.assert_close(fitted.centroids_, torch.log_softmax(detector.centroids_ / 5.0, dim=1))
+    recipe = igeood.IgeoodLogits(temperature=5.0, solver="sgd").fit(classifier.train, classifier.labels)
+    expected = categorical.centroids(classifier.train, classifier.labels, 10, 5.0, "sgd")
+    torch.testing.assert_close(recipe.centroids_, expected, rtol=1e-9, atol=1e-9)
     own = igeood.IgeoodLogits(temperature=5.0).fit(classifier.train, classifier.labels)
     assert (fitted.score(classifier.test) - own.score(classifier.test)).abs().max() > 1e-3
