@@ -130,7 +130,7 @@ def test_every_name_is_made(whole, network, tmp_path):
     assert all(name in paper.help for name in NAMES)
     for name in NAMES:
         text = make(name, whole, out=tmp_path, networks=[network])
-        assert "resnet-10-16" in text or name in ("toy", "curves"), name
+        assert "resnet-10-16" in text or name in ("toy", "curves", "input-steps"), name
         assert "Nothing" not in text, name
     stem = "resnet-10-16-cifar-10"
     assert MISSING not in find(TABLES["adversarial"](Averages(whole))[0], "resnet-10-16")
