@@ -16,6 +16,7 @@ import torch
 
 import igeood
 from igeood.bench import datasets
+from igeood.bench.paper.catalog import make
 from igeood.bench.runs import Lines, Network, Plan, Results, cells, run
 from igeood.bench.runs.observing import Observer
 from igeood.bench.runs.plan import cells as planned
@@ -127,6 +128,8 @@ def test_the_white_boxs_step_is_a_guards(more, tmp_path, world, network, method,
     kept = read_record(tmp_path / "scores" / cell["scores"], "scores")[1]
     for mine, side in zip(scores, ("id", "ood"), strict=True):
         torch.testing.assert_close(mine, kept[side][: len(mine)], rtol=1e-4, atol=1e-4)
+    table = make("input-steps", Results(tmp_path), out=tmp_path)
+    assert f"| {100 * cell['tnr']:.1f} | " in next(line for line in table.splitlines() if "white-box | " in line)
 
 
 def test_fgsm_images_options_and_search_are_part_of_a_record(more, network):

@@ -31,5 +31,5 @@ def input_steps(ours: Averages) -> list[Table]:
                 row.append(pair((100 * cell["tnr"], None), reported.number(**place, **key.paper)))
                 rows.append([*row, pair(None if mine is None else (mine, None), None)])
     header = [NETWORK, "setting", "method", "OOD set", "T, ε", "images", "TNR with the step", "without"]
-    missing = "Nothing was measured: empty cells need `igeood bench --setting white-box-step`."
+    missing = "Empty cells need `igeood bench --setting white-box-step --setting white-box-fgsm-step`."
     return [Table(LABEL, "white box with input steps", header, rows, [NOTE, *[missing] * (not rows)])]
