@@ -105,7 +105,8 @@ BENCH = $(BIN)/igeood bench
 PAPER = $(BIN)/igeood paper --results $(RESULTS) --out docs/reproduction
 
 reproduction: install  ## docs/reproduction.md from $$IGEOOD_DATA: hours, ten minutes from kept outputs
-	$(BENCH) $(call ON,$(NETWORKS),$(SETS)) --setting black-box --setting grey-box --limit 1000 --validation $(VALIDATION)
+	$(BENCH) $(call ON,$(NETWORKS),$(SETS)) --setting black-box --validation $(VALIDATION)
+	$(BENCH) $(call ON,$(NETWORKS),tiny-imagenet-nearest chars74k) --setting grey-box --limit 1000 --validation $(VALIDATION)
 	$(BENCH) $(call ON,$(NETWORKS),$(SETS)) --setting black-box --validation none
 	$(BENCH) $(call ON,$(NETWORKS),$(COPIES)) --setting black-box $(addprefix --validation ,$(COPIES))
 	$(BENCH) $(call ON,$(NETWORKS),$(SETS)) $(WHITE) --method mahalanobis --method igeood --method igeood+
@@ -117,7 +118,7 @@ reproduction: install  ## docs/reproduction.md from $$IGEOOD_DATA: hours, ten mi
 	$(BENCH) $(call ON,$(NETWORKS),$(SETS)) --setting untuned --method gram --method batch-norm --train 2000 --images 1000
 	$(BENCH) $(call ON,$(NETWORKS),tiny-imagenet-nearest) $(WHITE) --method residual-flow --splits 1
 	[ -z "$(SEEDS)" ] || $(BENCH) $(call ON,$(SEEDS),$(SETS)) --setting black-box --validation $(VALIDATION)
-	[ -z "$(DECONF)" ] || $(BENCH) $(call ON,$(DECONF),$(SETS)) --setting grey-box --method deconf-c --limit 1000 --validation $(VALIDATION)
+	[ -z "$(DECONF)" ] || $(BENCH) $(call ON,$(DECONF),$(SETS)) --setting grey-box --method deconf-c --method energy --limit 1000 --validation $(VALIDATION)
 	[ -z "$(SECOND)" ] || $(BENCH) $(call ON,$(SECOND),$(SETS) cifar-10 $(MNIST)) --setting black-box --validation none $(WHITE) \
 	  --method msp --method odin --method energy --method igeood-logits --method mahalanobis --method igeood --method igeood+
 	$(PAPER) black-box --validation none > $(RESULTS)/defaults.md
