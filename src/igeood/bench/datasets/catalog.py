@@ -67,8 +67,8 @@ def _read_table() -> dict[str, Dataset]:
     table = {}
     for name, line in json.loads(resources.files(__package__).joinpath("catalog.json").read_text("utf-8")).items():
         downloads = tuple(Download(**download) for download in line.pop("downloads", ()))
-        moments = {key: tuple(line.pop(key)) for key in ("mean", "std") if key in line}
-        table[name] = Dataset(name, downloads=downloads, **moments, **line)
+        line |= {key: tuple(line[key]) for key in ("mean", "std") if key in line}
+        table[name] = Dataset(name, downloads=downloads, **line)
     return table
 
 
