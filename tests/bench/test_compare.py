@@ -10,22 +10,9 @@ from igeood.metrics import evaluate
 UNTUNED = {name for name, method in igeood.METHODS.items() if method.tunes != "only"} - {"deconf-c"}  # it needs a head
 
 
-class Counted:
-    """A loader that counts how often it is read."""
-
-    def __init__(self, batches):
-        self.batches, self.reads = batches, 0
-
-    def __iter__(self):
-        self.reads += 1
-        return iter(self.batches)
-
-
 def test_figures_are_those_of_guards_from_one_reading(model, data):
-    sets = {"ood": Counted(list(data.ood)), "foreign": Counted([data.foreign])}
-    train, held_out = Counted(list(data.train)), Counted(list(data.held_out))
-    table = igeood.compare(model, train, held_out, sets)
-    assert [loader.reads for loader in (train, held_out, *sets.values())] == [1, 1, 1, 1]
+    sets = {"ood": iter(data.ood), "foreign": iter([data.foreign])}  # a second reading would find nothing
+    table = igeood.compare(model, iter(data.train), iter(data.held_out), sets)
     assert set(table.tnr) == set(table.auroc) == set(table.cost) == UNTUNED
     for method in ("fisher-rao-product", "vim", "she", "mahalanobis++", "igeood", "energy", "gram", "batch-norm"):
         box = igeood.white_box if igeood.METHODS[method].needs_layers else igeood.black_box
@@ -48,9 +35,9 @@ def test_figures_are_those_of_guards_from_one_reading(model, data):
 
 def test_arrays_and_methods_by_choice(known):
     wrapped = igeood.wrap(lambda f: -f.amax(dim=1), higher_is="ood")
-    methods = ["max-logit", "knn", igeood.detector("knn", k=3), wrapped]
+    methods = ["max-logit", "knn", igeood.detector("knn", k=3), wrapped, wrapped, wrapped]
     table = igeood.compare(None, known.train, known.held_out, known.ood, methods=methods)
-    assert set(table.tnr) == {"max-logit", "knn", "knn (2)", "<lambda>"}
+    assert set(table.tnr) == {"max-logit", "knn", "knn (2)", "<lambda>", "<lambda> (2)", "<lambda> (3)"}
     assert table.tnr["<lambda>"] == table.tnr["max-logit"]
     assert table.forward is None
     assert "µs a sample" in repr(table)
@@ -104,9 +91,3 @@ def test_methods_that_need_other_layers_are_left_out_where_there_are_none(known,
     arrays = [suited(part, igeood.METHODS["gram"].needs) for part in (known.train, known.held_out, known.ood)]
     logits = {name for name in UNTUNED if not igeood.METHODS[name].needs_layers}
     assert set(igeood.compare(None, *arrays).tnr) == logits | {"gram"}
-
-
-def test_methods_of_one_name_are_numbered(known):
-    methods = [igeood.wrap(lambda f, i=i: f[:, i], higher_is="id") for i in range(3)]
-    table = igeood.compare(None, known.train, known.held_out, known.ood, methods=methods)
-    assert set(table.tnr) == {"<lambda>", "<lambda> (2)", "<lambda> (3)"}

@@ -1,5 +1,6 @@
 """Each table and figure of the paper by its name: our numbers, and the paper's beside them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from igeood.bench.figures.drawing import save
@@ -23,9 +24,9 @@ def make(
     name: str,
     results: Results | None = None,
     *,
-    out: str | Path,
+    out: Path | str,
     validation: str | None = None,
-    networks: list[Network] | None = None,
+    networks: Sequence[Network] = (),
 ) -> str:
     """Make one of the paper's tables or figures.
 
@@ -39,7 +40,7 @@ def make(
         Folder of the figures.
     validation : str, optional
         The set that black and grey box were tuned on, where there are several in the results.
-    networks : list of Network, optional
+    networks : sequence of Network
         To measure their times.
 
     Returns
@@ -50,7 +51,7 @@ def make(
     if name not in NAMES:
         raise InputError.unknown("name", name, ["all", *NAMES])
     ours = Averages(results, validation)
-    tables = timing(ours, networks or []) if name == "timing" else TABLES[name](ours) if name in TABLES else []
+    tables = timing(ours, networks) if name == "timing" else TABLES[name](ours) if name in TABLES else []
     parts = [table.markdown() for table in tables]
     figures = dict(FIGURES[name](ours)) if name in FIGURES else {}
     for stem, figure in figures.items():

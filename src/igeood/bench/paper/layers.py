@@ -22,11 +22,7 @@ from igeood.metrics import tnr_at_tpr
 from igeood.outputs import Outputs
 
 LABEL, OUTPUT = "fig:hist_maha_fr", "output"
-SHOWN = (
-    "tiny-imagenet-resized",
-    "tiny-imagenet-nearest",
-    "tiny-imagenet",
-)  # the paper's: the first that is there
+SHOWN = ("tiny-imagenet-resized", "tiny-imagenet-nearest", "tiny-imagenet")  # the paper's: the first that is there
 Observed = tuple[Key, Record, str, Outputs, Outputs]  # with the OOD set, and outputs of both kinds
 
 
@@ -62,7 +58,7 @@ def regressions(ours: Averages) -> list[tuple[Key, str, list[LayerRow]]]:
     """Scores of each layer and what the regression makes of them; SVHN as in the paper, where it was measured."""
     rows = []
     for key, line, ood, known, foreign in observed(ours, "svhn", *SHOWN):
-        train, methods = kept(ours, line, "train"), reported.methods(label=LABEL)
+        train, methods = kept(ours, line, "train"), reported.values("method", label=LABEL)
         if train is not None:
             rows.append((key, ood, [_row(method, train, known, foreign) for method in methods]))
     return rows
@@ -83,7 +79,7 @@ def _row(method: str, train: Outputs, known: Outputs, foreign: Outputs) -> Layer
 
 def weights(ours: Averages) -> list[Table]:
     """The regression's weight of each layer, for Mahalanobis and IGEOOD; the paper has the last three layers'."""
-    methods, rows = reported.methods(label=LABEL), []
+    methods, rows = reported.values("method", label=LABEL), []
     learnt = {key: (ood, lines) for key, ood, lines in regressions(ours)}
     for key in rows_of(ours, LABEL):
         ood, lines = learnt.get(key, ("", []))

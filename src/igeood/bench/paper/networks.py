@@ -36,7 +36,7 @@ def accuracy(ours: Averages) -> list[Table]:
 def adversarial(ours: Averages) -> list[Table]:
     """Size of the adversarial samples, and the accuracy that they leave."""
     columns = {"linf": "mean L∞, normalised", "adversarial_accuracy": "accuracy left"}
-    methods = reported.methods(setting="white-box-fgsm")
+    methods = reported.values("method", setting="white-box-fgsm")
     tuned = [ours.tuning("white-box-fgsm", key, method) for key in ours.classifiers() for method in methods]
     attacks = {t["weights"]: t["tuning"]["attack"] for t in tuned if t and t["tuning"]}
     values = {w: {**a, "adversarial_accuracy": 100 * a["accuracy"], "images": a["samples"]} for w, a in attacks.items()}

@@ -19,7 +19,9 @@ def histograms(ours: Averages) -> Drawn:
     for key in ours.classifiers():
         panels = []
         for setting in PAPER:
-            method = reported.methods(setting=setting, ood="average", network="average")[-1]  # IGEOOD's column is last
+            method = reported.values("method", setting=setting, ood="average", network="average")[
+                -1
+            ]  # IGEOOD's is last
             cells = [c for c in ours.of(setting, key) if c["method"] == method]
             for cell in sorted(cells, key=lambda c: rank(c["ood"], SHOWN))[:1]:
                 scores, name = ours.scores(cell), f"{setting}: {look_of(method).title}"
@@ -31,7 +33,7 @@ def histograms(ours: Averages) -> Drawn:
 
 def curves(ours: Averages) -> Drawn:
     """TNR against temperature and against the input step, on the validation set, of the paper's methods."""
-    panels, methods = [], reported.methods(setting="grey-box")
+    panels, methods = [], reported.values("method", setting="grey-box")
     for key in ours.classifiers():
         for parameter, tried in ours.searches(key).items():
             searches = {method: search for method, search in tried.items() if method in methods}

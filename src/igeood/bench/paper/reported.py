@@ -78,25 +78,16 @@ def number(**fields: str) -> Number:
     return next(((one.value, one.spread) for one in find(**fields)), None)
 
 
-def methods(**fields: str) -> list[str]:
-    """Methods that have numbers with these fields, in the order of the print.
-
-    >>> methods(label="tab:grey_box_avg")
-    ['odin', 'energy', 'igeood-logits']
-    """
-    return list(dict.fromkeys(one.method for one in find(**fields) if one.method))
-
-
 def columns(label: str) -> list[tuple[str, str]]:
     """Settings and methods of a table, in the order of the print."""
     return list(dict.fromkeys((one.setting, one.method) for one in find(label=label)))
 
 
 def values(field: str, **fields: str) -> list[str]:
-    """Values of a field that there are numbers of, means apart.
+    """Values of a field that there are numbers of, in the order of the print, means apart.
 
-    >>> values("validation", label="tab:grey_box_avg")
-    ['isun']
+    >>> values("validation", label="tab:grey_box_avg"), values("method", label="tab:grey_box_avg")
+    (['isun'], ['odin', 'energy', 'igeood-logits'])
     """
     every = (getattr(one, field) for one in find(**fields))
     return list(dict.fromkeys(value for value in every if value not in ("", "average")))

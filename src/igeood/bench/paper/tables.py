@@ -45,7 +45,7 @@ def _pairs(numbers: Pairs) -> list[str]:
 
 def averages(ours: Averages, setting: str, label: str) -> Table:
     """Means over OOD sets: Table 1, Table 2, and the grey box's; the last row is the mean over classifiers."""
-    rows, methods, keys = [], reported.methods(label=label), rows_of(ours, label)
+    rows, methods, keys = [], reported.values("method", label=label), rows_of(ours, label)
     for key in keys:
         sets, theirs = one_each(ours.ood(setting, key, methods)), {"label": label, "setting": setting, **key.paper}
         row = [str(key), str(len(sets)) if sets else MISSING]
@@ -95,7 +95,7 @@ def extended(ours: Averages, label: str, what: str = "", also: str = "") -> list
 
     Methods are those of the label, or of the label `also`. Trainings of one architecture are one in the table of seeds.
     """
-    tables, methods = [], reported.methods(label=also or label)
+    tables, methods = [], reported.values("method", label=also or label)
     setting = next(r.setting for r in reported.find(label=label) if r.setting)
     ours = _lent(ours, setting, methods) if label in OTHERS else ours
     metrics = [metric for metric in METRICS if reported.find(label=label, metric=metric)]
@@ -184,33 +184,36 @@ def _common(shared: Sequence[Pairs]) -> list[str]:
     """Means of each column over the OOD sets that both have; missing where one of them is."""
     cells = []
     for column in zip(*shared, strict=True):
-        sides = zip(*column, strict=True)
-        ours, theirs = (None if None in s else (round(fmean(n[0] for n in s if n), 1), None) for s in sides)
+        ours, theirs = (_whole([number and number[0] for number in side]) for side in zip(*column, strict=True))
         cells.append(pair(ours, theirs))
     return cells
 
 
+def _whole(values: Sequence[float | None]) -> Number:
+    """The mean if all values are known."""
+    known = [value for value in values if value is not None]
+    return (round(fmean(known), 1), None) if len(known) == len(values) else None
+
+
 def validation_choice(ours: Averages) -> list[Table]:
     """Mean TNR for each set to tune on; the last row of a network is the mean over these sets."""
-    label, rows, absent = "tab:robust", [], []
-    columns = reported.columns(label)
+    label, rows, absent = "tab:robust", [], dict[str, None]()
+    columns, names = reported.columns(label), {NO_VALIDATION: "none: defaults", "average": "average"}
     note = "Mean TNR over the sets measured, without the one tuned on; the paper's over its eight others."
     for key in rows_of(ours, label):
-        theirs, settings = {"label": label, **key.paper}, [setting for setting, _ in columns]
-        mine = list(dict.fromkeys(c["validation"] for c in ours.cells if c["setting"] in settings and key.fits(c)))
+        theirs = {"label": label, **key.paper}
+        tuned_on = dict.fromkeys(c["validation"] for c in ours.cells if c["setting"] in dict(columns) and key.fits(c))
+        mine = {name: [_tuned_on(ours, key, name, *column) for column in columns] for name in tuned_on}
+        named = [numbers for name, numbers in mine.items() if name != NO_VALIDATION]
         printed = [name for name in reported.values("validation", **theirs) if name not in map(printed_name, mine)]
-        absent += printed
-        numbers: dict[str, Pairs] = {
-            name: [(_tuned_on(ours, key, name, *c), _paper_tuned_on(theirs, printed_name(name), *c)) for c in columns]
-            for name in [*mine, *printed]
-        }
-        named = [pairs for name, pairs in numbers.items() if name != NO_VALIDATION]
-        overall = [mean(number and number[0] for number, _ in column) for column in zip(*named, strict=True)]
-        last = [_paper_tuned_on(theirs, "average", *c) for c in columns]
-        numbers["average"] = list(zip(overall or [None] * len(columns), last, strict=True))
-        names = {NO_VALIDATION: "none: defaults", "average": "average"}
-        rows += [[names.get(name) or title(name), str(key), *(pair(*p) for p in n)] for name, n in numbers.items()]
-    header, untried = ["tuned on", NETWORK, *titles(columns)], ", ".join(map(title, dict.fromkeys(absent)))
+        absent |= dict.fromkeys(printed)
+        mine["average"] = [mean(number and number[0] for number in column) for column in zip(*named, strict=True)]
+        for name in [*tuned_on, *printed, "average"]:
+            of = {"validation": printed_name(name), **theirs}
+            paper = [reported.number(**of, setting=setting, method=method) for setting, method in columns]
+            rows.append([names.get(name) or title(name), str(key)])
+            rows[-1] += map(pair, mine.get(name) or [None] * len(columns), paper)
+    header, untried = ["tuned on", NETWORK, *titles(columns)], ", ".join(map(title, absent))
     notes = [note, *[f"Empty cells need the sets to tune on, `--validation`: {untried}."] * bool(untried)]
     return [Table(label, "choice of the validation set", header, rows, notes)]
 
@@ -219,24 +222,18 @@ def _tuned_on(ours: Averages, key: Key, validation: str, setting: str, method: s
     """Our mean TNR over OOD sets that are no copy of the one tuned on."""
     cells = [cell for cell in ours.of(setting, key, validation) if cell["method"] == method]
     sets = one_each([c["ood"] for c in cells if printed_name(c["ood"]) != printed_name(validation)])
-    tnr = [100 * cell["tnr"] for cell in cells if cell["ood"] in sets]
-    return (fmean(tnr), None) if tnr else None
-
-
-def _paper_tuned_on(theirs: dict[str, str], validation: str, setting: str, method: str) -> Number:
-    return reported.number(**theirs, validation=validation, setting=setting, method=method)
+    tnr = mean(100 * cell["tnr"] for cell in cells if cell["ood"] in sets)
+    return tnr and (tnr[0], None)
 
 
 def seeds(ours: Averages) -> list[Table]:
     """Several trainings of one network: detection, and their accuracy."""
-    accuracies = {key: 100 * line["accuracy"] for key, line in zip(ours.classifiers(), ours.networks, strict=True)}
-
-    def cell(key: Key) -> str:
-        mine = mean(value for other, value in accuracies.items() if other.paper == key.paper)
-        return pair(mine, reported.number(label=SEEDS, metric="accuracy", **key.paper), "{:.2f}".format)
-
-    keys = dict.fromkeys(Key(**key.paper) for key in rows_of(ours, SEEDS))
-    table = Table(SEEDS, "training seeds: test accuracy", [NETWORK, "softmax"], [[str(k), cell(k)] for k in keys])
+    rows = []
+    for key in dict.fromkeys(Key(**key.paper) for key in rows_of(ours, SEEDS)):
+        mine = mean(100 * line["accuracy"] for line in ours.networks if key.fits(line))
+        paper = reported.number(label=SEEDS, metric="accuracy", **key.paper)
+        rows.append([str(key), pair(mine, paper, "{:.2f}".format)])
+    table = Table(SEEDS, "training seeds: test accuracy", [NETWORK, "softmax"], rows)
     return [*extended(ours, SEEDS, "training seeds, "), table]
 
 
@@ -266,10 +263,8 @@ def variants(
 
 def _with_mean(values: Mapping[str, float | None]) -> list[str]:
     """Cells of numbers by OOD set, and their mean over sets if all are there; copies of a set count once."""
-    counted = [values[ood] for ood in one_each(list(values))]
-    whole = mean(counted) if None not in counted else None
-    numbers = [*(None if value is None else (value, None) for value in values.values()), whole and (whole[0], None)]
-    return [pair(number, None) for number in numbers]
+    whole = _whole([values[ood] for ood in one_each(list(values))])
+    return [*(pair(mean([value]), None) for value in values.values()), pair(whole, None)]
 
 
 def _box(average: str, each: str, setting: str, ours: Averages) -> list[Table]:
@@ -280,7 +275,7 @@ WHITE = {"white-box": "tab:wb_ood_extended", "white-box-fgsm": "tab:wb_adv_exten
 READINGS: dict[str, Record] = {
     "as printed": {},
     "σ′ on both sides": {"ood_sigma": "both"},
-    "means for each predicted class": {"ood_means": "predicted"},
+    "means for each predicted class": {"ood_sigma": "both", "ood_means": "predicted"},
 }
 CENTROIDS: dict[str, Record] = {
     "centroids at T, T by a sweep": {},

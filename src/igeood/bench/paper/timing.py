@@ -1,7 +1,7 @@
 """The paper's table of times, measured anew on this machine from the kept outputs of a benchmark."""
 
 import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
 
@@ -26,7 +26,7 @@ COLUMNS = {  # of the paper's table: metric and method
 }
 
 
-def timing(ours: Averages, networks: list[Network]) -> list[Table]:
+def timing(ours: Averages, networks: Sequence[Network]) -> list[Table]:
     """Seconds of the network, the centroids and the scores; the network's own only if it was given."""
     seconds = {key: _seconds_of(ours, key, networks) for key in ours.classifiers()}
     note = f"On this machine's CPU: one image at a time, the median of {CALLS} calls; centroids, of {RUNS} runs. The "
@@ -41,7 +41,7 @@ def timing(ours: Averages, networks: list[Network]) -> list[Table]:
     return [by_network(ours, LABEL, "times", {name: partial(cell, *column) for name, column in COLUMNS.items()}, note)]
 
 
-def _seconds_of(ours: Averages, key: Key, networks: list[Network]) -> dict[str, float]:
+def _seconds_of(ours: Averages, key: Key, networks: Sequence[Network]) -> dict[str, float]:
     """Seconds by metric and method, as far as there is something to measure."""
     line = next(line for line in ours.networks if line["weights"] == key.weights)
     train, test = (kept(ours, line, part) for part in ("train", "test"))

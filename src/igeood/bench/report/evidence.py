@@ -14,7 +14,7 @@ from igeood.bench.runs.averages import Averages, Key, Scores, title
 SIDES = {"most": "Most out-of-distribution", "least": "Least out-of-distribution"}
 
 
-Thumbnail = dict[str, str]  # an image's source, its alt, its score, the verdict on it, and the reason
+Thumbnail = dict[str, str]  # an image's source, its row, its score, the verdict on it, and the reason
 
 
 class Evidence:
@@ -120,5 +120,4 @@ def _thumbnails(scores: Scores, side: str, which: str, count: int) -> Iterator[T
     for image, row in zip(images, rows.tolist(), strict=True):
         value, reason = scores.arrays[side][row], scores.reason(side, row)
         verdict, text = "refused" if value > scores.threshold else "kept", f"{value:.3g}".replace("-", "−")
-        alt = f"image {row}, score {text}, {verdict}" + (f", raised most by {reason}" if reason else "")
-        yield {"source": picture(image), "alt": alt, "score": text, "verdict": verdict, "reason": reason}
+        yield {"source": picture(image), "row": row, "score": text, "verdict": verdict, "reason": reason}

@@ -18,7 +18,7 @@ from igeood.bench.report.drawing import Artist
 from igeood.bench.report.evidence import Evidence
 from igeood.bench.report.standings import ACCESS, Standings, standings
 from igeood.bench.runs.averages import METRICS, Averages, Key, title
-from igeood.bench.runs.plan import NO_VALIDATION, TPR, TUNED_ON
+from igeood.bench.runs.plan import TPR, TUNED_ON
 from igeood.bench.runs.results import Record, Results
 from igeood.calibration import Calibration
 from igeood.errors import InputError
@@ -67,7 +67,8 @@ def make(results: Results, *, made_on: date, guard: Path | None = None, validati
     again = ["igeood", "report", str(results.folder), *([] if validation is None else ["--validation", validation])]
     html = _render(
         sections=sections,
-        **_promise(guard or (beside if beside.is_file() else None), ours.classifiers()),
+        ours=ours,
+        guard=_guard(guard or (beside if beside.is_file() else None), ours.classifiers()),
         tpr=f"{100 * TPR:g}%",
         made_on=made_on,
         again=[shlex.join(line) for line in [*(record["command"] for record in results.commands.records), again]],
@@ -81,35 +82,20 @@ def _section(ours: Averages, key: Key, line: Record, standing: Standings, artist
     white, count = evidence.white_row(), max(1, min(8, THUMBNAILS // (2 * of * (len(evidence.drawn) + 1))))
     return {
         "name": str(key),
-        "facts": list(_facts(ours, key, line, standing)),
+        "key": key,
+        "line": line,
+        "counts": {ood: max(row.images.get(ood, 0) for row in standing.rows) for ood in standing.sets},
+        "tuned_on_a_set": any(row.setting not in TUNED_ON for row in standing.rows),
         "standing": standing,
         "verdict": standing.verdict(),
         "tables": [_tabulate(standing, *item) for item in METRICS.items()],
-        "compared": "" if len(standing.compared) == len(standing.sets) else ", ".join(map(title, standing.compared)),
         "evidence": evidence,
         "tuning": list(evidence.tuning()),
-        "validation": title(ours.validation),
         "white": white,
         "contributions": [] if white is None else list(evidence.contributions(white)),
         "pictures": evidence.pictures(count),
         "provenance": list(_provenance(ours, key, line)),
     }
-
-
-def _facts(ours: Averages, key: Key, line: Record, standing: Standings) -> Iterator[tuple[str, str]]:
-    """What was run, in words."""
-    nearest = f"{100 * line['accuracy_fisher_rao']:.1f}% by the nearest Fisher–Rao centroid"
-    yield "Network", f"{key.network} ({line['file']}), {line['classes']} classes"
-    yield "Accuracy", f"{100 * line['accuracy']:.1f}% right on {line['test_images']:,} test images ({nearest})"
-    yield "In-distribution", f"{title(key.in_distribution)}, {line['train_images']:,} training images"
-    counts = {ood: max(row.images.get(ood, 0) for row in standing.rows) for ood in standing.sets}
-    yield "OOD sets", ", ".join(f"{title(ood)} ({n:,} images)" for ood, n in counts.items())
-    if any(row.setting not in TUNED_ON for row in standing.rows):
-        none = "none: black and grey box keep their defaults"
-        yield "Validation set", none if ours.validation == NO_VALIDATION else title(ours.validation)
-    yield from (("Note", note) for note in line["notes"])
-    if left_out := sum(ours.left_out.values()):
-        yield "Left out", f"{left_out:,} results that were measured with other options than these"
 
 
 def _provenance(ours: Averages, key: Key, line: Record) -> Iterator[tuple[str, str]]:
@@ -140,22 +126,17 @@ def _tabulate(standing: Standings, metric: str, name: str) -> dict[str, Any]:
     return {"metric": metric, "title": name, "header": [*map(title, standing.sets), "average"], "groups": groups}
 
 
-def _promise(guard: Path | None, keys: list[Key]) -> dict[str, Any]:
-    """What a guard's threshold promises, and whether it is calibrated."""
-    if guard is None:
-        return {"promise": "", "calibrated": False}
-    record, tensors = read_record(guard, "guard")
-    whose = {key.weights: str(key) for key in keys}.get(record["model"], "a network that is not in this report")
-    who = f"The guard in {guard.name} ({look_of(record['method']).title}, {record['access']}, of {whose})"
-    if record["calibration"] is None:
-        return {"promise": f"{who} is not calibrated.", "calibrated": False}
-    fields = {name: record["calibration"][name] for name in CALIBRATION_FIELDS}
-    calibration = Calibration(tensors["calibration.scores"], **fields)
-    above, n = f"{calibration.threshold:.4g}".replace("-", "−"), len(calibration.scores)
-    left = f" ({calibration.left_out:,} more were left out, which tuning had seen)" if calibration.left_out else ""
-    start = f"{who} refuses scores above {above}; it is tuned by itself, so its scores have a scale of their own."
-    end = f"Its promise, from {n:,} calibration images{left}: {calibration.promise}."
-    return {"promise": f"{start} {end}", "calibrated": True}
+def _guard(path: Path | None, keys: list[Key]) -> dict[str, Any] | None:
+    """A guard's file as the template tells of it: whose it is, and its calibration if it has one."""
+    if path is None:
+        return None
+    record, tensors = read_record(path, "guard")
+    known = record["calibration"]
+    fields = {name: known[name] for name in CALIBRATION_FIELDS} if known else {}
+    calibration = Calibration(tensors["calibration.scores"], **fields) if known else None
+    whose = {key.weights: key for key in keys}.get(record["model"], "a network that is not in this report")
+    about = {"method": look_of(record["method"]).title, "access": record["access"]}
+    return {"file": path.name, "of": whose, "calibration": calibration, **about}
 
 
 def _render(**content: Any) -> str:
@@ -164,5 +145,6 @@ def _render(**content: Any) -> str:
     template, style, script = (files.joinpath(name).read_text(encoding="utf-8").strip() for name in names)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     pages = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    pages.filters |= {"set_title": title, "count": "{:,}".format}
     own = {"style": Markup(style), "script": Markup(script), "script_digest": digest}  # noqa: S704 (our own files)
     return pages.from_string(template).render(version=__version__, **own, **content)

@@ -84,8 +84,7 @@ class Standings:
     @property
     def shown(self) -> Row:
         """The row whose scores and pictures are shown: the best of IGEOOD, or else the leader."""
-        ranked = self.ranked()
-        return next((row for row in ranked if row.family == "igeood"), ranked[0])
+        return next((row for row in self.ranked() if row.family == "igeood"), self.leader)
 
     def families(self) -> list[Row]:
         """The best row of each family, the leader first."""
