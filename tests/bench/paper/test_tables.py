@@ -158,7 +158,11 @@ def test_copies_of_a_set_stand_beside_the_papers_number_and_count_once(results):
 
 
 def test_options_of_a_method_have_tables_of_their_own_and_are_left_out_of_all_others(results):
-    for options, tnr in (({"ood_sigma": "both"}, 0.3), ({"ood_means": "predicted"}, 0.4), ({}, 0.5)):
+    for options, tnr in (
+        ({"ood_sigma": "both"}, 0.3),
+        ({"ood_sigma": "both", "ood_means": "predicted"}, 0.4),
+        ({}, 0.5),
+    ):
         results.cells.append(cell("white-box-fgsm", "igeood+", "fgsm", "tiny-imagenet", tnr=tnr, options=options))
     for how, tnr in (({"options": {"solver": "sgd"}}, 0.11), ({"search": "bayes"}, 0.12), ({"search": "sweep"}, 0.13)):
         results.cells.append(cell(method="igeood-logits", tnr=tnr, **how))
