@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from igeood.detectors.base import Detector
+from igeood.detectors.base import ColumnDetector, Detector
 from igeood.detectors.registry import register
 from igeood.detectors.weighted import Rows, Table, Weighted, WeightSearch
 from igeood.errors import InputError
@@ -21,7 +21,7 @@ LEAST = 0.01  # of a deviation, in units of the running one
 STRENGTH = 1e-4  # of the regression on channels: there are more of them than samples
 
 
-class Moments(Detector):
+class Moments(ColumnDetector):
     """Columns made of the means m and deviations s of each batch norm's channels: see `BatchNorm`."""
 
     needs = Needs(layers="norms", statistic="moments")
@@ -53,9 +53,6 @@ class Moments(Detector):
         zero, one = m.new_zeros(m.shape[1]), m.new_ones(m.shape[1])
         distance: Tensor = gaussian.distance(m, s.clamp(min=LEAST), zero, one)[:, None] / m.shape[1] ** 0.5
         return distance
-
-    def _score(self, batch: Outputs) -> Tensor:
-        return self._columns(batch).sum(dim=1)
 
 
 @register("batch-norm", title="Batch norm", style=("#CC79A7", "--", "^"))
