@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 from igeood.detectors.base import ColumnDetector, Detector
 from igeood.detectors.registry import register
-from igeood.detectors.weighted import Rows, Table, Weighted, WeightSearch
+from igeood.detectors.weighted import Rows, Table, Weighted
 from igeood.errors import InputError
 from igeood.geometry import gaussian
 from igeood.geometry.precision import row_chunks, wide
@@ -75,6 +75,11 @@ class BatchNorm(Weighted):
 
     strengths = tuple(float(c) for c in np.logspace(-2, 2, 5))
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.columns == "channels":
+            vars(self)["strengths"] = (STRENGTH,)
+
     def _make_parts(self) -> dict[str, Detector]:
         return {name: Moments(columns=name) for name in dict.fromkeys(("fisher-rao", self.columns))}
 
@@ -109,12 +114,3 @@ class BatchNorm(Weighted):
         for table in tables if self.columns != "fisher-rao" else ():
             table[:, : len(self.widths_)] = 0.0
         return shown, tables
-
-    def learn_weights(
-        self, id_outputs: Outputs, ood_outputs: Outputs, *, tpr: float = 0.95, seed: int = 0,
-        strength: float | None = None,
-    ) -> WeightSearch:  # fmt: skip
-        """See `Weighted.learn_weights`; on channels the strength is fixed unless it is given."""
-        if self.columns == "channels":
-            strength = strength or STRENGTH
-        return super().learn_weights(id_outputs, ood_outputs, tpr=tpr, seed=seed, strength=strength)
