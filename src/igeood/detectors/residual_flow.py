@@ -166,9 +166,7 @@ class FlowLayers(_FlowDetector, LayerDetector):
         self.whitening_ = {layer: root[:, root.shape[1] % 2 :].contiguous() for layer, root in roots.items()}
         sample, weights = summary.samples["features"].outputs()
         labels, draw = torch.as_tensor(sample.labels), torch.Generator().manual_seed(self.seed)
-        trained = {
-            layer: self._train(layer, sample.features[layer], labels, weights.float(), draw) for layer in self.widths_
-        }
+        trained = {layer: self._train(layer, sample, weights.float(), draw) for layer in self.widths_}
         for name in Flows._fields:
             setattr(self, f"{name}_", {layer: getattr(flows, name) for layer, flows in trained.items()})
         few = (torch.bincount(labels, minlength=self.n_classes_) < FEW).nonzero()[:, 0].tolist()
@@ -176,12 +174,12 @@ class FlowLayers(_FlowDetector, LayerDetector):
             which = f"class {few[0]} has fewer than {FEW} training rows in the sample ({len(few)} classes do)"
             self.notes_ += (f"flows: {which}; without a shared flow its density stays a Gaussian",)
 
-    def _train(self, layer: str, x: Tensor, labels: Tensor, weights: Tensor, draw: torch.Generator) -> Flows:
-        """The flows of a layer, from its features x (n, k)."""
-        rank = self.whitening_[layer].shape[1]
+    def _train(self, layer: str, sample: Outputs, weights: Tensor, draw: torch.Generator) -> Flows:
+        """The flows of a layer, from training rows and what each counts."""
+        labels, rank = torch.as_tensor(sample.labels), self.whitening_[layer].shape[1]
         if rank == 0:
             self.notes_ += (f"layer {layer!r}: training rows move in fewer than two directions; it adds nothing",)
-        u = ((wide(x) - self.mean_[layer][labels]) @ self.whitening_[layer]).float()
+        u = ((wide(sample.features[layer]) - self.mean_[layer][labels]) @ self.whitening_[layer]).float()
         is_shared = 4 * COUPLINGS * rank**2 * self.n_classes_ > MOST if self.shared == "auto" else self.shared
         groups = torch.zeros_like(labels) if is_shared else labels
         members = [(groups == group).nonzero()[:, 0] for group in range(1 if is_shared else self.n_classes_)]

@@ -82,18 +82,13 @@ class Tuning:
     def __repr__(self) -> str:
         temperature = "" if self.temperature is None else f"temperature {self.temperature:g}, "
         weights = "" if self.strength is None else "weights learnt, "
-        if not self.n_ood:
-            means = f"mean score {-self.after:.4g}, {-self.before:.4g} before"
-            return f"Tuning(epsilon {self.epsilon:g}: {means}; {self.n_id} in-distribution samples)"
-        return (
-            f"Tuning({temperature}{weights}epsilon {self.epsilon:g}: {100 * self.after:.1f}% of {self.n_ood} OOD "
-            f"samples refused, {100 * self.before:.1f}% before; {self.n_id} in-distribution samples"
-            + "".join(
-                f"; of {kind} unseen {100 * rates['tnr']:.1f}%, before {100 * rates['before']:.1f}%"
-                for kind, rates in self.left_out.items()
-            )
-            + ")"
-        )
+        result = f"mean score {-self.after:.4g}, {-self.before:.4g} before"
+        if self.n_ood:
+            result = f"{100 * self.after:.1f}% of {self.n_ood} OOD samples refused, {100 * self.before:.1f}% before"
+        result += f"; {self.n_id} in-distribution samples"
+        for kind, rates in self.left_out.items():
+            result += f"; of {kind} unseen {100 * rates['tnr']:.1f}%, before {100 * rates['before']:.1f}%"
+        return f"Tuning({temperature}{weights}epsilon {self.epsilon:g}: {result})"
 
 
 class Validation:
