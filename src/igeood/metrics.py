@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from igeood.errors import InputError
-from igeood.outputs import ArrayLike, as_tensor, as_vector
+from igeood.outputs import ArrayLike, as_vector
 
 Sorted = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -89,9 +89,7 @@ def _areas(inside: Sorted, outside: Sorted) -> tuple[float, float]:
 
 
 def _sorted(scores: ArrayLike, name: str) -> Sorted:
-    tensor, _ = as_tensor(scores, name)
-    ordered: Sorted = np.sort(tensor.detach().cpu().numpy(), axis=None).astype(np.float64, copy=False)
-    if len(ordered) == 0 or tensor.ndim != 1 or np.isnan(ordered[-1]):  # NaN comes last
-        as_vector(tensor, name)  # says what is wrong
+    vector, _ = as_vector(scores, name)
+    if len(vector) == 0:
         raise InputError(f"{name}: empty; a metric needs at least one score on each side")
-    return ordered
+    return np.sort(vector.numpy())

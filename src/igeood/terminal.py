@@ -20,10 +20,8 @@ root_option: Decorator = click.option("--root", type=FOLDER, help="Where the dat
 _SEED = click.IntRange(0, 2**32 - 1)
 seed_option: Decorator = click.option("--seed", default=0, show_default=True, type=_SEED, help="Of everything random.")
 
-_SEARCH, _SOUGHT = (
-    click.Choice(["sweep", "bayes"]),
-    "For temperatures; bayes is the paper's: 5 × 500 trials.",
-)
+_SEARCH = click.Choice(["sweep", "bayes"])
+_SOUGHT = "For temperatures; bayes is the paper's: 5 × 500 trials."
 search_option: Decorator = click.option("--search", default="sweep", show_default=True, type=_SEARCH, help=_SOUGHT)
 
 

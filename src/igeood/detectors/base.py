@@ -261,6 +261,22 @@ class Detector(ABC):
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.params().items())})"
 
 
+class ColumnDetector(Detector):
+    """A detector whose score is the sum of columns, one for each layer unless `columns_` says otherwise."""
+
+    @property
+    def columns_(self) -> list[str]:
+        """What the score is made of: the layers."""
+        return [layer.removesuffix(self.needs.ending) for layer in self.widths_]
+
+    @abstractmethod
+    def _columns(self, batch: Outputs) -> Tensor:
+        """Columns of checked outputs, (N, P)."""
+
+    def _score(self, batch: Outputs) -> Tensor:
+        return self._contributions(batch).sum(dim=1)
+
+
 @cache
 def parameter_names(kind: type[Detector]) -> tuple[str, ...]:
     """Names of a detector's constructor arguments."""

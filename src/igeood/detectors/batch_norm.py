@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from igeood.detectors.base import Detector
+from igeood.detectors.base import ColumnDetector, Detector
 from igeood.detectors.registry import register
-from igeood.detectors.weighted import Rows, Table, Weighted, WeightSearch
+from igeood.detectors.weighted import Rows, Table, Weighted
 from igeood.errors import InputError
 from igeood.geometry import gaussian
 from igeood.geometry.precision import row_chunks, wide
@@ -21,7 +21,7 @@ LEAST = 0.01  # of a deviation, in units of the running one
 STRENGTH = 1e-4  # of the regression on channels: there are more of them than samples
 
 
-class Moments(Detector):
+class Moments(ColumnDetector):
     """Columns made of the means m and deviations s of each batch norm's channels: see `BatchNorm`."""
 
     needs = Needs(layers="norms", statistic="moments")
@@ -54,9 +54,6 @@ class Moments(Detector):
         distance: Tensor = gaussian.distance(m, s.clamp(min=LEAST), zero, one)[:, None] / m.shape[1] ** 0.5
         return distance
 
-    def _score(self, batch: Outputs) -> Tensor:
-        return self._columns(batch).sum(dim=1)
-
 
 @register("batch-norm", title="Batch norm", style=("#CC79A7", "--", "^"))
 class BatchNorm(Weighted):
@@ -77,6 +74,11 @@ class BatchNorm(Weighted):
     columns: Columns = "channels"
 
     strengths = tuple(float(c) for c in np.logspace(-2, 2, 5))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.columns == "channels":
+            vars(self)["strengths"] = (STRENGTH,)
 
     def _make_parts(self) -> dict[str, Detector]:
         return {name: Moments(columns=name) for name in dict.fromkeys(("fisher-rao", self.columns))}
@@ -112,12 +114,3 @@ class BatchNorm(Weighted):
         for table in tables if self.columns != "fisher-rao" else ():
             table[:, : len(self.widths_)] = 0.0
         return shown, tables
-
-    def learn_weights(
-        self, id_outputs: Outputs, ood_outputs: Outputs, *, tpr: float = 0.95, seed: int = 0,
-        strength: float | None = None,
-    ) -> WeightSearch:  # fmt: skip
-        """See `Weighted.learn_weights`; on channels the strength is fixed unless it is given."""
-        if self.columns == "channels":
-            strength = strength or STRENGTH
-        return super().learn_weights(id_outputs, ood_outputs, tpr=tpr, seed=seed, strength=strength)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from igeood.detectors.base import Detector, StepScores
+from igeood.detectors.base import ColumnDetector, StepScores
 from igeood.geometry import gaussian
 from igeood.geometry.precision import by_rows, row_chunks, wide
 from igeood.outputs import Array, Outputs
@@ -32,7 +32,7 @@ def floored_std(sums: ClassSums) -> tuple[Tensor, Tensor]:
     return std.clamp(min=floor), std < floor
 
 
-class LayerDetector(Detector):
+class LayerDetector(ColumnDetector):
     """A detector with one score a layer: `layer_scores` returns them all, `score` their sum over layers.
 
     Attributes
@@ -48,11 +48,6 @@ class LayerDetector(Detector):
             which = f"class {alone[0]} has a single sample ({len(alone)} of {len(summary.counts)} classes do)"
             self.notes_ += (f"labels: {which}; its mean is that sample, deviations are pooled over all classes",)
 
-    @property
-    def columns_(self) -> list[str]:
-        """What the score is made of: the layers."""
-        return list(self.widths_)
-
     def layer_scores(self, outputs: Outputs) -> Array:
         """Score of each layer, (N, L): higher is more out-of-distribution."""
         return self.contributions(outputs)
@@ -67,9 +62,6 @@ class LayerDetector(Detector):
 
     def _columns(self, batch: Outputs) -> Tensor:
         return torch.stack([self._layer_score(batch, layer)[0] for layer in self.widths_], dim=1)
-
-    def _score(self, batch: Outputs) -> Tensor:
-        return self._columns(batch).sum(dim=1)
 
     def step_scores(self, batch: Outputs) -> StepScores:
         """See `Detector.step_scores`: each layer has an input step of its own."""

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from igeood.detectors.base import Detector
+from igeood.detectors.base import ColumnDetector
 from igeood.detectors.registry import register
 from igeood.errors import InputError
-from igeood.geometry.precision import row_chunks, wide
+from igeood.geometry.precision import by_rows, wide
 from igeood.outputs import Outputs
 from igeood.summary import Needs, Summary
 from igeood.summary.total import HOLDOUT
@@ -14,8 +14,15 @@ from igeood.summary.total import HOLDOUT
 FEW = 10  # held-out rows below which a note says so
 
 
+def deviation(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """How far rows x (n, m) leave their ranges (n, m), δ of a layer: (n,)."""
+    x, low, high = wide(x), wide(low), wide(high)
+    apart = (low - x).clamp(min=0) / (low + 1e-6).abs() + (x - high).clamp(min=0) / (high + 1e-6).abs()
+    return apart.sum(dim=1)
+
+
 @register("gram", title="Gram", style=("#56B4E9", "--", "v"), tunes=False)
-class Gram(Detector):
+class Gram(ColumnDetector):
     r"""Deviation from the ranges of Gram matrices of many orders, at every convolution (Sastry & Oore, 2020).
 
     Of the statistics g of a layer, c the predicted class, [lo, hi] its range in training:
@@ -69,28 +76,16 @@ class Gram(Detector):
 
     def _deviations(self, batch: Outputs) -> Tensor:
         """How far each layer leaves the range of the predicted class, δ, (N, L)."""
-        predicted = batch.logits.argmax(dim=1)
-        columns = []
-        for layer, width in self.widths_.items():
-            low, high = (ends[layer].to(batch.logits.device) for ends in (self.low_, self.high_))
-            parts = [wide(predicted[:0])]
-            for rows in row_chunks(len(batch), width):
-                x, lo, hi = (
-                    wide(t) for t in (batch.features[layer][rows], low[predicted[rows]], high[predicted[rows]])
-                )
-                apart = (lo - x).clamp(min=0) / (lo + 1e-6).abs() + (x - hi).clamp(min=0) / (hi + 1e-6).abs()
-                parts.append(apart.sum(dim=1))
-            columns.append(torch.cat(parts))
-        return torch.stack(columns, dim=1)
+        predicted, device = batch.logits.argmax(dim=1), batch.logits.device
+        ends = {layer: (self.low_[layer].to(device), self.high_[layer].to(device)) for layer in self.widths_}
 
-    @property
-    def columns_(self) -> list[str]:
-        """What the score is made of: the layers."""
-        return [layer.removesuffix(self.needs.ending) for layer in self.widths_]
+        def of_rows(rows: Tensor) -> Tensor:
+            own = predicted[rows]
+            parts = [deviation(batch.features[layer][rows], lo[own], hi[own]) for layer, (lo, hi) in ends.items()]
+            return torch.stack(parts, dim=1)
+
+        return by_rows(of_rows, torch.arange(len(batch), device=device), max(self.widths_.values()))
 
     def _columns(self, batch: Outputs) -> Tensor:
         confidence = torch.log_softmax(wide(batch.logits), dim=1).amax(dim=1, keepdim=True).exp()
         return self._deviations(batch) / (self.usual_.to(batch.logits.device) + 1e-7) / confidence
-
-    def _score(self, batch: Outputs) -> Tensor:
-        return self._columns(batch).sum(dim=1)

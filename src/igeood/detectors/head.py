@@ -32,11 +32,9 @@ def solve_head(z: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, int]:
     bias = mean_f - weight @ mean_z
     residual, span = float((z @ weight.T + bias - f).square().mean().sqrt()), float(f.max() - f.min())
     if residual > NOT_LINEAR * span:
-        problem = (
-            f"the logits are not linear in the last layer's features: off by {100 * residual / span:.2g}% of range"
-        )
+        off = f"off by {100 * residual / span:.2g}% of range"
         cure = "name the layer that is the head's input last, or use a method without a head, such as 'knn'"
-        raise HeadError(f"head: {problem}; {cure}")
+        raise HeadError(f"head: the logits are not linear in the last layer's features: {off}; {cure}")
     return weight, bias, root.shape[1]
 
 

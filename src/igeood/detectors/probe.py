@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from igeood.detectors.base import Detector
+from igeood.detectors.base import ColumnDetector, Detector
 from igeood.detectors.gaussians import IgeoodFeatures
 from igeood.detectors.logits import IgeoodLogits
 from igeood.detectors.product import FisherRaoProduct, signed_roots
@@ -17,7 +17,7 @@ from igeood.outputs import Outputs
 from igeood.summary import Needs, Summary
 
 
-class LogitColumns(Detector):
+class LogitColumns(ColumnDetector):
     """Each logit as a column."""
 
     @property
@@ -27,9 +27,6 @@ class LogitColumns(Detector):
 
     def _columns(self, batch: Outputs) -> Tensor:
         return batch.logits.double().clamp(min=-1e4, max=1e4)  # a masked class is far, not infinitely far
-
-    def _score(self, batch: Outputs) -> Tensor:
-        return self._columns(batch).sum(dim=1)
 
 
 class RootColumns(LogitColumns):

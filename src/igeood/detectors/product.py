@@ -144,10 +144,10 @@ class FisherRaoProduct(IgeoodFeatures):
         """Mean terms of training rows outside of the bank; if there are none, of its own, each left out in turn."""
         if (sample.kept > per_class).any():
             rows, weights = sample.outputs(per_class + max(1, USUAL_ROWS // sample.strata), skip=per_class)
-            return weights @ self._terms(rows) / weights.sum()
+            return weights @ self._columns(rows) / weights.sum()
         rows, weights = sample.outputs(per_class)
         others = min(int(self.k_) + 1, len(rows))  # the nearest is the row itself
-        return weights @ self._terms(rows, others) / weights.sum()
+        return weights @ self._columns(rows, others) / weights.sum()
 
     def _prepare(self) -> None:
         super()._prepare()
@@ -163,7 +163,7 @@ class FisherRaoProduct(IgeoodFeatures):
         kinds = ("classes", "neighbours") if self.bank_ else ("classes",)
         return [*(f"{name}: {kind}" for kind in kinds for name in names), "output: energy"]
 
-    def _terms(self, batch: Outputs, k: int | None = None) -> Tensor:
+    def _columns(self, batch: Outputs, k: int | None = None) -> Tensor:
         """The terms of S, (N, 5), or (N, 3) without a bank."""
         layers, all_layers = self._layers, list(self.widths_)
         nearest = super()._columns(batch).clamp(min=FLOOR).log() / 2  # (N, L)
@@ -171,9 +171,6 @@ class FisherRaoProduct(IgeoodFeatures):
         for bank, layer in zip(self._banks, layers, strict=False):
             terms.append(bank.distance(batch.features[layer], k or int(self.k_)).clamp(min=FLOOR).log())
         return torch.stack([*terms, -centred_energy(batch.logits).clamp(min=FLOOR).log()], dim=1)
-
-    def _columns(self, batch: Outputs) -> Tensor:
-        return self._terms(batch)
 
     def step_scores(self, batch: Outputs) -> StepScores:
         """See `Detector.step_scores`: one step for all terms."""

@@ -100,20 +100,20 @@ def train(
     judge = _table([rows[1::HELD_OUT] if len(rows) > 1 else rows for rows in members])
     is_enough = torch.tensor([len(rows) >= FEW for rows in members])
     best, parameters = [value.clone() for value in flows[:-1]], [value.clone().requires_grad_() for value in flows[:-1]]
-    moments, order = [[torch.zeros_like(value) for value in best] for _ in range(2)], flows.order
+    adam, order = torch.optim.Adam(parameters, rate), flows.order
 
     def density(rows: Tensor) -> Tensor:
         """Mean log density of each flow's rows, (F,)."""
         share = weights[rows] / weights[rows].sum(dim=1, keepdim=True)
         return (share * log_density(u[rows], Flows._make([*parameters, order]))).sum(dim=1)
 
-    highest, step, last = density(judge).detach(), 0, 0
+    highest, last = density(judge).detach(), 0
     for epoch in range(1, epochs + 1):
         for rows in torch.split(learn[:, torch.randperm(learn.shape[1], generator=draw)], BATCH, dim=1):
+            adam.zero_grad()
             with torch.enable_grad():
-                gradients = torch.autograd.grad(-density(rows).sum(), parameters)
-            step += 1
-            _adam_step(parameters, gradients, moments, step, rate)
+                density(rows).sum().neg().backward()
+            adam.step()
         reached = density(judge)
         better = is_enough & (reached > highest)
         highest, last = torch.where(better, reached, highest), epoch if bool(better.any()) else last
@@ -128,21 +128,6 @@ def _table(members: list[Tensor]) -> Tensor:
     """Numbers of rows (F, n), where n are those of the largest: the others' come again from the start."""
     n = max(map(len, members))
     return torch.stack([rows[torch.arange(n) % len(rows)] for rows in members])
-
-
-def _adam_step(
-    parameters: list[Tensor], gradients: tuple[Tensor, ...], moments: list[list[Tensor]], step: int, rate: float
-) -> None:  # torch.optim takes seconds to import
-    for value, gradient, mean, square in zip(parameters, gradients, *moments, strict=True):
-        mean.lerp_(gradient, 0.1)
-        square.lerp_(gradient.square(), 0.001)
-        scale = (square / (1.0 - 0.999**step)).sqrt_().add_(1e-8)
-        value.addcdiv_(mean, scale, value=-rate / (1.0 - 0.9**step))
-
-
-def _even(whitening: Tensor) -> Tensor:
-    """The whitening (k, r) without its first direction, which varies least, where r is odd."""
-    return whitening[:, whitening.shape[1] % 2 :].contiguous()
 
 
 class _FlowDetector(Detector):
@@ -177,12 +162,11 @@ class FlowLayers(_FlowDetector, LayerDetector):
 
     def _learn(self, summary: Summary) -> None:
         super()._learn(summary)
-        self.whitening_ = {layer: _even(whiten(sums.covariance)) for layer, sums in summary.sums.items()}
+        roots = {layer: whiten(sums.covariance) for layer, sums in summary.sums.items()}
+        self.whitening_ = {layer: root[:, root.shape[1] % 2 :].contiguous() for layer, root in roots.items()}
         sample, weights = summary.samples["features"].outputs()
         labels, draw = torch.as_tensor(sample.labels), torch.Generator().manual_seed(self.seed)
-        trained = {
-            layer: self._train(layer, sample.features[layer], labels, weights.float(), draw) for layer in self.widths_
-        }
+        trained = {layer: self._train(layer, sample, weights.float(), draw) for layer in self.widths_}
         for name in Flows._fields:
             setattr(self, f"{name}_", {layer: getattr(flows, name) for layer, flows in trained.items()})
         few = (torch.bincount(labels, minlength=self.n_classes_) < FEW).nonzero()[:, 0].tolist()
@@ -190,12 +174,12 @@ class FlowLayers(_FlowDetector, LayerDetector):
             which = f"class {few[0]} has fewer than {FEW} training rows in the sample ({len(few)} classes do)"
             self.notes_ += (f"flows: {which}; without a shared flow its density stays a Gaussian",)
 
-    def _train(self, layer: str, x: Tensor, labels: Tensor, weights: Tensor, draw: torch.Generator) -> Flows:
-        """The flows of a layer, from its features x (n, k)."""
-        rank = self.whitening_[layer].shape[1]
+    def _train(self, layer: str, sample: Outputs, weights: Tensor, draw: torch.Generator) -> Flows:
+        """The flows of a layer, from training rows and what each counts."""
+        labels, rank = torch.as_tensor(sample.labels), self.whitening_[layer].shape[1]
         if rank == 0:
             self.notes_ += (f"layer {layer!r}: training rows move in fewer than two directions; it adds nothing",)
-        u = ((wide(x) - self.mean_[layer][labels]) @ self.whitening_[layer]).float()
+        u = ((wide(sample.features[layer]) - self.mean_[layer][labels]) @ self.whitening_[layer]).float()
         is_shared = 4 * COUPLINGS * rank**2 * self.n_classes_ > MOST if self.shared == "auto" else self.shared
         groups = torch.zeros_like(labels) if is_shared else labels
         members = [(groups == group).nonzero()[:, 0] for group in range(1 if is_shared else self.n_classes_)]

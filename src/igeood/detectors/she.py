@@ -30,9 +30,8 @@ class SHE(Detector):
         overall = sums.count @ sums.mean / sums.count.sum().clamp(min=1.0)
         self.pattern_ = torch.where(missed[:, None], overall, sums.mean)
         if bool(missed.any()):
-            which = (
-                f"class {int(missed.nonzero()[0])} is never predicted correctly ({int(missed.sum())} classes are not)"
-            )
+            first, n = int(missed.nonzero()[0]), int(missed.sum())
+            which = f"class {first} is never predicted correctly ({n} classes are not)"
             self.notes_ = (f"labels: {which}; the mean of all correct rows stands for it",)
 
     def _score(self, batch: Outputs) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from igeood.detectors.base import Detector, Samples, StepScores
+from igeood.detectors.base import ColumnDetector, Detector, Samples, StepScores
 from igeood.detectors.gaussians import IgeoodFeatures, Mahalanobis, OodFeatures
 from igeood.detectors.logits import IgeoodLogits
 from igeood.detectors.registry import register
@@ -38,7 +38,7 @@ class WeightSearch(NamedTuple):
     tnr: float
 
 
-class Weighted(Detector):
+class Weighted(ColumnDetector):
     """A weighted sum of standardised columns, which other detectors compute (Eq. 13).
 
     A subclass names its parts in `_make_parts`, and says in `needs` what they need together, with a sample of features.
@@ -101,9 +101,6 @@ class Weighted(Detector):
         columns = self._columns(batch)
         centre, scale, weights = (t.to(columns) for t in (self.centre_, self.scale_, self.weights_))
         return weights * (columns - centre) / scale
-
-    def _score(self, batch: Outputs) -> Tensor:
-        return self._contributions(batch).sum(dim=1)
 
     @property
     def step_part(self) -> Detector:

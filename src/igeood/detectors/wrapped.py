@@ -70,9 +70,8 @@ class Wrapped(Detector):
 
     def state(self) -> dict[str, Tensor]:
         """Not known: somebody else's detector cannot be saved."""
-        raise InputError(
-            f"detector: {type(self).__name__} is not ours, and cannot be saved; keep the process, or fit it again"
-        )
+        problem = f"{type(self).__name__} is not ours, and cannot be saved"
+        raise InputError(f"detector: {problem}; keep the process, or fit it again")
 
 
 def wrap(

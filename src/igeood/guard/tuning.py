@@ -34,7 +34,7 @@ REFINED_POINTS = 9
 BAYES_RANGE = (1.0, 1000.0)  # this and the next two are the paper's
 BAYES_TRIALS = 500
 BAYES_SEEDS = 5
-FEWEST_ID = 20  # 95% of fewer is all of them
+FEWEST = {"id_data": 20, "ood": FEWEST_OOD}  # 95% of fewer than 20 is all of them
 
 
 @dataclass(frozen=True)
@@ -82,18 +82,13 @@ class Tuning:
     def __repr__(self) -> str:
         temperature = "" if self.temperature is None else f"temperature {self.temperature:g}, "
         weights = "" if self.strength is None else "weights learnt, "
-        if not self.n_ood:
-            means = f"mean score {-self.after:.4g}, {-self.before:.4g} before"
-            return f"Tuning(epsilon {self.epsilon:g}: {means}; {self.n_id} in-distribution samples)"
-        return (
-            f"Tuning({temperature}{weights}epsilon {self.epsilon:g}: {100 * self.after:.1f}% of {self.n_ood} OOD "
-            f"samples refused, {100 * self.before:.1f}% before; {self.n_id} in-distribution samples"
-            + "".join(
-                f"; of {kind} unseen {100 * rates['tnr']:.1f}%, before {100 * rates['before']:.1f}%"
-                for kind, rates in self.left_out.items()
-            )
-            + ")"
-        )
+        result = f"mean score {-self.after:.4g}, {-self.before:.4g} before"
+        if self.n_ood:
+            result = f"{100 * self.after:.1f}% of {self.n_ood} OOD samples refused, {100 * self.before:.1f}% before"
+        result += f"; {self.n_id} in-distribution samples"
+        for kind, rates in self.left_out.items():
+            result += f"; of {kind} unseen {100 * rates['tnr']:.1f}%, before {100 * rates['before']:.1f}%"
+        return f"Tuning({temperature}{weights}epsilon {self.epsilon:g}: {result})"
 
 
 class Validation:
@@ -235,11 +230,8 @@ def tune_detector(
         What was found.
     """
     inside, outside, attack = see(detector, (0.0, epsilon) if epsilon else (0.0,))
-    for name, parts, needed in (("id_data", inside, FEWEST_ID), ("ood", outside, FEWEST_OOD)):
-        n = len(parts[0]) if parts else 0
-        if n < needed:
-            share = " in the share that tune uses" if name == "id_data" else ""
-            raise InputError(f"{name}: {n} samples{share}; tuning needs at least {needed}")
+    _check_enough(inside, "id_data")
+    _check_enough(outside, "ood")
     clean, part = (inside[0], outside[0]), detector.softmax_part
     before = _tnr(detector, inside[-1], outside[-1], tpr)
     trials, candidates = list[Trial](), [detector]
@@ -281,12 +273,19 @@ def tune_on_id(
         As in `tune_detector`; OOD samples are not looked at.
     """
     inside = see(detector, (*epsilons, epsilon))[0]
-    if (n := len(inside[0]) if inside else 0) < FEWEST_ID:
-        raise InputError(f"id_data: {n} samples in the share that tune uses; tuning needs at least {FEWEST_ID}")
+    _check_enough(inside, "id_data")
     *means, before = (-float(torch.as_tensor(detector.score(outputs)).mean()) for outputs in inside)
     steps = [{"epsilon": float(size), "tnr": mean} for size, mean in zip(epsilons, means, strict=True)]
     best = max(steps, key=lambda step: (step["tnr"], -step["epsilon"]))
-    return Tuning(None, best["epsilon"], None, n, 0, before, best["tnr"], None, [], steps)
+    return Tuning(None, best["epsilon"], None, len(inside[0]), 0, before, best["tnr"], None, [], steps)
+
+
+def _check_enough(outputs: list[Outputs], name: str) -> None:
+    """Raise unless there are enough samples to tune on."""
+    n, needed = len(outputs[0]) if outputs else 0, FEWEST[name]
+    if n < needed:
+        share = " in the share that tune uses" if name == "id_data" else ""
+        raise InputError(f"{name}: {n} samples{share}; tuning needs at least {needed}")
 
 
 def _left_out(

@@ -97,9 +97,8 @@ def batches(source: Any, name: str = "x") -> Iterator[Batch]:
     if number < 0:
         raise InputError(f"{name}: empty: no batch in the loader; give a new one if it was a generator, read already")
     if isinstance(source, DataLoader) and number + 1 < length_hint(source):  # a dataset's StopIteration ends it early
-        warnings.warn(
-            f"{name}: the loader ended after {number + 1} batches, too early; fix it", IgeoodWarning, stacklevel=2
-        )
+        problem = f"the loader ended after {number + 1} batches, too early"
+        warnings.warn(f"{name}: {problem}; fix it", IgeoodWarning, stacklevel=2)
 
 
 @contextmanager

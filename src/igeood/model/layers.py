@@ -94,24 +94,23 @@ class Call:
         return self.output.shape == whole.shape and torch.equal(self.output.float(), whole.float())
 
 
-def width_of(module: nn.Module, output: Tensor) -> Width | None:
-    """Width of the output of a module that says which axis it works on; None for containers, activations, pooling."""
-    if isinstance(module, _CHANNELS_SECOND):
-        return output.shape[1], False
-    return (output.shape[-1], True) if isinstance(module, _CHANNELS_LAST) else None
+def layout_of(module: nn.Module, output: Tensor, width: Width | None) -> tuple[str, Width | None]:
+    """Which axis has the channels, and the width that the next module finds.
 
-
-def layout_of(output: Tensor, width: Width | None) -> str:
-    """Which axis has the channels: where the module before has put them, if its width is there; else the other one.
-
-    With nothing known they are the last of three axes (a sequence), and the second of more (an image).
+    Some modules say which axis they work on. After others (containers, activations, pooling) the channels are where the
+    module before has put them, if its width is there; else on the other axis. With nothing known they are the last of
+    three axes (a sequence), and the second of more (an image).
     """
+    if isinstance(module, _CHANNELS_SECOND):
+        width = output.shape[1], False
+    elif isinstance(module, _CHANNELS_LAST):
+        width = output.shape[-1], True
     if output.ndim == 2:
-        return "flat"
+        return "flat", width
     channels, last = width or (output.shape[1], output.ndim == 3)
     if width and output.shape[-1 if last else 1] != channels == output.shape[1 if last else -1]:
         last = not last  # transposed since, as patches are into tokens
-    return "last" if last else "second"
+    return "last" if last else "second", width
 
 
 def block_ends(model: nn.Module, calls: dict[nn.Module, Call], logits: Tensor) -> list[Call]:

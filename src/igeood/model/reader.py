@@ -14,17 +14,7 @@ from torch import Tensor, nn
 
 from igeood.errors import InputError, UnsuitedError
 from igeood.model.batches import Batch, at_batch, batches
-from igeood.model.layers import (
-    Call,
-    Layers,
-    bare,
-    block_ends,
-    convolutions,
-    known_layers,
-    layout_of,
-    named_modules,
-    width_of,
-)
+from igeood.model.layers import Call, Layers, bare, block_ends, convolutions, known_layers, layout_of, named_modules
 from igeood.model.statistics import OF_INPUTS, STATISTICS, running_statistics
 from igeood.outputs import HEAD, INPUT, Outputs, returned_blocks
 
@@ -162,8 +152,8 @@ class Reader:
             nonlocal width
             tensor = first_tensor(output)
             if tensor is not None and tensor.ndim >= 2:
-                width = width_of(module, tensor) or width
-                calls.setdefault(module, []).append(Call(module, tensor.clone(), layout_of(tensor, width)))
+                layout, width = layout_of(module, tensor, width)
+                calls.setdefault(module, []).append(Call(module, tensor.clone(), layout))
 
         inner = [m for m in self.bare.modules() if m is not self.bare and not isinstance(m, torch.jit.ScriptModule)]
         with self.running(), torch.no_grad():

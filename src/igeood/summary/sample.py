@@ -136,12 +136,6 @@ class Sample:
         """Distinct rows kept of each stratum."""
         return np.bincount(self._beside[0, : len(self)], minlength=self.strata)
 
-    @property
-    def keys(self) -> Keys:
-        """Keys of the rows, by stratum, ascending."""
-        keys: Keys = self._beside[1, self.order].view(np.uint64)
-        return keys
-
     def batches(self, per_class: int | None = None, skip: int = 0) -> Iterator[tuple[Outputs, Tensor]]:
         """The rows in order, in chunks, each with the weights (n,) that make them stand for all rows.
 

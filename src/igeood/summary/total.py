@@ -213,9 +213,8 @@ class Summary:
     @classmethod
     def _restored(cls, record: dict[str, Any], tensors: dict[str, Tensor]) -> "Summary":
         described, widths, n_classes = record["needs"], dict(record["widths"]), record["n_classes"]
-        needs = Needs(
-            **{**described, "transform": None, **{k: tuple(described.get(k, ())) for k in ("samples", "returns")}}
-        )
+        tuples = {name: tuple(described[name]) for name in ("samples", "returns")}
+        needs = Needs(**{**described, **tuples, "transform": None})
         summary = cls(needs, budget=record["budget"], model=record["model"])
         summary.described = {**needs.describe(), "transform": described["transform"]}
 
