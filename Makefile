@@ -94,7 +94,7 @@ NETWORKS ?= $(wildcard $(IGEOOD_DATA)/weights/*.safetensors)
 SEEDS ?= $(wildcard build/networks/resnet-10-16-cifar10-*.safetensors)
 DECONF ?= $(wildcard build/networks/deconf-c-*.safetensors)
 SECOND ?= $(wildcard build/networks/densenet-bc-22-fashion.safetensors)
-MNIST ?= $(addprefix idx:,$(wildcard build/mnist))
+MNIST ?= $(addprefix idx:,$(wildcard /usr/share/datasets/mnist))
 VALIDATION ?= idx:/usr/share/datasets/fashion-mnist
 RESULTS ?= build/reproduction
 COPIES := tiny-imagenet-nearest chars74k gaussian
@@ -126,6 +126,7 @@ reproduction: install  ## docs/reproduction.md from $$IGEOOD_DATA: hours, ten mi
 	{ cat docs/reproduction/notes.md; echo "## Black box at default temperatures"; echo; cat $(RESULTS)/defaults.md; \
 	  echo "## Each table and figure of the paper"; echo; cat $(RESULTS)/tables.md; } | sed 's#](docs/#](#' > $(RESULTS)/all.md
 	mv $(RESULTS)/all.md docs/reproduction.md
+	cp $(addprefix $(RESULTS)/,results.jsonl tunings.jsonl networks.jsonl) docs/reproduction/
 
 clean:  ## remove everything that make made
 	rm -rf $(VENV) build mutants dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -235,7 +235,8 @@ JOBS = (
         Job(f"resnet-10-16-cifar10-{s}", "resnet-10-16", cifar, NETWORKS["resnet-10-16"], replace(_SIX, seed=s))
         for s in range(5)
     ),
-    Job("densenet-bc-22-fashion", "densenet-bc-22", fashion, NETWORKS["densenet-bc-22"], replace(_FLAT, epochs=3)),
+    Job("densenet-bc-22-fashion", "densenet-bc-22", lambda folder: few(fashion(folder), 10_000),
+        NETWORKS["densenet-bc-22"], replace(_FLAT, epochs=6)),
 )  # fmt: skip
 
 
