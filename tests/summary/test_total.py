@@ -86,7 +86,8 @@ def test_samples_are_nested_and_share_the_budget(rows):
     assert {kind: list(sample.widths) for kind, sample in samples.items()} == blocks
     assert repr(summary).startswith(f"Summary(400 rows, 5 classes, {len(samples['logits'])} kept with logits, ")
     assert repr(Summary(needs)) == "Summary(no rows)"
-    assert set(samples["statistics"].keys) < set(samples["features"].keys) < set(samples["logits"].keys)
+    statistics, features, logits = (set(samples[k].outputs()[0].keys) for k in ("statistics", "features", "logits"))
+    assert statistics < features < logits
     assert sum(sample.budget for sample in samples.values()) == summary.budget
 
 
@@ -127,7 +128,7 @@ def test_held_out_rows_are_in_the_sample_and_not_in_the_ranges(rows):
     data = Outputs(rows.logits, spiked, rows.labels, keys=rows.keys)
     summary = Summary.of(data, ALL)
     assert float(summary.sums["late"].high.max()) < 1e3
-    assert set(rows.keys[held_out]) <= set(summary.samples["features"].keys)
+    assert set(rows.keys[held_out]) <= set(summary.samples["features"].outputs()[0].keys)
     assert float(Summary.of(data, replace(ALL, holdout=False)).sums["late"].high.max()) > 1e5
 
 
@@ -136,7 +137,7 @@ def test_ids_are_keys_and_those_of_training_rows_are_bounded(rows, monkeypatch):
     ids = np.random.default_rng(0).integers(2**64, size=400, dtype=np.uint64)
     summary = Summary.of(Outputs(rows.logits, keys=ids), Needs(samples=("logits",)), budget=SMALL)
     sample = summary.samples["logits"]
-    assert np.array_equal(sample.keys, np.sort(ids)[: sample.quota])
+    assert np.array_equal(sample.outputs()[0].keys, np.sort(ids)[: sample.quota])
     assert np.array_equal(summary.keys, np.sort(ids))
     monkeypatch.setattr(module, "KEYS", 50)
     for summary in ways(rows, Needs(), module.BUDGET):
@@ -229,9 +230,8 @@ def test_a_summary_for_other_needs_is_refused(lack):
 
 def test_more_than_is_needed_is_enough(rows, suited):
     """One pass over the data serves many methods: here all of today's."""
-    kinds = [
-        suited(rows, Needs(statistic=kind, head=True, returns=("h",))).features for kind in ("mean", "gram", "moments")
-    ]
+    asked = [Needs(statistic=kind, head=True, returns=("h",)) for kind in ("mean", "gram", "moments")]
+    kinds = [suited(rows, needs).features for needs in asked]
     features = {block: value for kind in kinds for block, value in kind.items()}
     rows = Outputs(rows.logits, features, rows.labels).keyed()  # as a guard does it: the sample is the same for all
     summaries = [Summary.of(rows, needs) for needs in joined(method.needs for method in igeood.METHODS.values())]

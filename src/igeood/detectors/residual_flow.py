@@ -112,7 +112,7 @@ def train(
         for rows in torch.split(learn[:, torch.randperm(learn.shape[1], generator=draw)], BATCH, dim=1):
             adam.zero_grad()
             with torch.enable_grad():
-                density(rows).sum().neg().backward()
+                density(rows).sum().neg().backward()  # type: ignore[no-untyped-call]
             adam.step()
         reached = density(judge)
         better = is_enough & (reached > highest)
