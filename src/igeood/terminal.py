@@ -29,8 +29,8 @@ def _named(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dic
     """Options by name from NAME=VALUE: numbers and `none` as such, other values as text."""
     values: dict[str, Any] = {}
     for name, is_given, value in (text.partition("=") for text in texts):
-        if not is_given:
-            raise click.BadParameter(f"expected NAME=VALUE, got {name!r}")
+        if not (name and is_given) or name in values:
+            raise click.BadParameter(f"expected NAME=VALUE, each name once; got {name!r}")
         try:
             values[name] = json.loads(value.lower().replace("none", "null"))
         except ValueError:

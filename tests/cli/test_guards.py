@@ -105,10 +105,17 @@ def test_fit_and_tune_take_options_of_the_method_and_the_papers_search(run, good
     assert (tuned.detector.solver, tuned.detector.centroid_temperature) == ("weiszfeld", 1.0)
     assert len(tuned.tuning.trials) == 20  # of 5 seeds
     assert all(1 <= trial["temperature"] <= 1000 for trial in tuned.tuning.trials)
+    shares = known.train.logits.softmax(dim=1)
+    guards = [igeood.black_box(probabilities=True), igeood.black_box().with_options(probabilities=True)]
+    scores = [guard.fit(shares, known.train.labels).score(shares) for guard in guards]
+    assert scores[0].tolist() == scores[1].tolist()
+    changed = guards[0].with_options(temperature=5.0)
+    assert (changed.calibration, changed.summary, changed.detector.temperature) == (None, None, 5.0)
     for option, message in {"odd=1": "odd: 'igeood-logits' has no such option", "solver=x": "solver: expected"}.items():
         result = run("tune", "g.safetensors", *sets, "--option", option, "--out", "u.safetensors")
         assert (result.exit_code, message in result.stderr) == (2, True), result.stderr
-    assert run("fit", "train.npz", "--out", "v.safetensors", "--option", "solver").exit_code == 2
+    for option in ("solver", "=3"):
+        assert run("fit", "train.npz", "--out", "v.safetensors", "--option", option).exit_code == 2
 
 
 def test_tune_without_ood_samples(run, good, files, known):

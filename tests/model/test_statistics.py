@@ -42,6 +42,13 @@ def test_gram_sums_are_those_of_explicit_matrices_and_do_not_overflow(scale):
     assert gradient.isfinite().all()
 
 
+def test_gram_sums_of_channels_of_very_different_scales_do_not_vanish():
+    x = torch.rand(3, 4, 25, generator=torch.Generator().manual_seed(1)) + 0.5
+    x *= torch.tensor([1.0, 1e-3, 1e-6, 1e-9])[:, None]
+    x[0, 0] = 0.0
+    torch.testing.assert_close(gram(nn.Identity(), x, "second").double(), explicit_gram(x.double()), rtol=1e-5, atol=0)
+
+
 def test_pieces_of_a_large_batch_are_the_whole():
     x = torch.randn(40, 16, 32, 32, generator=torch.Generator().manual_seed(0))  # 16,384 values a sample
     torch.testing.assert_close(gram(nn.Identity(), x, "second")[30:], gram(nn.Identity(), x[30:], "second"))

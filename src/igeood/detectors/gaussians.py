@@ -125,7 +125,8 @@ class OodFeatures(IgeoodFeatures):
     ood_sigma : {"printed", "both"}
         The sample's deviation: the in-distribution one, as Eq. 12 is printed, or the OOD samples' own on both sides.
     ood_means : {"one", "predicted"}
-        One mean of all OOD samples, or, as in the authors' code, one of each predicted class: the nearest counts.
+        One mean of all OOD samples, or one of each predicted class, of which the nearest counts: with
+        `ood_sigma="both"` as in the authors' code.
 
     Attributes
     ----------

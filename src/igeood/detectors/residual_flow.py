@@ -20,7 +20,7 @@ BATCH = 128  # rows of each flow a step
 HELD_OUT = 5  # one row of so many chooses the epoch
 PATIENCE = 5  # epochs without a better one in any class, after which training stops
 FEW = 100  # rows of a flow, below which it stays a Gaussian: the rows held out could not choose an epoch
-MOST = 100_000_000  # parameters of a layer's flows, above which its classes share one
+MOST = 50_000_000  # parameters of a layer's flows (200 MB, and twice that while in use), above which classes share one
 
 
 class Flows(NamedTuple):
@@ -46,11 +46,14 @@ class Flows(NamedTuple):
     def identity(cls, n_flows: int, rank: int, draw: torch.Generator) -> "Flows":
         """Flows that leave everything as it is: the last layers are 0."""
         half = rank // 2
-        first, second = (
-            (2.0 * torch.rand(COUPLINGS, n_flows, 2, n + 1, rank, generator=draw) - 1.0) / max(1, n) ** 0.5
-            for n in (half, rank)
-        )
-        third, gain = torch.zeros(COUPLINGS, n_flows, 2, rank + 1, half), torch.ones(COUPLINGS, n_flows, 1, half)
+
+        def uniform(n: int) -> Tensor:
+            draws = torch.rand(COUPLINGS, n_flows, 2, n + 1, rank, generator=draw, dtype=torch.float32)
+            return (2.0 * draws - 1.0) / math.sqrt(max(1, n))
+
+        first, second = uniform(half), uniform(rank)
+        third = first.new_zeros(COUPLINGS, n_flows, 2, rank + 1, half)
+        gain = first.new_ones(COUPLINGS, n_flows, 1, half)
         orders = [torch.randperm(rank, generator=draw) for _ in range(COUPLINGS // 2)]
         return cls(first, second, third, gain, torch.stack(orders))
 

@@ -24,7 +24,7 @@ from igeood.guard.tuning import Progress, Search, Tuning, Validation, chosen, me
 from igeood.model.batches import is_batch
 from igeood.model.reader import random_state_kept
 from igeood.model.step import check_epsilon
-from igeood.outputs import NO_KEYS, Array, Keys, Outputs, as_kind, recut
+from igeood.outputs import NO_KEYS, Array, Keys, Outputs, as_kind, recut, returned_blocks
 from igeood.summary import BUDGET, Summary
 
 log = logging.getLogger("igeood")
@@ -146,7 +146,9 @@ class Guard:
         """The guard with other options of its method, such as `solver="sgd"`; fit it."""
         make_detector(method_name(self.detector), **options)  # raises for options that it does not have
         other, (params, epsilon) = copy.copy(self), self._first
-        other._first = {**params, **options}, epsilon
+        other.detector = type(self.detector)(**{**params, **options})
+        other._first = other.detector.params(), epsilon
+        other.summary = other.tuning = other.calibration = None
         return other
 
     def _summarise(self, data: Any, labels: Any, budget: int) -> tuple[ArrayInputs | ModelInputs, Summary]:
@@ -175,10 +177,12 @@ class Guard:
     def _follow(self, summary: Summary) -> ArrayInputs | ModelInputs:
         """Inputs that read the layers that the method needs of those that a summary has."""
         inputs, needs = copy.copy(self.inputs), self.detector.needs
-        mine, blocks = inputs.weights(), needs.blocks(summary.widths)
-        if mine not in (None, summary.model):
-            raise InputError(f"summary: was made with model {summary.model}, this guard's is {mine}; make it with that")
-        if inputs.wanted != "auto" and needs.blocks(needs.named(inputs.layers)) != blocks:
+        weights, blocks = inputs.weights(), needs.blocks(summary.widths)
+        if weights not in (None, summary.model):
+            problem = f"was made with model {summary.model}, this guard's is {weights}"
+            raise InputError(f"summary: {problem}; make it with that")
+        mine = needs.blocks([*needs.named(inputs.layers), *returned_blocks(needs.returns)])
+        if inputs.wanted != "auto" and mine != blocks:
             raise InputError(f"summary: has layers {blocks}, this guard reads {inputs.layers}; make it with this guard")
         inputs.read(blocks, None, needs.statistic)
         inputs.settle()

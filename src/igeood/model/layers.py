@@ -130,7 +130,7 @@ def block_ends(model: nn.Module, calls: dict[nn.Module, Call], logits: Tensor) -
 def convolutions(model: nn.Module, calls: dict[nn.Module, Call], logits: Tensor) -> list[Call]:
     """Every convolution but the first, and the network's parts that hold several of them, in the order of their ends.
 
-    Of DenseNet-BC: two for each dense layer, that of each transition, and the dense blocks.
+    Of DenseNet-BC: two for each dense layer, that of each transition, and the dense blocks; of ResNets, the stages.
     """
 
     def held(module: nn.Module) -> int:

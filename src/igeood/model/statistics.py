@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from igeood.errors import UnsuitedError
-from igeood.geometry.precision import by_rows
+from igeood.geometry.precision import by_rows, wide
 
 ORDERS = 10  # of Gram matrices
 
@@ -35,23 +35,23 @@ def gram(module: nn.Module, features: Tensor, layout: str) -> Tensor:
     r"""Row sums of Gram matrices of the orders 1 to 10, (N, 10 k): those of order 1 first (Sastry & Oore, 2020).
 
     For a map F (k, S), :math:`g_i^p = \sqrt[p]{\sum_s F_{is}^p R_s}` with :math:`R_s = \sum_j F_{js}^p` and a root that
-    keeps the sign: no matrix (k, k) is formed. Powers are those of F over its largest value in the sample, so that they
-    do not overflow.
+    keeps the sign: no matrix (k, k) is formed. Powers are those of F over its largest value in the sample, in float64,
+    so that they neither overflow nor vanish.
     """
     del module
     return by_rows(lambda rows: _gram_rows(_maps(rows, layout)), features, features[:1].numel())
 
 
 def _gram_rows(maps: Tensor) -> Tensor:
-    tiny = torch.finfo(maps.dtype).tiny
-    largest = maps.detach().abs().amax(dim=(1, 2), keepdim=True).clamp(min=tiny)  # (n, 1, 1)
-    unit = maps / largest
+    tiny, wide_maps = torch.finfo(torch.float64).tiny, wide(maps)
+    largest = wide_maps.detach().abs().amax(dim=(1, 2), keepdim=True).clamp(min=tiny)  # (n, 1, 1)
+    unit = wide_maps / largest
     power, roots = torch.ones_like(unit), []
     for order in range(1, ORDERS + 1):
         power = power * unit
         total = (power.sum(dim=2)[:, None] @ power)[:, 0]  # (n, k)
         roots.append(total.sign() * total.abs().clamp(min=tiny) ** (1 / order))  # without the clamp 0 has no gradient
-    return torch.cat(roots, dim=1) * largest[:, 0].square()
+    return (torch.cat(roots, dim=1) * largest[:, 0].square()).to(maps.dtype)
 
 
 def moments(module: nn.Module, features: Tensor, layout: str) -> Tensor:

@@ -25,8 +25,8 @@ QUOTED = "other methods, quoted from their authors, "
 COPIES = "Averages count a set once. Of its copies they take the literature's resized one, else the one resized by the "
 COPIES += "nearest pixel, else the smooth one: the paper's copies are aliased."
 SEEDS, OTHERS = "tab:seed_model_error", ("tab:other_comparisons", "tab:other_comparisons_adv")
-NO_OOD = ("gram", "deconf-c")  # no OOD sample is used by them: their results are in other settings
-LENT = "Ours of {} use no OOD sample: they were measured in the setting untuned, or else grey-box."
+NO_OOD = {"gram": "untuned", "deconf-c": "grey-box"}  # no OOD sample is used by them: where their results are
+LENT = "Ours of {} use no OOD sample: they were measured in the setting {}, on {:,} in-distribution images."
 
 
 def _both(ours: Averages, keys: Sequence[Key], sets: Sequence[str], methods: Sequence[str], /, **paper: str) -> Pairs:
@@ -163,17 +163,18 @@ def _set_notes(ours: Averages, keys: Sequence[Key], methods: Sequence[str], /, *
     seeds = f"Trainings of ours: {len(keys)}; the paper's are 5."
     notes = [*[seeds] * (label == SEEDS), *_how(ours, setting)]
     run, measured = ({cell[name]: None for cell in cells} for name in ("method", "ood"))
-    lent = [method for method in NO_OOD if label in OTHERS and method in run]
+    lent = {c["method"]: c["id_images"] for c in cells if "lent" in c}
     missing = [ood for ood in reported.values("ood", **paper) if ood not in map(printed_name, measured)]
-    notes += [*[LENT.format(" and ".join(titles(lent)))] * bool(lent), *_copies([*measured])]
+    notes += [LENT.format(look_of(method).title, NO_OOD[method], n) for method, n in lent.items()]
+    notes += _copies([*measured])
     return notes + (needed(sets=missing, methods=[m for m in methods if m not in run]) if cells else [])
 
 
 def _lent(ours: Averages, setting: str, methods: Sequence[str]) -> Averages:
     """The results, where methods that use no OOD sample have a place in this setting too."""
-    other, homes = copy.copy(ours), ("grey-box", "untuned")  # the last wins
+    other = copy.copy(ours)
     missing = [m for m in NO_OOD if m in methods and m not in {cell["method"] for cell in ours.of(setting)}]
-    cells = [c for home in homes for c in ours.cells if c["setting"] == home and c["method"] in missing]
+    cells = [c for c in ours.cells if c["method"] in missing and c["setting"] == NO_OOD[c["method"]]]
     there = {(c["weights"], c["method"], c["ood"]): c for c in cells}.values()
     lent = [{**cell, "setting": setting, "validation": TUNED_ON[setting][0], "lent": True} for cell in there]
     other.cells = [*ours.cells, *lent]

@@ -21,7 +21,7 @@ from igeood.bench.datasets.images import Rows
 from igeood.bench.diagnose import diagnose
 from igeood.bench.runs.network import Network
 from igeood.bench.runs.observing import Notify, Observer, key_of
-from igeood.bench.runs.plan import ATTACK, NO_VALIDATION, STEPS, TPR, Cell, Plan, cells
+from igeood.bench.runs.plan import ATTACK, NO_VALIDATION, RULES, STEPS, TPR, Cell, Plan, cells
 from igeood.bench.runs.results import Record, Results
 from igeood.detectors import METHODS, Detector, IgeoodLogits, detector
 from igeood.detectors.base import Samples
@@ -159,7 +159,8 @@ class _Bench:
         sets |= {"ood": (cell.ood, "test")} if cell.ood else {}
         sets |= {"validation": (cell.validation, "validation")} if cell.validation not in UNNAMED else {}
         digests = {part: self._set(*where).digest[:16] for part, where in sets.items()}
-        return {**self.network.about, **asdict(cell), "tpr": TPR, "schema": SCHEMA, "data": digests, **self._how(cell)}
+        rules = {"tpr": TPR, "schema": SCHEMA, "rules": RULES}
+        return {**self.network.about, **asdict(cell), **rules, "data": digests, **self._how(cell)}
 
     def _how(self, cell: Cell) -> Record:
         """What of the plan a cell's numbers depend on, where it is not the usual."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from igeood.bench import datasets
-from igeood.detectors import METHODS
+from igeood.detectors import METHODS, detector
 from igeood.errors import InputError
 from igeood.guard.guard import EPSILONS
 from igeood.guard.tuning import Search
@@ -18,6 +18,7 @@ SETTINGS = (*PAPER, "white-box-step", "white-box-fgsm-step", "white-box-validati
 # those that the paper gives an input step
 STEPPED = ("odin", "energy", "igeood-logits", "deconf-c", "mahalanobis", "igeood", "igeood+")
 NO_VALIDATION = "none"
+RULES = 2  # how cells are tuned and measured: raise it when the same cell gets other numbers
 TPR = 0.95  # the operating point
 ATTACK = 0.05  # size of adversarial samples, in pixel units
 # other settings: a named set, or none
@@ -84,6 +85,8 @@ class Plan:
             for value in getattr(self, name):
                 if value not in known:
                     raise InputError.unknown(name, value, known)
+        for method in self.methods or METHODS:
+            detector(method, **self.options_of(method))  # raises for a value that is none, before any network runs
         for option in self.options:
             if not any(self.options_of(method).keys() >= {option} for method in self.methods or METHODS):
                 raise InputError(f"options: no method that is measured has an option {option!r}; leave it out")
@@ -119,7 +122,7 @@ def cells(plan: Plan, in_distribution: str) -> Iterator[Cell]:
     for setting, method in itertools.product(plan.settings, plan.methods or METHODS):
         if not _suits(setting, method, is_named=bool(plan.methods)):
             continue
-        splits = plan.splits if setting == "white-box" else 1
+        splits = plan.splits if TUNED_ON.get(setting) == ("own",) else 1
         for validation in TUNED_ON.get(setting) or plan.validation or (NO_VALIDATION,):
             for ood, split in itertools.product(plan.ood, range(splits)):
                 if ood not in (validation, in_distribution):
