@@ -115,11 +115,12 @@ reproduction: install  ## docs/reproduction.md from $$IGEOOD_DATA: hours, ten mi
 	$(BENCH) $(call ON,$(NETWORKS),$(SETS)) $(WHITE) --method igeood+ --option ood_sigma=both --option ood_means=predicted
 	for how in "--option centroid_temperature=1" "--option solver=sgd" "--search bayes"; do \
 	  $(BENCH) $(call ON,$(NETWORKS),$(SETS)) --setting black-box --method igeood-logits --validation $(VALIDATION) $$how || exit 1; done
-	$(BENCH) $(call ON,$(NETWORKS),$(SETS)) --setting untuned --method gram --method batch-norm --train 2000 --images 1000
+	$(BENCH) $(call ON,$(NETWORKS),tiny-imagenet-nearest tiny-imagenet chars74k) --setting untuned --method gram --method batch-norm --train 2000 --images 1000
 	$(BENCH) $(call ON,$(NETWORKS),tiny-imagenet-nearest) $(WHITE) --method residual-flow --splits 1
-	[ -z "$(SEEDS)" ] || $(BENCH) $(call ON,$(SEEDS),$(SETS)) --setting black-box --validation $(VALIDATION)
+	[ -z "$(SEEDS)" ] || $(BENCH) $(call ON,$(SEEDS),$(SETS)) --setting black-box --images 2000 --validation $(VALIDATION) \
+	  --method msp --method odin --method energy --method igeood-logits
 	[ -z "$(DECONF)" ] || $(BENCH) $(call ON,$(DECONF),$(SETS)) --setting grey-box --method deconf-c --method energy --limit 1000 --validation $(VALIDATION)
-	[ -z "$(SECOND)" ] || $(BENCH) $(call ON,$(SECOND),$(SETS) cifar-10 $(MNIST)) --setting black-box --validation none $(WHITE) \
+	[ -z "$(SECOND)" ] || $(BENCH) $(call ON,$(SECOND),$(SETS) cifar-10 $(MNIST)) --setting black-box --images 2000 --splits 1 --validation none $(WHITE) \
 	  --method msp --method odin --method energy --method igeood-logits --method mahalanobis --method igeood --method igeood+
 	$(PAPER) black-box --validation none > $(RESULTS)/defaults.md
 	$(PAPER) all --validation $(VALIDATION) $(addprefix --network ,$(NETWORKS)) > $(RESULTS)/tables.md

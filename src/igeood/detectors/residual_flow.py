@@ -173,7 +173,7 @@ class FlowLayers(_FlowDetector, LayerDetector):
         for name in Flows._fields:
             setattr(self, f"{name}_", {layer: getattr(flows, name) for layer, flows in trained.items()})
         few = (torch.bincount(labels, minlength=self.n_classes_) < FEW).nonzero()[:, 0].tolist()
-        if self.epochs and few:
+        if self.epochs and few and self.shared is not True:
             which = f"class {few[0]} has fewer than {FEW} training rows in the sample ({len(few)} classes do)"
             self.notes_ += (f"flows: {which}; without a shared flow its density stays a Gaussian",)
 
