@@ -111,8 +111,8 @@ reproduction: install  ## docs/reproduction.md from $$IGEOOD_DATA: hours, ten mi
 	$(BENCH) $(call ON,$(NETWORKS),$(COPIES)) --setting black-box $(addprefix --validation ,$(COPIES))
 	$(BENCH) $(call ON,$(NETWORKS),$(SETS)) $(WHITE) --method mahalanobis --method igeood --method igeood+
 	$(BENCH) $(call ON,$(NETWORKS),tiny-imagenet-nearest) --setting white-box-step --setting white-box-fgsm-step --splits 1 --limit 1000
-	$(BENCH) $(call ON,$(NETWORKS),$(SETS)) $(WHITE) --method igeood+ --option ood_sigma=both
-	$(BENCH) $(call ON,$(NETWORKS),$(SETS)) $(WHITE) --method igeood+ --option ood_sigma=both --option ood_means=predicted
+	$(BENCH) $(call ON,$(NETWORKS),$(SETS)) $(WHITE) --method igeood+ --option ood_sigma=both --splits 1
+	$(BENCH) $(call ON,$(NETWORKS),$(SETS)) $(WHITE) --method igeood+ --option ood_sigma=both --option ood_means=predicted --splits 1
 	for how in "--option centroid_temperature=1" "--option solver=sgd" "--search bayes"; do \
 	  $(BENCH) $(call ON,$(NETWORKS),$(SETS)) --setting black-box --method igeood-logits --validation $(VALIDATION) $$how || exit 1; done
 	$(BENCH) $(call ON,$(NETWORKS),tiny-imagenet-nearest tiny-imagenet chars74k) --setting untuned --method gram --method batch-norm --train 2000 --images 1000
