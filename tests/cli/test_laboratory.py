@@ -35,7 +35,7 @@ def test_train(run, laboratory, tmp_path):
     out = tmp_path / "net.safetensors"
     line = ["train", "resnet-10-16", "--epochs", 1, "--batch", 20, "--limit", 20, "--out", out]
     result = run(*line, "--json", root=laboratory)
-    assert set(json.loads(result.stdout)) == {"network", "data", "out", "accuracy"}
+    assert set(json.loads(result.stdout)) == {"network", "head", "data", "out", "accuracy"}
     assert "20 training images, 20 test images\n" in result.stderr
     assert "epoch 1: loss " in result.stderr
     line[-1] = tmp_path / "other.safetensors"
