@@ -118,16 +118,19 @@ reproduction: install  ## docs/reproduction.md from $$IGEOOD_DATA: hours, ten mi
 	$(BENCH) $(call ON,$(NETWORKS),tiny-imagenet-nearest tiny-imagenet chars74k) --setting untuned --method gram --method batch-norm --train 2000 --images 1000
 	$(BENCH) $(call ON,$(NETWORKS),tiny-imagenet-nearest) $(WHITE) --method residual-flow --splits 1
 	[ -z "$(SEEDS)" ] || $(BENCH) $(call ON,$(SEEDS),$(SETS)) --setting black-box --images 2000 --validation $(VALIDATION) \
-	  --method msp --method odin --method energy --method igeood-logits
+	  --method msp --method odin --method energy --method igeood-logits --out $(RESULTS)/seeds
 	[ -z "$(DECONF)" ] || $(BENCH) $(call ON,$(DECONF),$(SETS)) --setting grey-box --method deconf-c --method energy --limit 1000 --validation $(VALIDATION)
 	[ -z "$(SECOND)" ] || $(BENCH) $(call ON,$(SECOND),$(SETS) cifar-10 $(MNIST)) --setting black-box --images 2000 --splits 1 --validation none $(WHITE) \
 	  --method msp --method odin --method energy --method igeood-logits --method mahalanobis --method igeood --method igeood+
 	$(PAPER) black-box --validation none > $(RESULTS)/defaults.md
 	$(PAPER) all --validation $(VALIDATION) $(addprefix --network ,$(NETWORKS)) > $(RESULTS)/tables.md
+	[ -z "$(SEEDS)" ] || $(PAPER) seeds --results $(RESULTS)/seeds > $(RESULTS)/seeds.md
 	{ cat docs/reproduction/notes.md; echo "## Black box at default temperatures"; echo; cat $(RESULTS)/defaults.md; \
+	  echo "## Five trainings"; echo; cat $(RESULTS)/seeds.md; \
 	  echo "## Each table and figure of the paper"; echo; cat $(RESULTS)/tables.md; } | sed 's#](docs/#](#' > $(RESULTS)/all.md
 	mv $(RESULTS)/all.md docs/reproduction.md
-	cp $(addprefix $(RESULTS)/,results.jsonl tunings.jsonl networks.jsonl) docs/reproduction/
+	cp $(addprefix $(RESULTS)/,results.jsonl networks.jsonl) docs/reproduction/
+	[ -z "$(SEEDS)" ] || cp $(RESULTS)/seeds/results.jsonl docs/reproduction/seeds.jsonl
 
 clean:  ## remove everything that make made
 	rm -rf $(VENV) build mutants dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -193,7 +193,7 @@ def _common(shared: Sequence[Pairs]) -> list[str]:
 def _whole(values: Sequence[float | None]) -> Number:
     """The mean if all values are known."""
     known = [value for value in values if value is not None]
-    return (round(fmean(known), 1), None) if len(known) == len(values) else None
+    return (round(fmean(known), 1), None) if known and len(known) == len(values) else None
 
 
 def validation_choice(ours: Averages) -> list[Table]:
@@ -248,6 +248,8 @@ def variants(
             theirs = {"setting": setting, "method": method, "metric": "tnr", **key.paper}
             measured = list(dict.fromkeys(ood for form in results.values() for ood in form.ood(setting, key, [method])))
             sets = measured or reported.values("ood", label=label, **key.paper)
+            if not sets:  # a network that neither the paper nor these results have in this setting
+                continue
             tnr = {form: {o: its.value(setting, key, o, method, "tnr") for o in sets} for form, its in results.items()}
             absent = "; ".join(form for form, values in tnr.items() if not any(v is not None for v in values.values()))
             tnr["the paper's"] = {}
