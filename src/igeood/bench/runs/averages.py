@@ -158,7 +158,7 @@ class Averages:
             for method in dict.fromkeys(c["method"] for c in self.of(setting, key)):
                 record = self.tuning(setting, key, method) or {}
                 trials = (record.get("tuning") or {}).get("steps" if parameter == "epsilon" else "trials")
-                if trials and record["tuning"]["n_ood"]:  # without OOD samples there is no TNR
+                if trials and record["tuning"].get("n_ood") != 0:  # without OOD samples there is no TNR
                     values, tnr = ([trial[name] for trial in trials] for name in (parameter, "tnr"))
                     searches[parameter][method] = (values, tnr, record[parameter])
         return searches
