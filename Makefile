@@ -104,7 +104,7 @@ ON = $(addprefix --network ,$(1)) $(addprefix --ood ,$(2)) --out $(RESULTS)
 BENCH = $(BIN)/igeood bench
 PAPER = $(BIN)/igeood paper --results $(RESULTS) --out docs/reproduction
 
-reproduction: install  ## docs/reproduction.md from $$IGEOOD_DATA: hours, ten minutes from kept outputs
+reproduction: install  ## docs/reproduction.md from $$IGEOOD_DATA: hours, a quarter of an hour or more from kept outputs
 	$(BENCH) $(call ON,$(NETWORKS),$(SETS)) --setting black-box --validation $(VALIDATION)
 	$(BENCH) $(call ON,$(NETWORKS),tiny-imagenet-nearest chars74k) --setting grey-box --limit 1000 --validation $(VALIDATION)
 	$(BENCH) $(call ON,$(NETWORKS),$(SETS)) --setting black-box --validation none
