@@ -153,7 +153,9 @@ class OodFeatures(IgeoodFeatures):
         return self
 
     def _prepare(self) -> None:
-        """Leave what was learnt as it is."""
+        """With one deviation on both sides the nearest mean is found as that of a class."""
+        if self.ood_sigma == "both":
+            super()._prepare()
 
     @property
     def columns_(self) -> list[str]:
@@ -161,11 +163,14 @@ class OodFeatures(IgeoodFeatures):
         return [f"{layer}{OOD_SUFFIX}" for layer in self.widths_]
 
     def _layer_score(self, batch: Outputs, layer: str) -> tuple[Tensor, Tensor]:
+        if self.ood_sigma == "both":
+            distance, nearest = super()._layer_score(batch, layer)
+            return -distance, nearest
         x = batch.features[layer]
         mean, std, own = (t[layer].to(x.device) for t in (self.mean_, self.std_, self.own_std_))
         apart = by_rows(lambda rows: gaussian.distance(wide(rows)[:, None], own, mean, std), x, mean.numel())
-        nearest = apart.min(dim=1)
-        return -nearest.values, nearest.indices
+        least = apart.min(dim=1)
+        return -least.values, least.indices
 
     def _explain(self, batch: Outputs, top: int) -> dict[str, Any]:  # noqa: ARG002
         return {}
