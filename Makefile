@@ -100,13 +100,15 @@ RESULTS ?= build/reproduction
 COPIES := tiny-imagenet-nearest chars74k gaussian
 SETS := $(COPIES) tiny-imagenet
 WHITE := --setting white-box --setting white-box-fgsm
+GREY := --setting grey-box --limit 1000 --method odin --method energy --method igeood-logits
 ON = $(addprefix --network ,$(1)) $(addprefix --ood ,$(2)) --out $(RESULTS)
 BENCH = $(BIN)/igeood bench
 PAPER = $(BIN)/igeood paper --results $(RESULTS) --out docs/reproduction
 
 reproduction: install  ## docs/reproduction.md from $$IGEOOD_DATA: hours, a quarter of an hour or more from kept outputs
 	$(BENCH) $(call ON,$(NETWORKS),$(SETS)) --setting black-box --validation $(VALIDATION)
-	$(BENCH) $(call ON,$(NETWORKS),tiny-imagenet-nearest chars74k) --setting grey-box --limit 1000 --validation $(VALIDATION)
+	$(BENCH) $(call ON,$(NETWORKS),$(SETS)) $(GREY) --validation $(VALIDATION)
+	$(BENCH) $(call ON,$(NETWORKS),$(COPIES)) $(GREY) $(addprefix --validation ,$(COPIES))
 	$(BENCH) $(call ON,$(NETWORKS),$(SETS)) --setting black-box --validation none
 	$(BENCH) $(call ON,$(NETWORKS),$(COPIES)) --setting black-box $(addprefix --validation ,$(COPIES))
 	$(BENCH) $(call ON,$(NETWORKS),$(SETS)) $(WHITE) --method mahalanobis --method igeood --method igeood+
@@ -129,8 +131,8 @@ reproduction: install  ## docs/reproduction.md from $$IGEOOD_DATA: hours, a quar
 	  echo "## Five trainings"; echo; cat $(RESULTS)/seeds.md; \
 	  echo "## Each table and figure of the paper"; echo; cat $(RESULTS)/tables.md; } | sed 's#](docs/#](#' > $(RESULTS)/all.md
 	mv $(RESULTS)/all.md docs/reproduction.md
-	cp $(addprefix $(RESULTS)/,results.jsonl networks.jsonl) docs/reproduction/
-	[ -z "$(SEEDS)" ] || cp $(RESULTS)/seeds/results.jsonl docs/reproduction/seeds.jsonl
+	cp $(addprefix $(RESULTS)/,results.jsonl networks.jsonl tunings.jsonl) docs/reproduction/
+	[ -z "$(SEEDS)" ] || install -D -t docs/reproduction/seeds $(addprefix $(RESULTS)/seeds/,results.jsonl networks.jsonl)
 
 clean:  ## remove everything that make made
 	rm -rf $(VENV) build mutants dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
