@@ -176,9 +176,12 @@ class Part:
         batch = next(self.batches(FIRST), pa.RecordBatch.from_pylist([], self.schema)).slice(0, FIRST)
         found: dict[str, tuple[int, Any]] = {}
         for name, columns in matrices.items():
-            values, lengths = row_values(batch, columns, 0)
+            with self.named():
+                values, lengths = row_values(batch, columns, 0)
             kind = self.schema.field(columns[0]).type
-            declared = int(kind.list_size) if pa.types.is_fixed_size_list(kind) else 0
+            declared = (
+                int(kind.list_size) if pa.types.is_fixed_size_list(kind) else len(columns) if len(columns) > 1 else 0
+            )
             width = next((int(length) for length in lengths if length), declared)
             is_single = self.types and _are_single(values)
             found[name] = width, (np.float32 if is_single else values.dtype) if len(batch) else None

@@ -60,22 +60,20 @@ class LogitsFile:
                     f"{part.path}: has other columns {logits!r} than {self._parts[0].path}; write the same"
                 )
             part.choose(self._columns, [*filter(None, [self._label, self._id])])
-        self._shape_up()
+        self._shape_up(logits)
         rows = [part.rows for part in self._parts]
         self.rows = None if None in rows else sum(filter(None, rows))
 
-    def _shape_up(self) -> None:
+    def _shape_up(self, logits: str) -> None:
         """Find how wide the matrices are, of which type, and whether ids have to become text to be of one type."""
-        shapes = []
-        for part in self._parts:
-            with part.named():
-                shapes.append(part.shapes(self._columns))
+        shapes = [part.shapes(self._columns) for part in self._parts]
         self._widths = {name: max(shape[name][0] for shape in shapes) for name in self._columns}
         kinds = {name: [shape[name][1] for shape in shapes if shape[name][1]] for name in self._columns}
         self._types = {name: np.result_type(*found) if found else np.float32 for name, found in kinds.items()}
-        if self._widths[self._logits] == 1:
+        if self._widths[logits] < 2:
+            problem = "has one value in each row" if self._widths[logits] else "has no row"
             cure = "write all logits of a sample, as a list or in columns of a pattern such as 'logit_*'"
-            raise InputError(f"{self._parts[0].path}: {self._logits}: has one value in each row; {cure}")
+            raise InputError(f"{self._parts[0].path}: {logits}: {problem}; {cure}")
         self._id_types = {part.schema.field(self._id).type for part in self._parts} if self._id else set()
 
     def __iter__(self) -> Iterator[Outputs]:
@@ -127,7 +125,7 @@ class LogitsFile:
         if labels is not None and labels.null_count:
             raise InputError(f"{self._label}: row {first + labels.is_null().index(True).as_py()} is null; remove it")
         if labels is not None and pa.types.is_string(labels.type):
-            labels = _whole_numbers(as_numbers(labels, self._label or "", np.arange(first, first + len(batch))))
+            labels = _classes(labels, self._label or "", np.arange(first, first + len(batch)))
         if self._keyed:
             keys = id_keys(self._ids(batch))
             if len(np.unique(keys)) < len(keys):
@@ -164,10 +162,16 @@ def _matching(part: Part, logits: str, others: set[str | None]) -> list[str]:
     return sorted(names, key=lambda name: numbers[name]) if all(numbers.values()) else names
 
 
-def _whole_numbers(values: NDArray[Any]) -> NDArray[Any]:
-    """Numbers that were text as integers where they are; `Outputs` refuses others."""
-    whole_ones = np.where(np.isfinite(values), values, 0.5) % 1 == 0
-    return values.astype(np.int64) if whole_ones.all() else values
+def _classes(texts: pa.Array, name: str, rows: NDArray[Any]) -> NDArray[Any]:
+    """Labels that were text as integers."""
+    numbers = as_numbers(texts, name, rows)
+    fails = ~(numbers % 1 == 0)  # NaN too
+    if fails.any():
+        at = int(np.argmax(fails))
+        raise InputError(
+            f"{name}: row {rows[at]} has {texts[at].as_py()!r}, which is no class; number the classes from 0"
+        )
+    return numbers.astype(np.int64)
 
 
 def read_logits(
