@@ -101,7 +101,6 @@ class LogitsFile:
                 names, waiting[:] = joined[: len(block)], joined[len(block) :].chunks
             block.first, number = number, number + len(block)
             yield block, names
-        self.rows = number
 
     def _batches(self) -> Iterator[tuple[Part, pa.RecordBatch, int]]:
         """Batches of all files, each with its file and the number of its first row there; an empty one without rows."""
@@ -115,6 +114,7 @@ class LogitsFile:
             total += first
             if part.rows not in (None, first):
                 raise InputError(f"{part.path}: has {first:,} rows, but its header says {part.rows:,}; write it again")
+        self.rows = total
         if not total:
             yield part, pa.RecordBatch.from_pylist([], part.schema), 0
 
