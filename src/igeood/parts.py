@@ -47,7 +47,7 @@ def find_sources(name: str) -> list[Path | IO[bytes]]:
         found: list[Path | IO[bytes]] = [*next(filter(None, chosen), [])]
         problem = "no .parquet, .npz, .csv or .jsonl file in this folder; give a file, or a folder of such files"
     elif path.exists() or not set("*?[") & set(name):
-        return [path]
+        return [path] * (path.name != "_SUCCESS")  # a shell has put it where `parts/*` was
     else:
         fixed = Path(*takewhile(lambda step: not set("*?[") & set(step), path.parts))
         hits = (hit for hit in sorted(glob(name, recursive=True)) if not _is_hidden(Path(hit), fixed))  # noqa: PTH207
@@ -166,10 +166,8 @@ class Part:
             yield from self.table.to_batches(max_chunksize=size)
             return
         with self._open() as file:
-            is_parquet = self.kind == "Parquet"
-            yield from (
-                file.iter_batches(batch_size=size, columns=self.columns, use_threads=False) if is_parquet else file
-            )
+            options = {"batch_size": size, "columns": self.columns, "use_threads": False}
+            yield from file.iter_batches(**options) if self.kind == "Parquet" else file
 
     def shapes(self, matrices: Columns) -> dict[str, tuple[int, Any]]:
         """How many values the first row of each matrix has that has any, and of which type; no type without rows."""
@@ -178,11 +176,8 @@ class Part:
         for name, columns in matrices.items():
             with self.named():
                 values, lengths = row_values(batch, columns, 0)
-            kind = self.schema.field(columns[0]).type
-            declared = (
-                int(kind.list_size) if pa.types.is_fixed_size_list(kind) else len(columns) if len(columns) > 1 else 0
-            )
-            width = next((int(length) for length in lengths if length), declared)
+            declared = getattr(self.schema.field(columns[0]).type, "list_size", len(columns) * (len(columns) > 1))
+            width = int(next(filter(None, lengths), declared))
             is_single = self.types and _are_single(values)
             found[name] = width, (np.float32 if is_single else values.dtype) if len(batch) else None
         return found

@@ -56,9 +56,8 @@ class LogitsFile:
         self._columns = {logits: _matching(self._parts[0], logits, {found, self._id}), **features}
         for part in self._parts:
             if sorted(_matching(part, logits, {found, self._id})) != sorted(self._columns[logits]):
-                raise InputError(
-                    f"{part.path}: has other columns {logits!r} than {self._parts[0].path}; write the same"
-                )
+                problem = f"has other columns {logits!r} than {self._parts[0].path}"
+                raise InputError(f"{part.path}: {problem}; write the same")
             part.choose(self._columns, [*filter(None, [self._label, self._id])])
         self._shape_up(logits)
         rows = [part.rows for part in self._parts]

@@ -190,7 +190,14 @@ def test_fifty_parts_are_scored_as_the_one_file(good, run, files, monkeypatch):
     assert len(parts) == 50
     assert any(pq.read_metadata(part).num_rows == 0 for part in parts)
     expected = good("score", "guard.safetensors", "test.parquet")
-    for names in (["parts"], ["parts/*/*.parquet"], ["parts/day=*"], ["parts/*"], parts, ["parts/day=00", *parts[20:]]):
+    for names in (
+        ["parts"],
+        ["parts/*/*.parquet"],
+        ["parts/day=*"],
+        ["parts/*"],
+        parts,
+        ["parts/day=00", "parts/_SUCCESS", *parts[20:]],
+    ):
         assert good("score", "guard.safetensors", *names) == expected
     good("fit", "parts", "--out", "g.safetensors")
     good("fit", "test.parquet", "--out", "h.safetensors")

@@ -90,6 +90,7 @@ def test_messages_of_the_library_are_spelt_as_on_the_command_line(run, files, kn
         "score m.safetensors test.npz": "model: the guard .* needs its model: give --model MODULE:NAME",
         "score m.safetensors x --model other:make": "model: .*; give that one with --model and --weights",
         "score guard.safetensors test.npz --model nets:make": "model: .*; leave it out",
+        "score m.safetensors a b --model nets:make": "b: a guard with a model takes one set of images",
     }.items():
         words = [*line.split(), *(new if line.startswith("fit") else [])]
         lines = run(*words).stderr.splitlines()

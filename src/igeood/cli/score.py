@@ -24,6 +24,8 @@ COLUMNS = ("score", "p_value", "is_ood", "label")
 def score(guard: str, data: tuple[str, ...], out: str | None, force: bool, as_json: bool, **options: Any) -> None:
     """Judge each row of DATA: id, score, p_value, is_ood and label.
 
+    DATA is as in `igeood fit`: files, folders, patterns, - for standard input; or images.
+
     The id is the file's own, or the row's number from 0; the label is the classifier's answer. A higher score is more
     out-of-distribution. With --json, lines of JSON go to stdout; with --out too, one object that says what was done.
     """
