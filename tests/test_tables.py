@@ -13,6 +13,7 @@ from igeood.tables import id_keys, read_logits, write_logits
 ROWS = np.random.default_rng(1).normal(size=(50, 3)).astype(np.float32)
 NAN = np.where(np.arange(50)[:, None] == 44, np.nan, ROWS)
 SUFFIXES = [".parquet", ".npz"]
+CSV = "id,label,logit_10,logit_9\n007,1,0.5,1\n,0,2,-3e-1\n"
 
 
 def lists(values):
@@ -92,7 +93,7 @@ def test_a_folder_is_its_files_in_order(tmp_path):
     with pytest.raises(InputError, match=r"c\.npz: logits: row 0 has 2 values, expected 3"):
         list(read_logits(tmp_path))
     (tmp_path / "none").mkdir()
-    with pytest.raises(InputError, match=r"no \.parquet or \.npz file in this folder"):
+    with pytest.raises(InputError, match=r"no \.parquet, .* file in this folder"):
         read_logits(tmp_path / "none")
 
 
@@ -120,17 +121,22 @@ def test_ids_that_do_not_identify_still_name_rows(tmp_path, ids):
 
 
 RAGGED = pa.array([list(row)[: 2 if i == 17 else 3] for i, row in enumerate(ROWS.tolist())], pa.list_(pa.float32()))
+NESTED = pa.array([[[1.0, 2.0]], [[3.0, 4.0]]])
 HOLED = pa.array([[None if (i, j) == (31, 1) else float(v) for j, v in enumerate(row)] for i, row in enumerate(ROWS)])
 BAD = {
     "expected one column 'logits' among .'scores'.; name another": {"scores": [1.0]},
     "logits: row 17 has 2 values, expected 3": {"logits": RAGGED},
     "logits: row 31 has NaN": {"logits": HOLED},
-    "logits: expected a list of numbers in each row, got double": {"logits": [1.0, 2.0]},
+    "logits: expected a list of numbers in each row, got double; write lists, or name": {"logits": [1.0, 2.0]},
+    "logits: row 1 has 2 lists, expected one": {"logits": pa.array([NESTED[0].as_py(), NESTED[0].as_py() * 2])},
+    "logits: has one value in each row; write": {"logits": [[1.0], [2.0]]},
+    "logits: expected numbers, got struct": {"logits": [[{"a": 1.0}]]},
+    "logits: row 1 has '…', which is no number": {"logits": ["[0.5 2]", "[0.5 …]"]},
     "label: row 1 is null": {"logits": lists(ROWS[:3]), "label": pa.array([0, None, 2])},
     r"features\['a'\]: .* 44 .*NaN": {"logits": lists(ROWS), "feature.a": lists(NAN)},
     "id: list.* does not name rows": {"logits": lists(ROWS[:1]), "id": [[1]]},
-    "is no sound Parquet or npz file .*labels": {"logits": ROWS[:2], "labels": np.arange(3)},
-    r"is no sound Parquet or npz file .*logits: expected shape .* got \(2, 0\)": {"logits": np.zeros((2, 0))},
+    "is no sound npz file .*labels": {"logits": ROWS[:2], "labels": np.arange(3)},
+    r"logits: expected shape .* got \(2, 0\)": {"logits": np.zeros((2, 0))},
     "labels: expected .* integers": {"logits": ROWS[:2], "labels": np.array([0.5, 1.0])},
 }
 
@@ -162,6 +168,55 @@ def test_columns_of_either_name_and_those_that_are_missing_or_double(tmp_path):
     pq.write_table(pa.Table.from_arrays([lists(ROWS)] * 2, names=["logits"] * 2), path)
     with pytest.raises(InputError, match="one column 'logits' among"):
         read_logits(path)
+
+
+def test_text_and_nested_lists_are_read_as_they_are_meant(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(CSV)
+    for pattern in ("logit_*", "*"):  # by number, and without what has another meaning
+        ((block, ids),) = read_logits(path, logits=pattern).blocks(ids=True)
+        assert (block.logits.tolist(), block.labels.tolist()) == ([[1.0, 0.5], [np.float32(-0.3), 2.0]], [1, 0])
+        assert ids.to_pylist() == ["007", ""]
+    path.write_text(CSV.replace("-3e-1", "0.30000000000000004"))  # no float32 is written so
+    assert next(iter(read_logits(path, logits="*"))).logits[1].tolist() == [0.30000000000000004, 2.0]
+    path.write_text(CSV.replace("logit_10", "cat").replace("logit_9", "dog"))  # without numbers: in the file's order
+    assert next(iter(read_logits(path, logits="*"))).logits[0].tolist() == [0.5, 1.0]
+    pq.write_table(pa.table({"logits": NESTED}), tmp_path / "a.parquet")
+    np.savez(tmp_path / "a.npz", logits=np.arange(1.0, 5).reshape(2, 1, 2))
+    (tmp_path / "a.jsonl").write_text('{"logits": [[1, 2]]}\n{"logits": [[3, 4.0]], "more": "x"}\n')
+    (tmp_path / "a.csv").write_text('logits\n"[1, 2]"\n"[[ 3.\n  4.]]"\n')
+    for suffix in (".parquet", ".npz", ".jsonl", ".csv"):
+        assert next(iter(read_logits(tmp_path / f"a{suffix}"))).logits.tolist() == [[1, 2], [3, 4]]
+    paths = [tmp_path / f"a{suffix}" for suffix in (".csv", ".npz")]
+    file = read_logits(paths)
+    assert (file.rows, len(next(iter(file))), file.rows) == (None, 4, 4)  # text is counted as it is read
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("2,-3e-1", "2,abc"), "logit_9: row 1 has 'abc', which is no number"),
+        (("2,-3e-1", "2,"), r"logit_\*: row 1 has NaN"),
+        (("2,-3e-1", "2"), "is no sound CSV file .*Row #3: Expected 4 columns, got 3"),
+        (("007,1", "007,cat"), "label: row 0 has 'cat', which is no number"),
+        (("007,1", "007,0.5"), "label: row 0 has '0.5', which is no class"),
+        (("logit_", "class_"), r"no column is called 'logit_\*' among \['id', 'label', 'class_10', 'class_9'\]"),
+        (("logit_10", "logit_9"), "expected one column 'logit_9'"),
+        ((CSV, ""), "is empty"),
+        ((CSV, '{"logit_1": [1'), "is no sound JSON lines file"),
+    ],
+)
+def test_bad_text_says_where(tmp_path, change, message):
+    (tmp_path / "a.csv").write_text(CSV.replace(*change))
+    with pytest.raises(InputError, match=rf"^[^:]*a\.csv: {message}") as caught:
+        list(read_logits(tmp_path / "a.csv", logits="logit_*"))
+    assert "\n" not in str(caught.value)
+    (tmp_path / "b.csv").write_text(CSV)
+    (tmp_path / "a.csv").write_text(CSV.replace("logit_10", "logit_8"))
+    with pytest.raises(InputError, match=r"b\.csv: has other columns 'logit_\*' than .*a\.csv"):
+        read_logits(tmp_path / "?.csv", logits="logit_*")
+    with pytest.raises(InputError, match=r"x\*: no file has such a name"):
+        read_logits(tmp_path / "x*")
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

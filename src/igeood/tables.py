@@ -1,28 +1,23 @@
-"""Tables of logits from any framework: Parquet or npz files, or folders of them."""
+"""Tables of logits from any framework: Parquet, npz, CSV or JSON lines, in one file, in several, or from a pipe."""
 
-import errno
 import os
-import zipfile
-import zlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from igeood.errors import InputError
 from igeood.files import whole
-from igeood.outputs import ArrayLike, Keys, Outputs, block_rows
+from igeood.outputs import ArrayLike, Keys, Outputs, block_rows, recut
+from igeood.parts import Part, as_column, as_numbers, find_sources, row_values, some
 
 FEATURE = "feature."
-BUFFER = 1 << 20  # bytes of a column that are read at a time
-_DAMAGED = (pa.ArrowException, zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError, MemoryError)
 
 
 def id_keys(ids: Any) -> Keys:
@@ -31,152 +26,170 @@ def id_keys(ids: Any) -> Keys:
     return np.array([int.from_bytes(blake2b(text, digest_size=8).digest(), "big") for text in texts], dtype=np.uint64)
 
 
-class _Part:
-    """One file, Parquet or npz by its first bytes. Parquet is read in batches; npz arrays are held in memory."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with path.open("rb") as file:
-            self.npz = file.read(2) == b"PK"
-        with self._open() as file:
-            self.names: list[str] = file.files if self.npz else file.schema_arrow.names
-
-    @contextmanager
-    def _open(self) -> Iterator[Any]:
-        """The open file; damage is an `InputError`, an error of the disk passes."""
-        try:
-            with self.path.open("rb") as raw:
-                yield np.load(raw, allow_pickle=False) if self.npz else pq.ParquetFile(raw, buffer_size=BUFFER)
-        except _DAMAGED as error:
-            if getattr(error, "errno", None) not in (None, errno.EINVAL):  # EINVAL: the archive has a wrong offset
-                raise
-            raise InputError(f"{self.path}: is no sound Parquet or npz file ({error!r}); write it again") from None
-
-    def choose(self, columns: list[str]) -> None:
-        """Check that these columns are there once; batches have them."""
-        for name in columns:
-            if self.names.count(name) != 1:
-                raise InputError(f"{self.path}: expected one column {name!r} among {self.names}; name another one")
-        self.columns = columns
-        with self._open() as file:
-            self.table = pa.table({name: _arrow(file[name], name) for name in columns if self.npz})
-            self.schema = self.table.schema if self.npz else file.schema_arrow
-            self.rows = int(self.table.num_rows if self.npz else file.metadata.num_rows)
-
-    def batches(self, size: int) -> Iterator[pa.RecordBatch]:
-        """The chosen columns, `size` rows at a time."""
-        if self.npz:
-            yield from self.table.to_batches(max_chunksize=size)
-            return
-        with self._open() as file:
-            yield from file.iter_batches(batch_size=size, columns=self.columns, use_threads=False)
-
-    def width(self, name: str) -> int:
-        """Values in each row of a column of vectors; where the type does not say it, in the first row."""
-        kind = self.schema.field(name).type
-        if pa.types.is_fixed_size_list(kind):
-            return int(kind.list_size)
-        if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
-            raise InputError(f"{self.path}: {name}: expected a list of numbers in each row, got {kind}; write lists")
-        batch = next(self.batches(1), None)
-        return len(batch[name][0].as_py() or ()) if batch else 0
-
-
 class LogitsFile:
     """Logits of one or several files as an iterable of `Outputs`; open one with `read_logits`.
 
-    It can be iterated again, and given to a guard in place of an array. Parquet is read block by block; the arrays of
-    an npz file are held in memory.
+    It can be iterated again, and given to a guard in place of an array. Files are read block by block; the arrays of an
+    npz file are held in memory.
 
     Attributes
     ----------
-    rows : int
-        Number of rows.
+    rows : int or None
+        Number of rows; of text it is known once everything was read.
     layers : list of str
         The layers whose features are read.
     """
 
     def __init__(
-        self, paths: list[Path], logits: str, label: str | None, identity: str | None, layers: Sequence[str] | None,
-        labelled: bool,
+        self, sources: Sequence[Path | IO[bytes]], logits: str, label: str | None, identity: str | None,
+        layers: Sequence[str] | None, labelled: bool,
     ) -> None:  # fmt: skip
-        self._parts = [_Part(path) for path in paths]
+        self._parts = [Part(source) for source in sources]
         names = self._parts[0].names
         self._logits, self._keyed = logits, identity is not None
-        self._label = (label or next((n for n in ("label", "labels") if n in names), None)) if labelled else None
+        found = label or next((n for n in ("label", "labels") if n in names), None)
+        self._label = found if labelled else None
         self._id = identity or ("id" if "id" in names else None)
         there = [name.removeprefix(FEATURE) for name in names if name.startswith(FEATURE)]
         self.layers = there if layers is None else list(layers)
-        matrices = [logits, *(FEATURE + layer for layer in self.layers)]
+        features = {FEATURE + layer: [FEATURE + layer] for layer in self.layers}
+        self._columns = {logits: _matching(self._parts[0], logits, {found, self._id}), **features}
         for part in self._parts:
-            part.choose([*matrices, *filter(None, [self._label, self._id])])
-        self._widths = {name: max(part.width(name) for part in self._parts) for name in matrices}
-        self.rows = sum(part.rows for part in self._parts)
+            if sorted(_matching(part, logits, {found, self._id})) != sorted(self._columns[logits]):
+                problem = f"has other columns {logits!r} than {self._parts[0].path}"
+                raise InputError(f"{part.path}: {problem}; write the same")
+            part.choose(self._columns, [*filter(None, [self._label, self._id])])
+        self._shape_up(logits)
+        rows = [part.rows for part in self._parts]
+        self.rows = None if None in rows else sum(filter(None, rows))
+
+    def _shape_up(self, logits: str) -> None:
+        """Find how wide the matrices are, of which type, and whether ids have to become text to be of one type."""
+        shapes = [part.shapes(self._columns) for part in self._parts]
+        self._widths = {name: max(shape[name][0] for shape in shapes) for name in self._columns}
+        kinds = {name: [shape[name][1] for shape in shapes if shape[name][1]] for name in self._columns}
+        self._types = {name: np.result_type(*found) if found else np.float32 for name, found in kinds.items()}
+        if self._widths[logits] < 2:
+            problem = "has one value in each row" if self._widths[logits] else "has no row"
+            cure = "write all logits of a sample, as a list or in columns of a pattern such as 'logit_*'"
+            raise InputError(f"{self._parts[0].path}: {logits}: {problem}; {cure}")
+        self._id_types = {part.schema.field(self._id).type for part in self._parts} if self._id else set()
 
     def __iter__(self) -> Iterator[Outputs]:
         return (outputs for outputs, _ in self.blocks())
 
     def blocks(self, *, ids: bool = False) -> Iterator[tuple[Outputs, Any]]:
-        """Blocks in order, each with its ids if they are wanted and there are any, else with the rows' numbers."""
-        n_classes = self._widths[self._logits]
-        size = block_rows(n_classes, sum(self._widths.values()) - n_classes)
+        """Blocks in order, each with its ids if they are wanted and there are any, else with the rows' numbers.
+
+        They have as many rows as a guard scores together, whatever the files have.
+        """
+        waiting: list[Any] = []  # ids of rows that no block has yet
+
+        def outputs() -> Iterator[Outputs]:
+            for part, batch, first in self._batches():
+                with part.named():
+                    block = self._outputs(batch, first)
+                    waiting.extend([self._ids(batch)] if ids and self._id else [])
+                yield block
+
         number = 0
+        for block in recut(outputs()):
+            names: Any = np.arange(number, number + len(block))
+            if waiting:
+                joined = pa.chunked_array(waiting)
+                names, waiting[:] = joined[: len(block)], joined[len(block) :].chunks
+            block.first, number = number, number + len(block)
+            yield block, names
+
+    def _batches(self) -> Iterator[tuple[Part, pa.RecordBatch, int]]:
+        """Batches of all files, each with its file and the number of its first row there; an empty one without rows."""
+        n_classes, total = self._widths[self._logits], 0
+        size = block_rows(n_classes, sum(self._widths.values()) - n_classes)
         for part in self._parts:
             first = 0
-            empty = [] if self.rows else [pa.RecordBatch.from_pylist([], part.schema)]  # a block without rows
-            for batch in empty or part.batches(size):
-                try:
-                    outputs = self._outputs(batch, first)
-                    names = self._ids(batch) if ids and self._id else np.arange(number, number + len(batch))
-                except InputError as error:
-                    raise InputError(f"{part.path}: {error}") from None
-                yield outputs, names
-                first, number = first + len(batch), number + len(batch)
-            if first != part.rows:
+            for batch in part.batches(size):
+                yield part, batch, first
+                first += len(batch)
+            total += first
+            if part.rows not in (None, first):
                 raise InputError(f"{part.path}: has {first:,} rows, but its header says {part.rows:,}; write it again")
+        self.rows = total
+        if not total:
+            yield part, pa.RecordBatch.from_pylist([], part.schema), 0
 
     def _outputs(self, batch: pa.RecordBatch, first: int) -> Outputs:
-        arrays = {name: _matrix(batch[name], name, width, first) for name, width in self._widths.items()}
+        arrays = {name: self._matrix(batch, name, first) for name in self._columns}
         features = {layer: arrays[FEATURE + layer] for layer in self.layers}
         labels, keys = None if self._label is None else batch[self._label], None
         if labels is not None and labels.null_count:
             raise InputError(f"{self._label}: row {first + labels.is_null().index(True).as_py()} is null; remove it")
+        if labels is not None and pa.types.is_string(labels.type):
+            labels = _classes(labels, self._label or "", np.arange(first, first + len(batch)))
         if self._keyed:
             keys = id_keys(self._ids(batch))
             if len(np.unique(keys)) < len(keys):
                 raise InputError(f"{self._id}: rows share an id; name a column of unique ids, or none")
         return Outputs(arrays[self._logits], features, labels, keys=keys, name=self._logits, first=first)
 
+    def _matrix(self, batch: pa.RecordBatch, name: str, first: int) -> NDArray[Any]:
+        """A matrix (n, width) from its columns; a null among the values is NaN."""
+        values, lengths = row_values(batch, self._columns[name], first)
+        width = self._widths[name]
+        if (lengths != width).any():
+            at = int(np.argmax(lengths != width))
+            raise InputError(f"{name}: row {first + at} has {lengths[at]} values, expected {width}; fix that row")
+        return values.astype(self._types[name], copy=False).reshape(len(batch), width)
+
     def _ids(self, batch: pa.RecordBatch) -> pa.Array:
         column = batch[self._id]
         if pa.types.is_nested(column.type):
             raise InputError(f"{self._id}: {column.type} does not name rows; name another --id-column")
-        return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        return column if len(self._id_types) == 1 else column.cast(pa.string())
 
 
-def _matrix(column: pa.Array, name: str, width: int, first: int) -> NDArray[Any]:
-    """A column of vectors as an array (n, width); a null among the values is NaN."""
-    lengths = np.asarray(pc.list_value_length(column).fill_null(0))
-    if (lengths != width).any():
-        at = int(np.argmax(lengths != width))
-        raise InputError(f"{name}: row {first + at} has {lengths[at]} values, expected {width}; fix that row")
-    return np.asarray(column.flatten()).reshape(len(column), width)
+def _matching(part: Part, logits: str, others: set[str | None]) -> list[str]:
+    """The columns of the logits: one, or those of a pattern, by the numbers in their names if each has one."""
+    if "*" not in logits:
+        return [logits]
+    pattern = re.compile(re.escape(logits).replace(r"\*", ".*"), re.DOTALL)
+    candidates = (name for name in part.names if name not in others and not name.startswith(FEATURE))
+    names = [name for name in candidates if pattern.fullmatch(name)]
+    if not names:
+        raise InputError(f"{part.path}: no column is called {logits!r} among {some(part.names)}; name others")
+    numbers = {name: [int(digits) for digits in re.findall(r"\d+", name)] for name in names}
+    return sorted(names, key=lambda name: numbers[name]) if all(numbers.values()) else names
+
+
+def _classes(texts: pa.Array, name: str, rows: NDArray[Any]) -> NDArray[Any]:
+    """Labels that were text as integers."""
+    numbers = as_numbers(texts, name, rows)
+    fails = ~(numbers % 1 == 0)  # NaN too
+    if fails.any():
+        at = int(np.argmax(fails))
+        raise InputError(
+            f"{name}: row {rows[at]} has {texts[at].as_py()!r}, which is no class; number the classes from 0"
+        )
+    return numbers.astype(np.int64)
 
 
 def read_logits(
-    path: str | os.PathLike[str], *, logits: str = "logits", label: str | None = None, identity: str | None = None,
-    layers: Sequence[str] | None = None, labelled: bool = True,
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, logits: str = "logits",
+    label: str | None = None, identity: str | None = None, layers: Sequence[str] | None = None, labelled: bool = True,
 ) -> LogitsFile:  # fmt: skip
-    """Open logits in a Parquet or npz file, or in a folder of them.
+    """Open logits in Parquet, npz, CSV or JSON lines files: one, several, a folder or a pattern of them, or a pipe.
 
     Parameters
     ----------
-    path : path
+    path : path, or sequence of paths
         Parquet with a column `logits` (a list of numbers in each row), and optional columns `label` (integers), `id`
-        and `feature.<layer>`; or npz with arrays `logits` (N, C), `labels`, `id` and `feature.<layer>`. The files of a
-        folder are read in the order of their names.
+        and `feature.<layer>`; or npz with arrays `logits` (N, C), `labels`, `id` and `feature.<layer>`. CSV (lists are
+        text, "[0.5, 2]") and JSON lines have the columns of Parquet, and may be zipped by gzip. Several files are read
+        in the order given; those of a folder and below it, or of a pattern such as "parts/*.parquet", in the order of
+        their names, without names that start with `_` or `.`. "-" is standard input.
     logits, label : str, optional
-        Other names of those columns.
+        Other names of those columns. A pattern such as "logit_*" takes one column for each class, in the order of the
+        numbers in their names if each has one, else in the file's order.
     identity : str, optional
         A column of ids that are unique across all files: a sample is then recognised by its id, not by its row (for
         logits that were computed twice, and differ by rounding). Without it, `id` only names rows in results.
@@ -185,19 +198,11 @@ def read_logits(
     labelled : bool
         Read the labels, if there are any. Only `fit` needs them, and those of OOD samples may be no classes.
     """
-    source = Path(path)
-    paths = sorted(p for p in source.iterdir() if p.suffix in (".parquet", ".npz")) if source.is_dir() else [source]
-    if not paths:
-        raise InputError(f"{source}: no .parquet or .npz file in this folder; give a file, or a folder of such files")
-    return LogitsFile(paths, logits, label, identity, layers, labelled)
-
-
-def _arrow(values: NDArray[Any], name: str) -> pa.Array:
-    """A vector, or a matrix as a list of fixed size in each row."""
-    if values.ndim not in (1, 2) or not all(values.shape[1:]):
-        raise ValueError(f"{name}: expected shape (N,) or (N, C), got {values.shape}")
-    plain = pa.array(np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("=")).reshape(-1))
-    return plain if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(plain, values.shape[1])
+    names = [path] if isinstance(path, (str, os.PathLike)) else path
+    sources = [source for name in names for source in find_sources(os.fspath(name))]
+    if not sources:
+        raise InputError("path: no file; give one at least")
+    return LogitsFile(sources, logits, label, identity, layers, labelled)
 
 
 def write_logits(
@@ -236,4 +241,4 @@ def write_logits(
         if npz:
             np.savez(file, **columns)
         else:
-            pq.write_table(pa.table({name: _arrow(values, name) for name, values in columns.items()}), file)
+            pq.write_table(pa.table({name: as_column(values, name) for name, values in columns.items()}), file)

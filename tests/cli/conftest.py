@@ -30,9 +30,9 @@ net, dict = make(), dict
 def run():
     """Runs a command in this process; returns click's result."""
 
-    def invoke(*arguments, root=None):
+    def invoke(*arguments, root=None, input=None):  # noqa: A002 (click's)
         environment = {"IGEOOD_DATA": None if root is None else str(root)}
-        return CliRunner(env=environment).invoke(main, [str(one) for one in arguments], prog_name="igeood")
+        return CliRunner(env=environment).invoke(main, [str(one) for one in arguments], input, prog_name="igeood")
 
     return invoke
 

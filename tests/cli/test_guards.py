@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
@@ -169,11 +170,95 @@ def test_options_that_do_not_go_together(run, files):
         assert not Path("new.safetensors").exists()
 
 
-def test_ids_of_two_kinds_are_an_error_where_a_file_cannot_hold_both(run, files, known):
+def shards(files, n):
+    """The test set in n parts, as Spark leaves them: some are empty, some in folders, and not all files are data."""
+    table, ends = pq.read_table("test.parquet"), np.linspace(0, 400, n - 1).astype(int)
+    for i, (start, end) in enumerate(zip([0, *ends], [*ends, 400], strict=True)):
+        folder = files / "parts" / f"day={i // 20:02}"
+        folder.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table.slice(start, end - start), folder / f"part-{i:05}.snappy.parquet")
+        (folder / f".part-{i:05}.snappy.parquet.crc").write_bytes(b"crc")
+    (files / "parts" / "_SUCCESS").touch()
+    (files / "parts" / "_temporary").mkdir()
+    (files / "parts" / "_temporary" / "a.parquet").write_bytes(b"half")
+
+
+def test_fifty_parts_are_scored_as_the_one_file(good, run, files, monkeypatch):
+    shards(files, 50)
+    monkeypatch.setattr("igeood.outputs.BLOCK_VALUES", 640)  # blocks of 64 rows: no part ends with one
+    parts = sorted(map(str, Path("parts").rglob("part-*.parquet")))
+    assert len(parts) == 50
+    assert any(pq.read_metadata(part).num_rows == 0 for part in parts)
+    expected = good("score", "guard.safetensors", "test.parquet")
+    for names in (
+        ["parts"],
+        ["parts/*/*.parquet"],
+        ["parts/day=*"],
+        ["parts/*"],
+        parts,
+        ["parts/day=00", "parts/_SUCCESS", *parts[20:]],
+    ):
+        assert good("score", "guard.safetensors", *names) == expected
+    good("fit", "parts", "--out", "g.safetensors")
+    good("fit", "test.parquet", "--out", "h.safetensors")
+    assert Path("g.safetensors").read_bytes() == Path("h.safetensors").read_bytes()
+    one, many = ("test.parquet", "held_out.parquet"), ("parts/*", "held*.parquet")
+    for train, held_out in (one, many):
+        ood = ["--ood", "foreign=ood.parquet", "--ood", "parts/day=01/*", "--out", "t.safetensors", "--force"]
+        good("tune", "g.safetensors", "--train", train, "--id", held_out, *ood)
+        good("calibrate", "t.safetensors", held_out)
+    tuned = igeood.load("t.safetensors")
+    assert list(tuned.tuning.left_out) == []
+    assert tuned.tuning.n_ood > 400
+
+
+def write_kind(path, columns):
+    """A file of the kind that its name says."""
+    if path.endswith("npz"):
+        np.savez(path, **columns)
+    elif path.endswith("jsonl"):
+        rows = pa.table({name: list(column) for name, column in columns.items()}).to_pylist()
+        Path(path).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    else:
+        with pa.output_stream(path) as file:  # it zips what is called so
+            pyarrow.csv.write_csv(pa.table(columns), file)
+
+
+@pytest.mark.parametrize("kind", ["csv", "csv.gz", "jsonl", "npz"])
+def test_every_kind_of_file_and_of_columns_is_scored_as_parquet(good, files, known, kind):
+    """One column for each logit, in any order, or lists; ids are kept; the text of a float32 is that float32."""
+    logits, others = (
+        known.test.logits.numpy(),
+        {"id": [f"test-{i}" for i in range(400)], "label": known.test.labels.numpy()},
+    )
+    lists = [str(list(map(str, row))).replace("'", "") for row in logits] if "csv" in kind else logits
+    write_kind(f"wide.{kind}", {**others, **{f"logit_{i}": logits[:, i] for i in reversed(range(10))}})
+    write_kind(f"lists.{kind}", {**others, "logits": lists})
+    expected = good("score", "guard.safetensors", "test.parquet")
+    good("fit", "test.npz", "--out", "g.safetensors", "--method", "energy")
+    for name, column in (("wide", "logit_*"), ("wide", "*"), ("lists", "logits")):
+        words = [f"{name}.{kind}", "--logits-column", column]
+        assert good("score", "guard.safetensors", *words) == expected
+        good("fit", *words, "--out", "h.safetensors", "--method", "energy", "--force")
+        assert Path("h.safetensors").read_bytes() == Path("g.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "npz"])
+def test_standard_input_is_a_file_like_others(run, good, files, suffix):
+    content = Path(f"test.{suffix}").read_bytes()
+    result = run("score", "guard.safetensors", "-", input=content)
+    assert (result.exit_code, result.stdout) == (0, good("score", "guard.safetensors", f"test.{suffix}"))
+    sets = ["--id", "held_out.npz", "--ood", "ood.npz", "--out"]
+    tuned = run("tune", "fitted.safetensors", "--train", "-", *sets, "a.safetensors", input=content)
+    assert tuned.stdout.replace("a.saf", "b.saf") == good(
+        "tune", "fitted.safetensors", "--train", f"test.{suffix}", *sets, "b.safetensors"
+    )
+    twice = run("score", "guard.safetensors", "-", "-", input=content)
+    assert (twice.exit_code, "standard input: is empty" in twice.stderr) == (2, True)
+
+
+def test_ids_of_two_kinds_are_kept_as_text(good, files, known):
     for name, ids in (("1", np.arange(200, 400)), ("2", [f"x{i}" for i in range(200)])):
-        (files / "mixed").mkdir(exist_ok=True)
         igeood.write_logits(files / "mixed" / f"{name}.parquet", known.test.logits[:200], ids=ids)
-    result = run("score", "guard.safetensors", "mixed", "--out", "o.parquet")
-    assert result.exit_code == 2
-    assert result.stderr.splitlines()[-1].startswith("igeood: out: cannot hold the ids")  # after the progress
-    assert not Path("o.parquet").exists()
+    good("score", "guard.safetensors", "mixed", "--out", "o.parquet")
+    assert pq.read_table("o.parquet")["id"].to_pylist() == [*map(str, range(200, 400)), *(f"x{i}" for i in range(200))]

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import igeood
-from igeood.cli import COMMANDS
+from igeood.cli import COMMANDS, SPELLING
 from igeood.terminal import progress_bars
 
 
@@ -58,6 +59,44 @@ def test_errors_are_one_line_and_a_warning_is_one_once(run, files, monkeypatch):
     result = run("calibrate", "fitted.safetensors", "held_out.npz", "--json")
     assert result.stderr == "igeood: two lines\n"
     assert json.loads(result.stdout)["samples"] == 400
+
+
+def test_messages_of_the_library_are_spelt_as_on_the_command_line(run, files, known, images, monkeypatch):
+    """Nobody is told to give an argument that only Python has."""
+    source = "".join(path.read_text() for path in Path(igeood.__file__).parent.rglob("*.py") if "cli" not in path.parts)
+    assert [phrase for phrase in SPELLING if phrase not in source] == []
+    np.savez("bare.npz", logits=known.train.logits)
+    np.savez("empty.npz", logits=np.empty((0, 10)), labels=np.empty(0, int))
+    np.savez("shares.npz", logits=known.train.logits.softmax(1), labels=known.train.labels)
+    np.savez("one.npz", logits=np.zeros((3, 1)))
+    np.savez("few.npz", logits=known.train.logits[:9])
+    monkeypatch.syspath_prepend(images)
+    Path("other.py").write_text("from nets import make as old\n\ndef make():\n    return old().half()\n")
+    seen = ["--out", "m.safetensors", "--model", "nets:make", "--size", "8", "--method", "msp"]
+    assert run("fit", f"folder:{images / 'train'}", *seen).exit_code == 0
+    new = ["--out", "new.safetensors", "--force"]
+    for line, message in {
+        "fit bare.npz": "labels: .*; add a column `label`, or name another one with --label-column",
+        "fit empty.npz": "data: no training row; give at least one",
+        "fit one.npz": "one.npz: logits: has one value in each row",
+        "fit train.npz --probabilities": "probabilities: row 0 .* of logits, leave --probabilities out",
+        "fit shares.npz": "logits: every row .* say so with --probabilities",
+        "fit train.npz --access grey-box": "model: .*; give --model MODULE:NAME",
+        "fit train.npz --access white-box --method energy": "method: .*; use --access black-box; here are",
+        "fit train.npz --access black-box --method knn": "method: .*; use --access white-box; here are",
+        "tune fitted.safetensors --train train.npz --id test.npz": "ood: .* give some, or --ood fgsm for",
+        "tune fitted.safetensors --train train.npz --id test.npz --ood fgsm": "ood: .* has no model",
+        "calibrate fitted.safetensors few.npz": "id_data: 9 samples cannot promise --tpr 0.95; at least",
+        "score m.safetensors test.npz": "model: the guard .* needs its model: give --model MODULE:NAME",
+        "score m.safetensors x --model other:make": "model: .*; give that one with --model and --weights",
+        "score guard.safetensors test.npz --model nets:make": "model: .*; leave it out",
+        "score m.safetensors a b --model nets:make": "b: a guard with a model takes one set of images",
+    }.items():
+        words = [*line.split(), *(new if line.startswith("fit") else [])]
+        lines = run(*words).stderr.splitlines()
+        (said,) = [text for text in lines if text.startswith("igeood: ")][:1]
+        assert re.search(message, said), said
+        assert not re.search(r"\w\(|\w=[\w']|[a-z]_box|strict|loader|\[None", said), said
 
 
 @pytest.fixture(scope="module")

@@ -61,7 +61,7 @@ FAILURES = [
     ((*FIT, "nets:make", "--std", "0.1,0.2"), "std: expected one number, or three"),
     (("fit", "folder:train", "--out", "new.safetensors", "--model", "nets:make"), "size: how many pixels"),
     (("fit", "folder:train", "--out", "new.safetensors", "--weights", "w.pt"), "weights: need their model"),
-    (("score", "g.safetensors", "folder:held"), "needs its model: load(path, model), or --model"),
+    (("score", "g.safetensors", "folder:held"), "needs its model: give --model"),
     (("score", "g.safetensors", "folder:held", "--model", "nets:make"), "guard: was made in Python"),
 ]
 

@@ -57,6 +57,7 @@ def read_archive(path):
 
 
 IDX = gzip.compress(bytes([0, 0, 8, 3]) + np.array([2, 5, 4], ">u4").tobytes() + bytes(40), mtime=0)
+CSV = b'logits,label\n"[1, 2.5]",0\n"[3, -1]",1\n'
 LINES = b'{"a": 1}\n{"a": [2.5, null]}\n'
 GUARD = igeood.white_box().fit(OUTPUTS).calibrate(igeood.Outputs(LOGITS + 1, FEATURES))
 STATE = {"weight": torch.ones(3, 4), "bias": torch.zeros(3)}
@@ -67,6 +68,8 @@ READERS = {  # the file's name, who writes its right content, and who reads it
     "weights of torch": ("w.pt", partial(torch.save, STATE), read_weights),
     "npz": ("x.npz", write_table, read_table),
     "parquet": ("x.parquet", write_table, read_table),
+    "csv": ("x.csv", lambda path: path.write_bytes(CSV), read_table),
+    "json lines": ("y.jsonl", lambda path: path.write_bytes(b'{"logits": [1, 2.5], "id": "a"}\n' * 3), read_table),
     "results": ("x.jsonl", lambda path: path.write_bytes(LINES), lambda path: Lines(path, frozenset("a"))),
     "idx": ("x.gz", lambda path: path.write_bytes(IDX), lambda path: datasets.load(f"idx:{path}").images()),
     "image": ("x.png", Image.fromarray(PIXELS).save, lambda path: datasets.load(f"folder:{path.parent}").images()),

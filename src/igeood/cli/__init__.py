@@ -1,5 +1,6 @@
 """The command line: parses, calls, prints. Results go to stdout, messages to stderr; torch is imported when needed."""
 
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -15,6 +16,38 @@ COMMANDS = {  # imported when they are asked for
     **{name: f"igeood.cli.{name}" for name in ("calibrate", "fit", "score", "tune")},
     **dict.fromkeys(("bench", "data", "demo", "paper", "report", "train"), "igeood.bench.commands"),
 }
+# What messages of the library say to users of Python, and what they say here. Arguments that are options of the command
+# need no line: `tpr=0.9` becomes `--tpr 0.9`, and `distinct=True` becomes `--distinct`.
+SPELLING = {
+    "give (x, y), or fit(logits, labels)": "add a column `label`, or name another one with --label-column",
+    ", or a new loader if this one was read already": "",
+    "needs its model: load(path, model), or --model": "needs its model: give --model MODULE:NAME",
+    "load that model, or pass strict=False": "give that one with --model and --weights",
+    "black_box; a wrapped one may need on='features'": "--access black-box",
+    "white_box; a wrapped one, on='logits'": "--access white-box",
+    "use black_box, or epsilon=0": "use --access black-box",
+    "or use black_box": "or use --access black-box",
+    "give the classifier": "give --model MODULE:NAME",
+    "of logits, leave probabilities=False": "of logits, leave --probabilities out",
+    "extract them with statistic='moments'": "write the means of each channel, then the deviations",
+    "or leave it to bank='auto'": "or leave --option bank out",
+    "raise max_passes or tolerance": "the guard works, its centroids are less exact",
+    ", or arrays with '|h'": ", or columns 'feature.|h'",
+}
+_ARGUMENT = re.compile(r"(?<![\w/])(\w+)=(True|'[\w-]+'|\d[\d.]*\b)(?![\w/])")
+
+
+def in_shell_words(text: str, command: click.Command | None) -> str:
+    """A message of the library in the words of the command line."""
+    for python, shell in SPELLING.items():
+        text = text.replace(python, shell)
+    options = {one.name: one.opts[0] for one in getattr(command, "params", ()) if isinstance(one, click.Option)}
+
+    def spelt(found: re.Match[str]) -> str:
+        name, value = found.groups()
+        return f"{options[name]} {value}".replace(" True", "").replace("'", "") if name in options else found[0]
+
+    return _ARGUMENT.sub(spelt, text)
 
 
 class _Group(click.Group):
@@ -35,7 +68,7 @@ class _Group(click.Group):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("default", IgeoodWarning)
-                warnings.showwarning = lambda message, *_, **__: _echo(str(message))
+                warnings.showwarning = lambda message, *_, **__: self._say(words, message)
                 sys.exit(super().main(words, *others, **options))
         except click.exceptions.NoArgsIsHelpError as error:
             error.show()
@@ -43,13 +76,17 @@ class _Group(click.Group):
             command = error.ctx.command_path if error.ctx else "igeood"
             _echo(f"{error.format_message().rstrip('.')}; see `{command} --help`")
         except IgeoodError as error:
-            _echo(str(error))
+            self._say(words, error)
         except OSError as error:
             _echo(f"{error.filename or 'system'}: {error.strerror or error}")
         except click.Abort:
             _echo("stopped")
             sys.exit(130)
         sys.exit(2)
+
+    def _say(self, words: list[str], message: Warning | str | Exception) -> None:
+        """Print a message of the library, as the command of these words would say it."""
+        _echo(in_shell_words(str(message), self.get_command(click.Context(self), words[0])))
 
 
 def _echo(text: str) -> None:

@@ -1,8 +1,9 @@
 """What the commands on guards share: where models and samples come from, and which files may be replaced."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,12 @@ _MIB = click.IntRange(1, 2**20)
 budget_option: Decorator = click.option("--budget", default=256, show_default=True, type=_MIB, help="MiB to keep.")
 _OPTIONS = (
     force_option,
-    click.option("--logits-column", default="logits", show_default=True, help="Column of the logits."),
+    click.option(
+        "--logits-column",
+        default="logits",
+        show_default=True,
+        help="Column of the logits; a pattern such as `logit_*` takes one for each.",
+    ),
     click.option("--label-column", help="Column of the true classes, if not `label` or `labels`."),
     click.option("--id-column", help="Column that identifies samples across files; by default `id` only names rows."),
     click.option("--model", metavar="MODULE:NAME", help="A torch model, or what makes it; the module's code runs."),
@@ -67,17 +73,21 @@ def load_guard(path: str, options: Options) -> "Guard":
     return load(path, load_model(options))
 
 
-def open_samples(name: str, guard: "Guard", options: Options, *, training: bool = False) -> "LogitsFile | Images":
-    """Samples for a guard: images if it has a model, else a logits file with the features that it reads."""
+def open_samples(
+    names: Sequence[str], guard: "Guard", options: Options, *, training: bool = False
+) -> "LogitsFile | Images":
+    """Samples for a guard: images if it has a model, else logits files with the features that it reads."""
     if guard.inputs.model is not None:
         from igeood.bench.inputs import Images
 
-        return Images(name, guard, root=options["root"], batch=options["batch"], training=training)
+        if len(names) > 1:
+            raise InputError(f"{names[1]}: a guard with a model takes one set of images; put them into one folder")
+        return Images(names[0], guard, root=options["root"], batch=options["batch"], training=training)
     from igeood.tables import read_logits
 
     layers = guard.layers or (None if guard.access == "white box" or guard.detector.needs.returns else ())
     columns = {"logits": "logits_column", "label": "label_column", "identity": "id_column"}
-    return read_logits(name, layers=layers, labelled=training, **{k: options[v] for k, v in columns.items()})
+    return read_logits(names, layers=layers, labelled=training, **{k: options[v] for k, v in columns.items()})
 
 
 @dataclass(frozen=True)
@@ -101,7 +111,7 @@ def check_out(out: str | None, force: bool, *inputs: str, replaced: str = "") ->
     from igeood.files import only_one
 
     target = Path(os.path.realpath(out or replaced))
-    if target in (Path(os.path.realpath(name)) for name in inputs):
+    if target in (Path(os.path.realpath(path)) for name in inputs for path in (name, *glob(name))):  # noqa: PTH207
         raise InputError(f"out: {out} is what the command reads; name another file")
     if out is not None and target.exists() and not force:
         raise InputError(f"out: {out} is there already; name another file, or give --force")

@@ -12,21 +12,21 @@ GUARANTEE = click.Choice(["marginal", "tolerance"])
 
 @click.command()
 @click.argument("guard", type=click.Path())
-@click.argument("id_data", metavar="ID", type=click.Path())
+@click.argument("id_data", metavar="ID...", nargs=-1, required=True, type=click.Path())
 @tpr_option
 @click.option("--guarantee", type=GUARANTEE, default="marginal", show_default=True, help="On average, or for this set.")
 @click.option("--confidence", default=0.95, show_default=True, help="Of the tolerance.")
 @out_option
 @guard_options
 def calibrate(
-    guard: str, id_data: str, tpr: float, guarantee: Any, confidence: float, out: str | None, force: bool,
+    guard: str, id_data: tuple[str, ...], tpr: float, guarantee: Any, confidence: float, out: str | None, force: bool,
     as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Set GUARD's threshold from ID, in-distribution samples that training has not seen.
 
     Samples that `igeood tune` has used are left out.
     """
-    target = check_out(out, force, id_data, replaced=guard)
+    target = check_out(out, force, *id_data, replaced=guard)
     loaded = load_guard(guard, options)
     with progress_bars() as report:
         samples = Watched(open_samples(id_data, loaded, options), "calibrate", report)

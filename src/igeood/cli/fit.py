@@ -18,7 +18,7 @@ BUILD = ("method", "temperature", "probabilities", "layers")
 
 
 @click.command()
-@click.argument("train", type=click.Path())
+@click.argument("train", metavar="TRAIN...", nargs=-1, required=True, type=click.Path())
 @click.option("--out", required=True, type=FILE, help="The guard's .safetensors file.")
 @click.option("--method", metavar="METHOD", help="Such as energy; a wrong name lists them all.")
 @click.option("--access", type=ACCESS, help="What is used of the model; by default what the method needs.")
@@ -32,27 +32,27 @@ BUILD = ("method", "temperature", "probabilities", "layers")
 @budget_option
 @guard_options
 def fit(
-    train: str, out: str, access: str | None, mean: str | None, std: str | None, size: int | None, budget: int,
-    force: bool, as_json: bool, options: dict[str, Any], **given: Any,
+    train: tuple[str, ...], out: str, access: str | None, mean: str | None, std: str | None, size: int | None,
+    budget: int, force: bool, as_json: bool, options: dict[str, Any], **given: Any,
 ) -> None:  # fmt: skip
     """Learn a guard from TRAIN, and write it to a file.
 
-    TRAIN is a logits file with labels (Parquet or npz), or a folder of them. With --model it is images: folder:PATH
-    with a sub-folder for each class, or a data set that `igeood data list` names. It is read once; above --budget, a
-    sample of the rows is kept.
+    TRAIN is a logits file with labels (Parquet, npz, CSV or JSON lines), several of them, a folder, a pattern such as
+    "parts/*.parquet", or - for standard input. With --model it is images: folder:PATH with a sub-folder for each
+    class, or a data set that `igeood data list` names. It is read once; above --budget, a sample of the rows is kept.
 
     `igeood calibrate` comes next.
     """
     from igeood.detectors import method_name
 
-    check_out(out, force, train)
+    check_out(out, force, *train)
     model = load_model(given)
     guard = _build(model, access, {name: given[name] for name in BUILD if given[name] is not None})
     guard = guard.with_options(**options) if options else guard
     if model is not None:
         from igeood.bench.inputs import prepare
 
-        prepare(guard, train, size, mean=mean, std=std)
+        prepare(guard, train[0], size, mean=mean, std=std)
         click.echo(f"images: {guard.preparation}", err=True)
     elif mean or std or size:
         raise InputError("mean, std, size: say how images are prepared, logits files have none; leave them out")

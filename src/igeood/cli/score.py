@@ -11,7 +11,6 @@ from typing import Any
 import click
 
 from igeood.cli._shared import check_out, guard_options, load_guard, open_samples
-from igeood.errors import InputError
 from igeood.terminal import FILE, progress_bars, show
 
 COLUMNS = ("score", "p_value", "is_ood", "label")
@@ -19,11 +18,13 @@ COLUMNS = ("score", "p_value", "is_ood", "label")
 
 @click.command()
 @click.argument("guard", type=click.Path())
-@click.argument("data", type=click.Path())
+@click.argument("data", metavar="DATA...", nargs=-1, required=True, type=click.Path())
 @click.option("--out", type=FILE, help="A .parquet or .jsonl file, or else CSV; by default CSV goes to stdout.")
 @guard_options
-def score(guard: str, data: str, out: str | None, force: bool, as_json: bool, **options: Any) -> None:
+def score(guard: str, data: tuple[str, ...], out: str | None, force: bool, as_json: bool, **options: Any) -> None:
     """Judge each row of DATA: id, score, p_value, is_ood and label.
+
+    DATA is as in `igeood fit`: files, folders, patterns, - for standard input; or images.
 
     The id is the file's own, or the row's number from 0; the label is the classifier's answer. A higher score is more
     out-of-distribution. With --json, lines of JSON go to stdout; with --out too, one object that says what was done.
@@ -31,7 +32,7 @@ def score(guard: str, data: str, out: str | None, force: bool, as_json: bool, **
     import torch
 
     if out is not None:
-        check_out(out, force, guard, data)
+        check_out(out, force, guard, *data)
     loaded = load_guard(guard, options)
     source = open_samples(data, loaded, options)
     if loaded.calibration is None:
@@ -71,10 +72,7 @@ def _sink(out: str | None, as_json: bool) -> Iterator[Callable[[dict[str, Any]],
                 file.write("".join(f"{json.dumps(row, default=str)}\n" for row in table.to_pylist()).encode())
             else:
                 writer = writer or stack.enter_context(open_writer(file, table.schema))
-                try:
-                    writer.write(table)
-                except (pa.ArrowException, ValueError) as error:
-                    raise InputError(f"out: cannot hold the ids ({error}); give all files one kind") from None
+                writer.write(table)
             file.flush()
 
         yield write

@@ -1,6 +1,7 @@
 """`igeood tune`: a guard's temperature, input step and weights, chosen with samples of what should be refused."""
 
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -38,20 +39,19 @@ def tune(
 
     A guard's file has no training samples, so it is fitted again on --train. Calibrate the guard afterwards.
     """
-    named = [each.partition("=") for each in ood]
-    kinds = {name if path else f"kind {i + 1}": path or name for i, (name, _, path) in enumerate(named)}
+    kinds = dict(_named(each, f"kind {i + 1}") for i, each in enumerate(ood))
     if len(kinds) < len(ood):
         raise InputError("ood: two kinds have the same name; give each NAME=FILE a name of its own")
     target = _shared.check_out(out, force, train, id_data, *kinds.values(), replaced=guard)
     loaded = _shared.load_guard(guard, source)
     loaded = loaded.with_options(**options) if options else loaded
     with progress_bars() as report:
-        known = Watched(open_samples(id_data, loaded, source), "in-distribution", report)
+        known = Watched(open_samples([id_data], loaded, source), "in-distribution", report)
         foreign: Any = "fgsm" if ood else None
         if ood not in ((), ("fgsm",)):
-            foreign = {k: Watched(open_samples(path, loaded, source), "OOD", report) for k, path in kinds.items()}
+            foreign = {k: Watched(open_samples([path], loaded, source), "OOD", report) for k, path in kinds.items()}
             foreign = foreign if len(foreign) > 1 else next(iter(foreign.values()))
-        loaded.fit(Watched(open_samples(train, loaded, source, training=True), "fit", report), budget=budget << 20)
+        loaded.fit(Watched(open_samples([train], loaded, source, training=True), "fit", report), budget=budget << 20)
         loaded.tune(
             known, foreign, share=share, tpr=tpr, search=search, seed=seed,
             progress=partial(report, "temperatures"),
@@ -65,3 +65,9 @@ def tune(
     names = {"tnr_of_unseen": "tnr", "tnr_of_unseen_before": "before"}
     unseen = {name: {kind: rates[rate] for kind, rates in tuning.left_out.items()} for name, rate in names.items()}
     show(as_json, {**chosen, **rates, **(unseen if tuning.left_out else {})})
+
+
+def _named(given: str, default: str) -> tuple[str, str]:
+    """Name and path of a kind, from NAME=PATH, or from a path, in which folders may be called key=value."""
+    name, _, path = given.partition("=")
+    return (name, path) if path and "/" not in name and not Path(given).exists() else (default, given)

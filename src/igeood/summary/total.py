@@ -256,7 +256,7 @@ def _check_budget(samples: dict[str, Sample], budget: int) -> None:
     needed = len(samples) * max((sample.least for sample in samples.values()), default=0)
     if budget < needed:
         problem = f"{budget:,} bytes cannot hold one training row of each class"
-        raise InputError(f"budget: {problem}; give at least {needed:,}")
+        raise InputError(f"budget: {problem}; give at least {needed:,} ({-(-needed // 2**20)} MiB)")
 
 
 def _kind(block: str) -> str:
