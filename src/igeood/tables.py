@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from igeood.errors import InputError
 from igeood.files import whole
-from igeood.outputs import ArrayLike, Keys, Outputs, block_rows
+from igeood.outputs import ArrayLike, Keys, Outputs, Refused, block_rows
 
 FEATURE = "feature."
 BUFFER = 1 << 20  # bytes of a column that are read at a time
+FIRST_ROWS = 100  # whose lengths say how wide a column is
 _DAMAGED = (pa.ArrowException, zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError, MemoryError)
 
 
@@ -72,14 +73,15 @@ class _Part:
             yield from file.iter_batches(batch_size=size, columns=self.columns, use_threads=False)
 
     def width(self, name: str) -> int:
-        """Values in each row of a column of vectors; where the type does not say it, in the first row."""
+        """Values in each row of a column of vectors; where the type does not say it, in most of the first rows."""
         kind = self.schema.field(name).type
         if pa.types.is_fixed_size_list(kind):
             return int(kind.list_size)
         if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
             raise InputError(f"{self.path}: {name}: expected a list of numbers in each row, got {kind}; write lists")
-        batch = next(self.batches(1), None)
-        return len(batch[name][0].as_py() or ()) if batch else 0
+        batch = next(self.batches(FIRST_ROWS), None)
+        lengths = np.asarray(pc.list_value_length(batch[name]).drop_null()) if batch else np.zeros(0, np.int64)
+        return int(np.bincount(lengths).argmax()) if len(lengths) else 0
 
 
 class LogitsFile:
@@ -94,7 +96,11 @@ class LogitsFile:
         Number of rows.
     layers : list of str
         The layers whose features are read.
+    on_error : {"raise", "refuse"}
+        What a row with NaN or of another width is: an error, or noted in its block's `refused`.
     """
+
+    on_error = "raise"
 
     def __init__(
         self, paths: list[Path], logits: str, label: str | None, identity: str | None, layers: Sequence[str] | None,
@@ -136,7 +142,8 @@ class LogitsFile:
                 raise InputError(f"{part.path}: has {first:,} rows, but its header says {part.rows:,}; write it again")
 
     def _outputs(self, batch: pa.RecordBatch, first: int) -> Outputs:
-        arrays = {name: _matrix(batch[name], name, width, first) for name, width in self._widths.items()}
+        refused: Refused | None = {} if self.on_error == "refuse" else None
+        arrays = {name: _matrix(batch[name], name, width, first, refused) for name, width in self._widths.items()}
         features = {layer: arrays[FEATURE + layer] for layer in self.layers}
         labels, keys = None if self._label is None else batch[self._label], None
         if labels is not None and labels.null_count:
@@ -145,7 +152,8 @@ class LogitsFile:
             keys = id_keys(self._ids(batch))
             if len(np.unique(keys)) < len(keys):
                 raise InputError(f"{self._id}: rows share an id; name a column of unique ids, or none")
-        return Outputs(arrays[self._logits], features, labels, keys=keys, name=self._logits, first=first)
+        given: dict[str, Any] = {"keys": keys, "name": self._logits, "first": first, "refused": refused}
+        return Outputs(arrays[self._logits], features, labels, **given)
 
     def _ids(self, batch: pa.RecordBatch) -> pa.Array:
         column = batch[self._id]
@@ -154,13 +162,21 @@ class LogitsFile:
         return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
-def _matrix(column: pa.Array, name: str, width: int, first: int) -> NDArray[Any]:
-    """A column of vectors as an array (n, width); a null among the values is NaN."""
+def _matrix(column: pa.Array, name: str, width: int, first: int, refused: Refused | None) -> NDArray[Any]:
+    """A column of vectors as an array (n, width); a null among the values is NaN, and so is a row that is refused."""
     lengths = np.asarray(pc.list_value_length(column).fill_null(0))
-    if (lengths != width).any():
-        at = int(np.argmax(lengths != width))
+    fits = lengths == width
+    if not fits.all() and refused is None:
+        at = int(np.argmin(fits))
         raise InputError(f"{name}: row {first + at} has {lengths[at]} values, expected {width}; fix that row")
-    return np.asarray(column.flatten()).reshape(len(column), width)
+    for row in np.flatnonzero(~fits).tolist():
+        refused.setdefault(first + row, f"{name}: {lengths[row]} values, expected {width}")  # type: ignore[union-attr]
+    values = np.asarray((column if fits.all() else column.filter(pa.array(fits))).flatten()).reshape(int(fits.sum()), width)
+    if len(values) == len(column):
+        return values
+    whole = np.full((len(column), width), np.nan, np.result_type(values, np.float16))
+    whole[fits] = values
+    return whole
 
 
 def read_logits(
