@@ -171,7 +171,9 @@ def _matrix(column: pa.Array, name: str, width: int, first: int, refused: Refuse
         raise InputError(f"{name}: row {first + at} has {lengths[at]} values, expected {width}; fix that row")
     for row in np.flatnonzero(~fits).tolist():
         refused.setdefault(first + row, f"{name}: {lengths[row]} values, expected {width}")  # type: ignore[union-attr]
-    values = np.asarray((column if fits.all() else column.filter(pa.array(fits))).flatten()).reshape(int(fits.sum()), width)
+    values = np.asarray((column if fits.all() else column.filter(pa.array(fits))).flatten()).reshape(
+        int(fits.sum()), width
+    )
     if len(values) == len(column):
         return values
     whole = np.full((len(column), width), np.nan, np.result_type(values, np.float16))

@@ -19,6 +19,7 @@ from igeood.detectors.base import warn_of_probabilities
 from igeood.errors import IgeoodWarning, InputError, NotReadyError
 from igeood.guard.explain import Explanation, explain
 from igeood.guard.inputs import ArrayInputs, ModelInputs, is_numpy
+from igeood.guard.names import class_names
 from igeood.guard.tuning import Progress, Search, Tuning, Validation, chosen, merge, tune_detector, tune_on_id, unused
 from igeood.guard.verdict import Verdict
 from igeood.model.batches import CHUNK, is_batch
@@ -91,7 +92,9 @@ class Guard:
         """What the threshold promises, in a sentence."""
         return self._calibrated("promise").promise
 
-    def fit(self, data: Any, labels: Any = None, *, budget: int = BUDGET) -> "Guard":
+    def fit(
+        self, data: Any, labels: Any = None, *, classes: Sequence[str] | None = None, budget: int = BUDGET
+    ) -> "Guard":
         """Learn the classes from training samples; an earlier tuning and calibration are undone.
 
         Parameters
@@ -101,6 +104,9 @@ class Guard:
             what `igeood.summarise` returned.
         labels : array of int, optional
             (N,) true classes, where `data` is one array.
+        classes : sequence of str, optional
+            Names of the classes, for verdicts. By default those of the loader's `dataset.classes`, or of a Hugging
+            Face model's `config.id2label`, if they are as many as the columns of logits.
         budget : int
             Bytes of training rows to keep; above it, a sample of each class is kept.
         """
@@ -112,7 +118,8 @@ class Guard:
         for note in (*fresh.notes_, *_sample_notes(summary)):
             log.warning(note)
         inputs.epsilon = epsilon
-        self.detector, self.inputs, self.summary = fresh, inputs, summary
+        names = class_names(classes, fresh.n_classes_, data, inputs.bare, self)
+        self.detector, self.inputs, self.summary, self.classes = fresh, inputs, summary, names
         self.tuning = self.calibration = None
         self.fitted_on, self._tuned_on = summary.keys, self._first_tuned_on
         return self
@@ -296,14 +303,14 @@ class Guard:
         return Verdict.of(score, label, calibration, refused, self.classes, to_numpy=is_numpy(data))
 
     def explain(self, data: Any, *, top: int = 5) -> Explanation:
-        """Say why: what each layer added to the score, the nearest classes, and the channels that stand out.
+        """Say why: what each layer added to the score, the nearest or likeliest classes, the channels that stand out.
 
         Parameters
         ----------
         data : tensor, loader, or array of logits
             Samples to explain.
         top : int
-            Channels to name, for each layer.
+            Channels to name, for each layer; and likeliest classes.
         """
         self._check_fitted("explain")
         if top < 1:
@@ -311,7 +318,7 @@ class Guard:
         self.inputs.check_weights(strict=False)
         whole = Outputs.concat(self._each(data, "x", lambda _, outputs, __: outputs))  # type: ignore[arg-type]
         with torch.no_grad():
-            return explain(self.detector, whole, top, to_numpy=is_numpy(data))
+            return explain(self.detector, whole, top, to_numpy=is_numpy(data), classes=self.classes)
 
     def _each(
         self, data: Any, name: str, take: Callable[[Outputs, Outputs, Any], T], refused: Refused | None = None

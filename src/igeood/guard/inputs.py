@@ -17,7 +17,7 @@ from igeood.model.failing import LostError, surviving
 from igeood.model.fingerprint import Versions, fingerprint
 from igeood.model.layers import Layers
 from igeood.model.reader import Reader, choose_layers
-from igeood.model.step import Attack, Channels, check_channels, check_epsilon, fgsm, stepped
+from igeood.model.step import Attack, Channels, check_channels, check_epsilon, check_steppable, fgsm, stepped
 from igeood.outputs import HEAD, INPUT, Keys, Outputs, Refused, recut, returned_blocks, take_over
 from igeood.summary import Needs
 
@@ -32,6 +32,7 @@ class Inputs:
     """
 
     model: nn.Module | None = None
+    bare: nn.Module | None = None  # the model without its wrappers
     epsilon: float = 0.0
     mean: Channels | None = None
     std: Channels = 1.0
@@ -209,10 +210,13 @@ class ModelInputs(Inputs):
             self.model, names, statistic=statistic, layouts=layouts, head=HEAD in special,
             inputs=any(is_input.values()), returns=returns,
         )  # fmt: skip
+        self.bare = self.reader.bare
         self.layers, self.layouts = [*self.reader.layers, *[HEAD] * (HEAD in special)], self.reader.layouts
 
     def prepare(self, batch: Batch, needs: Needs) -> None:
         """Decide which layers to read, and how, with the first training samples."""
+        if self.epsilon:
+            check_steppable(batch.x)
         names = self.layers
         if self.wanted == "auto":
             names = choose_layers(self.model, batch, needs.layers, head=needs.head)

@@ -86,7 +86,8 @@ class Verdict:
             return next(iter(self[place : place + 1]))
         columns: dict[str, Any] = {name: value[rows] for name, value in self._columns().items()}
         if self.reason is not None:
-            columns["reason"] = self.reason[torch.as_tensor(rows).cpu() if isinstance(rows, Tensor) else rows]
+            why = self.reason[rows.cpu().numpy() if isinstance(rows, Tensor) else rows]
+            columns["reason"] = None if all(one is None for one in why) else why
         return replace(self, **columns)
 
     def __iter__(self) -> Iterator[Judgement]:

@@ -1,7 +1,6 @@
 """Samples that cannot be read: a data set, or the model, fails on them."""
 
 import copy
-import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -9,14 +8,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from igeood.errors import IgeoodError
+from igeood.errors import IgeoodError, is_of_disk
 from igeood.outputs import Refused
 
 if TYPE_CHECKING:
     from igeood.model.batches import Batch
 
 T = TypeVar("T")
-OF_FILE = (None, errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EINVAL)  # not of the disk
 
 
 class LostError(Exception):
@@ -61,8 +59,7 @@ def surviving(read: Callable[["Batch"], T], batch: "Batch", refused: Refused) ->
 
 def check_of_sample(error: Exception) -> None:
     """Raise an error that says nothing of one sample: the library's own, of the memory, or of the disk."""
-    is_of_disk = isinstance(error, OSError) and error.errno not in OF_FILE
-    if is_of_disk or isinstance(error, (IgeoodError, MemoryError, torch.cuda.OutOfMemoryError)):
+    if is_of_disk(error) or isinstance(error, (IgeoodError, MemoryError, torch.cuda.OutOfMemoryError)):
         raise error
 
 
