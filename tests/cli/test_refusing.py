@@ -19,7 +19,7 @@ def test_bad_rows_are_refused_and_counted(run, good, files, known):
     expected = good("score", "guard.safetensors", "test.parquet").splitlines()
     result = run("score", "guard.safetensors", "bad.parquet")
     assert (result.exit_code, result.stderr.splitlines()[0]) == (
-        0, "3 of 400 rows could not be read and are refused; first: test-17: logits: 1 values, expected 10",
+        0, "3 of 400 rows could not be read and are refused; first: row test-17: logits: 1 values, expected 10",
     )  # fmt: skip
     lines = result.stdout.splitlines()
     bad = [17, 30, 31]

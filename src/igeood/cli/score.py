@@ -49,7 +49,7 @@ def score(
         for block, ids in source.blocks(ids=True):
             columns, bad = _judged(loaded, block, source.on_error)
             write({"id": ids, **columns})
-            first = first or next((f"{ids[row]}: {bad[row]}" for row in sorted(bad)), "")
+            first = first or next((f"row {ids[row]}: {bad[row]}" for row in sorted(bad)), "")
             done, unread = done + len(ids), unread + len(bad)
             refused += int(columns["is_ood"].sum()) if loaded.calibration else 0
             report("score", done, source.rows)
