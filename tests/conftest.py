@@ -1,10 +1,13 @@
 """Data that many tests share: small, made here, seeded."""
 
 import os
+import random
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: small work is quicker so, and two workers share two cores
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -140,3 +143,31 @@ def reader_names(classifier, model, data):
         "id_scores": torch.arange(30.0),
         "ood_scores": torch.arange(20.0, 40.0),
     }
+
+
+def state_of(model):
+    """Everything that must not change."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+    return {
+        "modes": [module.training for module in model.modules()],
+        "hooks": [len(getattr(module, kind)) for module in model.modules() for kind in hooks],
+        "values": {name: value.detach().float().tolist() for name, value in tensors.items()},
+        "tensors": {name: (value.data_ptr(), value.requires_grad, value.dtype) for name, value in tensors.items()},
+        "gradients": [None if p.grad is None else p.grad.tolist() for p in model.parameters()],
+        "random": (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()),
+        "modes of torch": (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype()),
+    }
+
+
+@pytest.fixture(scope="session")
+def left_as_found():
+    """A context in which a model may be used, but not changed."""
+
+    @contextmanager
+    def check(model):
+        before = state_of(model)
+        yield
+        assert state_of(model) == before
+
+    return check

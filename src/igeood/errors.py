@@ -1,6 +1,7 @@
 """The few exceptions and warnings of the library. Each message names the argument, the place and the cure."""
 
 import difflib
+import errno
 from collections.abc import Iterable
 
 
@@ -18,6 +19,14 @@ class InputError(IgeoodError, ValueError):
         near = difflib.get_close_matches(str(given).lower(), names, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         return cls(f"{argument}: no {given!r}; {hint}there are {', '.join(names)}")
+
+
+_OF_FILE = (None, errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EINVAL)
+
+
+def is_of_disk(error: Exception) -> bool:
+    """Whether an error is the system's, and says nothing of one file: of a failing disk, for example."""
+    return isinstance(error, OSError) and error.errno not in _OF_FILE
 
 
 class NotReadyError(IgeoodError, RuntimeError):

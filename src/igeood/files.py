@@ -93,6 +93,16 @@ def write_record(path: PathLike, record: Mapping[str, Any], tensors: Mapping[str
     write_whole(path, save(plain, {"igeood": text}))
 
 
+def record_kind(path: PathLike) -> str | None:
+    """What a file of any schema says that it holds, such as a guard; None if it is no sound record."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            record = json.loads((file.metadata() or {}).get("igeood", "null"))
+    except (SafetensorError, ValueError, RuntimeError):
+        return None
+    return record.get("kind", "guard") if isinstance(record, dict) else None
+
+
 def read_record(path: PathLike, kind: str = "guard") -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read what `write_record` wrote; a damaged, foreign, older or newer file is an error.
 

@@ -13,6 +13,7 @@ from igeood.errors import InputError
 Array = np.ndarray[Any, Any] | Tensor
 ArrayLike = Array | Sequence[Any]
 Keys = np.ndarray[Any, np.dtype[np.uint64]]
+Refused = dict[int, str]  # why samples are refused without a score, by their number
 NO_KEYS: Keys = np.empty(0, dtype=np.uint64)
 
 HEAD = "|head"  # the block of features that is the input of the classifier's last linear layer
@@ -42,6 +43,8 @@ class Outputs:
         What errors call the logits.
     first : int
         The number of the first sample, for errors, where these samples are a part of more.
+    refused : dict, optional
+        Bad rows are noted here by their number, with the reason, and filled with zeros; without it they are errors.
 
     Examples
     --------
@@ -52,18 +55,20 @@ class Outputs:
 
     def __init__(
         self, logits: ArrayLike, features: Mapping[str, ArrayLike] | None = None, labels: ArrayLike | None = None, *,
-        keys: Keys | None = None, name: str = "logits", first: int = 0,
+        keys: Keys | None = None, name: str = "logits", first: int = 0, refused: Refused | None = None,
     ) -> None:  # fmt: skip
         self.logits, self.numpy = as_tensor(logits, name)
         # features first: where a hidden layer overflows, the error should name that layer
-        given = (features or {}).items()
-        self.features: Mapping[str, Tensor] = {b: _check_features(v, b, self.logits, first) for b, v in given}
-        check_logits(self.logits, name, first)
+        self.features: Mapping[str, Tensor] = {
+            block: _check_features(value, block, self.logits, first, refused)
+            for block, value in (features or {}).items()
+        }
+        self.logits = check_logits(self.logits, name, first, refused)
         self.labels = None if labels is None else _check_labels(labels, self.logits, first)
         if keys is not None and (keys.shape != (len(self),) or keys.dtype != np.uint64):
             problem = f"expected {len(self)} of uint64, one for each row; got {keys.dtype} of shape {keys.shape}"
             raise InputError(f"keys: {problem}; hash ids of other kinds")
-        self._keys, self.first = keys, first
+        self._keys, self.first, self.refused = keys, first, refused
 
     @classmethod
     def checked(
@@ -71,13 +76,17 @@ class Outputs:
     ) -> "Outputs":
         """Build from tensors that have been checked already."""
         outputs = object.__new__(cls)
-        return outputs.replace(logits=logits, features=features, labels=labels, _keys=keys, numpy=False, first=0)
+        parts = {"logits": logits, "features": features, "labels": labels, "_keys": keys}
+        return outputs.replace(**parts, numpy=False, first=0, refused=None)
 
     @classmethod
-    def of(cls, value: "Outputs | ArrayLike", labels: ArrayLike | None = None, name: str = "logits") -> "Outputs":
+    def of(
+        cls, value: "Outputs | ArrayLike", labels: ArrayLike | None = None, name: str = "logits",
+        refused: Refused | None = None,
+    ) -> "Outputs":  # fmt: skip
         """`value` itself if it is an `Outputs`, with `labels` added where given; else `Outputs` of these logits."""
         if not isinstance(value, Outputs):
-            return cls(value, labels=labels, name=name)
+            return cls(value, labels=labels, name=name, refused=refused)
         return value if labels is None else value.replace(labels=_check_labels(labels, value.logits, 0))
 
     @staticmethod
@@ -206,17 +215,37 @@ def refuse(bad: Tensor, name: str, problem: str, cure: str = "remove those rows"
         raise InputError(f"{name}: {place}; {cure}")
 
 
-def check_logits(logits: Tensor, name: str = "logits", first: int = 0) -> None:
-    """Raise unless `logits` are (N, C), C ≥ 2, and every row has a finite maximum; `first` as in `Outputs`."""
+def without(
+    bad: Tensor, values: Tensor, name: str, problem: str, cure: str, first: int, refused: Refused | None,
+    fill: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """The values (N, ...) with bad rows, (N,), noted in `refused` and filled; without it these are an error."""
+    if refused is None:
+        refuse(bad, name, problem, cure, first)
+        return values
+    rows = bad.nonzero()[:, 0].tolist()
+    for row in rows:
+        refused.setdefault(first + row, f"{name}: {problem}")
+    return values.masked_fill(bad.view(-1, *[1] * (values.ndim - 1)), fill) if rows else values
+
+
+def take_over(block: Any, first: int, refused: Refused) -> None:
+    """Note the samples that a block, whose own numbers start elsewhere, has refused already."""
+    own = {row - block.first: why for row, why in (block.refused or {}).items()}
+    refused.update({first + row: why for row, why in own.items() if 0 <= row < len(block)})
+
+
+def check_logits(logits: Tensor, name: str = "logits", first: int = 0, refused: Refused | None = None) -> Tensor:
+    """`logits`, (N, C), C ≥ 2, once every row has a finite maximum; `first` and `refused` as in `Outputs`."""
     if logits.ndim != 2 or logits.shape[1] < 2:
         expected = "expected shape (N, C), one row a sample, C at least 2"
         raise InputError(f"{name}: {expected}; got {tuple(logits.shape)}; a single sample is logits[None, :]")
     peak = logits.detach().amax(dim=1)  # NaN and +inf show in a row's maximum, and so does a row of nothing but −inf
     cure = "remove those rows, or look for an overflow in the model"
-    refuse(~peak.isfinite(), name, "NaN, +inf or nothing but −inf", cure, first)
+    return without(~peak.isfinite(), logits, name, "NaN, +inf or nothing but −inf", cure, first, refused)
 
 
-def _check_features(value: ArrayLike, block: str, logits: Tensor, first: int) -> Tensor:
+def _check_features(value: ArrayLike, block: str, logits: Tensor, first: int, refused: Refused | None) -> Tensor:
     name = f"features[{block!r}]"
     tensor, _ = as_tensor(value, name)
     if tensor.ndim != 2 or tensor.shape[:1] != logits.shape[:1] or not tensor.shape[1]:
@@ -225,7 +254,7 @@ def _check_features(value: ArrayLike, block: str, logits: Tensor, first: int) ->
     if not float(torch.linalg.vector_norm(tensor.detach())) <= LARGEST:  # else no value is larger, and none is NaN
         fine = ((tensor.detach().abs() <= LARGEST) & tensor.isfinite()).all(dim=1)  # in float32 LARGEST is infinite
         cure = "remove those rows, or look for an overflow in that layer"
-        refuse(~fine, name, f"NaN, infinity or a value beyond {LARGEST:g}", cure, first)
+        return without(~fine, tensor, name, f"NaN, infinity or a value beyond {LARGEST:g}", cure, first, refused)
     return tensor
 
 
@@ -234,7 +263,10 @@ def _check_labels(value: ArrayLike, logits: Tensor, first: int) -> Tensor:
     array: Any = value if isinstance(value, Tensor) else np.asarray(value)
     if array.shape != (n,) or (n and "int" not in _kind(array)):
         given = f"{_kind(array)} of shape {tuple(array.shape)}"
-        raise InputError(f"labels: expected {n} integers, one for each row of logits; got {given}; give one class each")
+        cure = "give one class each"
+        if array.ndim == 2:
+            cure += ": labels.argmax(1) of one-hot rows; guards are not for several classes a sample (multi-hot)"
+        raise InputError(f"labels: expected {n} integers, one for each row of logits; got {given}; {cure}")
     tensor = array if isinstance(array, Tensor) else torch.from_numpy(array.astype(np.int64))
     tensor = tensor.to(logits.device, torch.int64)
     outside = (tensor < 0) | (tensor >= classes)

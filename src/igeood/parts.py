@@ -170,14 +170,14 @@ class Part:
             yield from file.iter_batches(**options) if self.kind == "Parquet" else file
 
     def shapes(self, matrices: Columns) -> dict[str, tuple[int, Any]]:
-        """How many values the first row of each matrix has that has any, and of which type; no type without rows."""
+        """How many values most of the first rows of each matrix have, and of which type; no type without rows."""
         batch = next(self.batches(FIRST), pa.RecordBatch.from_pylist([], self.schema)).slice(0, FIRST)
         found: dict[str, tuple[int, Any]] = {}
         for name, columns in matrices.items():
             with self.named():
                 values, lengths = row_values(batch, columns, 0)
             declared = getattr(self.schema.field(columns[0]).type, "list_size", len(columns) * (len(columns) > 1))
-            width = int(next(filter(None, lengths), declared))
+            width = int(np.bincount(lengths[lengths > 0]).argmax()) if lengths.any() else declared
             is_single = self.types and _are_single(values)
             found[name] = width, (np.float32 if is_single else values.dtype) if len(batch) else None
         return found

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from igeood.errors import InputError
 from igeood.files import whole
-from igeood.outputs import ArrayLike, Keys, Outputs, block_rows, recut
+from igeood.outputs import ArrayLike, Keys, Outputs, Refused, block_rows, recut, take_over
 from igeood.parts import Part, as_column, as_numbers, find_sources, row_values, some
 
 FEATURE = "feature."
@@ -38,7 +38,11 @@ class LogitsFile:
         Number of rows; of text it is known once everything was read.
     layers : list of str
         The layers whose features are read.
+    on_error : {"raise", "refuse"}
+        What a row with NaN or of another width is: an error, or noted in its block's `refused`.
     """
+
+    on_error = "raise"
 
     def __init__(
         self, sources: Sequence[Path | IO[bytes]], logits: str, label: str | None, identity: str | None,
@@ -84,13 +88,18 @@ class LogitsFile:
         They have as many rows as a guard scores together, whatever the files have.
         """
         waiting: list[Any] = []  # ids of rows that no block has yet
+        refused: Refused | None = {} if self.on_error == "refuse" else None  # of all files, numbered through them
 
         def outputs() -> Iterator[Outputs]:
+            number = 0
             for part, batch, first in self._batches():
                 with part.named():
                     block = self._outputs(batch, first)
                     waiting.extend([self._ids(batch)] if ids and self._id else [])
-                yield block
+                if refused is not None:
+                    take_over(block, number, refused)
+                yield block.replace(first=number, refused=refused)
+                number += len(block)
 
         number = 0
         for block in recut(outputs()):
@@ -98,7 +107,7 @@ class LogitsFile:
             if waiting:
                 joined = pa.chunked_array(waiting)
                 names, waiting[:] = joined[: len(block)], joined[len(block) :].chunks
-            block.first, number = number, number + len(block)
+            number += len(block)
             yield block, names
 
     def _batches(self) -> Iterator[tuple[Part, pa.RecordBatch, int]]:
@@ -118,7 +127,8 @@ class LogitsFile:
             yield part, pa.RecordBatch.from_pylist([], part.schema), 0
 
     def _outputs(self, batch: pa.RecordBatch, first: int) -> Outputs:
-        arrays = {name: self._matrix(batch, name, first) for name in self._columns}
+        refused: Refused | None = {} if self.on_error == "refuse" else None
+        arrays = {name: self._matrix(batch, name, first, refused) for name in self._columns}
         features = {layer: arrays[FEATURE + layer] for layer in self.layers}
         labels, keys = None if self._label is None else batch[self._label], None
         if labels is not None and labels.null_count:
@@ -129,16 +139,24 @@ class LogitsFile:
             keys = id_keys(self._ids(batch))
             if len(np.unique(keys)) < len(keys):
                 raise InputError(f"{self._id}: rows share an id; name a column of unique ids, or none")
-        return Outputs(arrays[self._logits], features, labels, keys=keys, name=self._logits, first=first)
+        given: dict[str, Any] = {"keys": keys, "name": self._logits, "first": first, "refused": refused}
+        return Outputs(arrays[self._logits], features, labels, **given)
 
-    def _matrix(self, batch: pa.RecordBatch, name: str, first: int) -> NDArray[Any]:
-        """A matrix (n, width) from its columns; a null among the values is NaN."""
+    def _matrix(self, batch: pa.RecordBatch, name: str, first: int, refused: Refused | None) -> NDArray[Any]:
+        """A matrix (n, width) from its columns; a null among the values is NaN, and so is a row that is refused."""
         values, lengths = row_values(batch, self._columns[name], first)
-        width = self._widths[name]
-        if (lengths != width).any():
-            at = int(np.argmax(lengths != width))
+        width, kind = self._widths[name], self._types[name]
+        fits = lengths == width
+        if fits.all():
+            return values.astype(kind, copy=False).reshape(len(batch), width)
+        if refused is None:
+            at = int(np.argmin(fits))
             raise InputError(f"{name}: row {first + at} has {lengths[at]} values, expected {width}; fix that row")
-        return values.astype(self._types[name], copy=False).reshape(len(batch), width)
+        for row in np.flatnonzero(~fits).tolist():
+            refused.setdefault(first + row, f"{name}: {lengths[row]} values, expected {width}")
+        whole = np.full((len(batch), width), np.nan, np.result_type(kind, np.float16))
+        whole[fits] = values[np.repeat(fits, lengths)].reshape(-1, width)
+        return whole
 
     def _ids(self, batch: pa.RecordBatch) -> pa.Array:
         column = batch[self._id]

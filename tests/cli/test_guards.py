@@ -49,7 +49,7 @@ def test_the_whole_way_is_the_librarys(run, good, files, known, caplog, suffix, 
 def test_every_output_format_has_the_same_rows(good, files):
     lines = good("score", "guard.safetensors", "test.parquet", "--json").splitlines()
     rows = [json.loads(line) for line in lines]
-    assert list(rows[0]) == ["id", "score", "p_value", "is_ood", "label"]
+    assert list(rows[0]) == ["id", "score", "p_value", "is_ood", "label", "reason"]
     refused = sum(row["is_ood"] for row in rows)
     for name in ("o.parquet", "o.csv", "o.jsonl"):
         record = json.loads(good("score", "guard.safetensors", "test.parquet", "--out", name, "--json"))
@@ -61,13 +61,13 @@ def test_every_output_format_has_the_same_rows(good, files):
 def test_blocks_share_one_header_and_a_guard_without_threshold_gives_scores_only(run, good, files, monkeypatch):
     np.savez("none.npz", logits=np.empty((0, 10)))
     empty = run("score", "guard.safetensors", "none.npz")
-    assert (empty.stdout, empty.stderr) == ("id,score,p_value,is_ood,label\n", "0 of 0 refused\n")
+    assert (empty.stdout, empty.stderr) == ("id,score,p_value,is_ood,label,reason\n", "0 of 0 refused\n")
     monkeypatch.setattr("igeood.outputs.BLOCK_VALUES", 300)
-    assert good("score", "guard.safetensors", "test.npz").count("id,score,p_value,is_ood,label\n") == 1
+    assert good("score", "guard.safetensors", "test.npz").count("id,score,p_value,is_ood,label,reason\n") == 1
     good("score", "guard.safetensors", "test.npz", "--out", "o.parquet")
     assert pq.read_table("o.parquet").num_rows == 400
     scores = run("score", "fitted.safetensors", "test.npz")
-    assert scores.stdout.startswith("id,score\n")
+    assert scores.stdout.startswith("id,score,reason\n")
     assert "not calibrated: scores only; run `igeood calibrate`" in scores.stderr
 
 
@@ -149,6 +149,8 @@ def test_what_is_there_is_not_written_over(run, good, files):
     fit = ("fit", "train.npz", "--out", "guard.safetensors")
     assert "guard.safetensors is there already; name another file, or give --force" in run(*fit).stderr
     assert Path("guard.safetensors").read_bytes() == before
+    forced = run("fit", "train.npz", "--out", "held_out.npz", "--force")
+    assert "held_out.npz is there, and is no guard's file" in forced.stderr
     assert "train.npz is what the command reads" in run("fit", "train.npz", "--out", "train.npz", "--force").stderr
     good(*fit, "--force")
     assert Path("guard.safetensors").read_bytes() == Path("fitted.safetensors").read_bytes()

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -51,6 +52,26 @@ def test_a_model_the_whole_way(good, nets, access):
     expected = guard.predict(list(x.split(30)))
     np.testing.assert_allclose([float(row["score"]) for row in rows], expected.score, rtol=1e-4, atol=1e-5)
     assert [int(row["label"]) for row in rows] == expected.label.tolist()
+
+
+@pytest.mark.usefixtures("nets")
+def test_a_broken_image_is_refused_by_its_name_and_folders_name_the_classes(run, good):
+    model = ["--model", "nets:make", "--batch", "30"]
+    good("fit", "folder:train", "--out", "g.safetensors", *model, *PREPARED)
+    good("tune", "g.safetensors", "--train", "folder:train", "--id", "folder:held", "--ood", "folder:foreign", *model)
+    good("calibrate", "g.safetensors", "folder:held", "--tpr", "0.9", *model)
+    shutil.copytree("foreign", "some")
+    expected = list(csv.DictReader(good("score", "g.safetensors", "folder:some", *model).splitlines()))
+    assert {row["class"] for row in expected} <= {"ant", "bee", "cat"}
+    assert all(row["class"] == ("ant", "bee", "cat")[int(row["label"])] for row in expected)
+    Path("some/ant/03.png").write_bytes(b"no picture")
+    result = run("score", "g.safetensors", "folder:some", *model)
+    assert "1 of 75 rows could not be read and are refused; first: " in result.stderr
+    rows = list(csv.DictReader(result.stdout.splitlines()))
+    assert "some/ant/03.png: does not decode" in rows[3]["reason"]
+    assert [rows[3][name] for name in ("score", "is_ood", "label", "class")] == ["inf", "true", "-1", ""]
+    assert rows[:3] + rows[4:] == expected[:3] + expected[4:]
+    assert run("score", "g.safetensors", "folder:some", *model, "--on-error", "raise").exit_code == 2
 
 
 FIT = ("fit", "folder:train", "--out", "new.safetensors", "--size", "16", "--model")

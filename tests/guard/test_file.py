@@ -58,7 +58,14 @@ def test_another_model_is_refused_by_its_fingerprint(guard, model, data, path, t
 
 def test_files_that_are_refused(model, path):
     record, tensors = read_record(path)
-    forged = {"n_classes": 5, "layers": None, "epsilon": "x", "calibration": {"tpr": 0.95}, "preparation": {"size": 0}}
+    forged = {
+        "n_classes": 5,
+        "classes": ["a"] * 5,
+        "layers": None,
+        "epsilon": "x",
+        "calibration": {"tpr": 0.95},
+        "preparation": {"size": 0},
+    }
     for name, value in forged.items():
         write_record(path, {**record, name: value}, tensors)
         with pytest.raises(GuardFileError, match="does not describe a guard"):
@@ -67,6 +74,25 @@ def test_files_that_are_refused(model, path):
     write_record(path, record, tensors)
     with pytest.raises(GuardFileError, match="values that are not finite"):
         igeood.load(path, model)
+
+
+def test_only_guards_and_empty_files_are_written_over(guard, path, data, model, tmp_path):
+    other, summary = tmp_path / "other", tmp_path / "summary"
+    igeood.summarise(guard, data.held_out).save(summary)
+    damaged = path.read_bytes()[:-9]
+    for content in (b"precious", damaged, summary.read_bytes()):
+        other.write_bytes(content)
+        with pytest.raises(InputError, match="other is there, and is no guard's file; name another file, or remove"):
+            guard.save(other)
+        assert other.read_bytes() == content
+    other.write_bytes(b"")
+    record, tensors = read_record(path)
+    del record["classes"]  # as older versions wrote it
+    write_record(path, record, tensors)
+    assert igeood.load(path, model).classes is None
+    for there in (other, path):
+        guard.save(there)
+    assert path.read_bytes() == other.read_bytes()
 
 
 def test_a_guard_that_is_loaded_in_inference_mode_can_still_take_the_input_step(model, data, tmp_path):

@@ -126,8 +126,7 @@ def test_mapping_batches_of_tokens(build):
     assert guard.calibration.left_out == guard.tuning.n_id
     assert guard.predict(foreign).score.isfinite().all()
     assert guard.explain(batch).score.shape == (90,)
-    grey = igeood.grey_box(Text()).fit([batch])
-    for step in (lambda: guard.tune([held_out], "fgsm"), lambda: grey.score(batch)):
+    for step in (lambda: guard.tune([held_out], "fgsm"), lambda: igeood.grey_box(Text()).fit([batch])):
         with pytest.raises(InputError, match=r"x: .* got torch.int64; token ids cannot be perturbed"):
             step()
 
@@ -176,9 +175,17 @@ def test_weights_that_change(model, data):
     assert not torch.equal(guard.predict(data.test).score, before.score)
 
 
+class HuggingFace(list):
+    column_names = ("pixel_values", "label")
+
+
 def test_bad_input(model, data):
+    multi_hot = r"data: batch 0: labels: .* got torch.float32 of shape \(256, 4\); .*argmax\(1\) of one-hot rows"
     for step, message in (
         (lambda: igeood.white_box(model).fit((data.test, torch.full((300,), 4))), "data: batch 0: labels: "),
+        (lambda: igeood.white_box(model).fit([data.test, torch.eye(4)[[0] * 300]]), multi_hot),
+        (lambda: igeood.white_box(model).fit(HuggingFace()), "data: .* got HuggingFace; wrap a data set: DataLoader"),
+        (lambda: igeood.white_box(model).fit(data.train.dataset), "data: .* got TensorDataset; wrap a data set: Data"),
         (lambda: igeood.white_box(model, mean="x"), "mean: expected a finite number, or one for each channel"),
         (lambda: igeood.grey_box(model, std=(0.2, -0.1, 0.3)), "std: expected a finite, positive number"),
         (lambda: igeood.grey_box(model, epsilon=-1), "epsilon: must be a finite number ≥ 0"),

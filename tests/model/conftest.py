@@ -1,9 +1,5 @@
-"""A small network, its images, and all that must stay as it was while somebody runs it."""
+"""A small network and its images."""
 
-import random
-from contextlib import contextmanager
-
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -42,31 +38,3 @@ def net():
 def images():
     generator = torch.Generator().manual_seed(1)
     return torch.rand(20, 2, 5, 5, generator=generator), torch.arange(20) % 3
-
-
-def state_of(model):
-    """Everything that must not change."""
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
-    return {
-        "modes": [module.training for module in model.modules()],
-        "hooks": [len(getattr(module, kind)) for module in model.modules() for kind in hooks],
-        "values": {name: value.detach().float().tolist() for name, value in tensors.items()},
-        "tensors": {name: (value.data_ptr(), value.requires_grad, value.dtype) for name, value in tensors.items()},
-        "gradients": [None if p.grad is None else p.grad.tolist() for p in model.parameters()],
-        "random": (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()),
-        "modes of torch": (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype()),
-    }
-
-
-@pytest.fixture(scope="session")
-def left_as_found():
-    """A context in which a model may be used, but not changed."""
-
-    @contextmanager
-    def check(model):
-        before = state_of(model)
-        yield
-        assert state_of(model) == before
-
-    return check

@@ -3,13 +3,15 @@
 from collections.abc import Iterator
 from typing import Any
 
-from torch import Tensor
+import numpy as np
 
-from igeood.bench.datasets import DATASETS, load
+from igeood.bench.datasets import DATASETS, ImageSet, load
 from igeood.bench.networks import Task, normalised
 from igeood.errors import InputError
 from igeood.guard import Guard
+from igeood.model.batches import Batch
 from igeood.model.step import check_channels
+from igeood.outputs import Refused
 
 
 def prepare(guard: Guard, train: str, size: int | None, **given: str | None) -> None:
@@ -43,7 +45,12 @@ def learning_task(name: str, *, root: str | None = None, limit: int | None = Non
 
 
 class Images:
-    """An image set as batches of inputs, with the labels if it is for training; it can be read again."""
+    """An image set as batches of inputs, with the labels if it is for training; it can be read again.
+
+    With `on_error = "refuse"`, files that do not decode are noted in their batch's `refused`, and black there.
+    """
+
+    on_error = "raise"
 
     def __init__(self, name: str, guard: Guard, *, root: str | None, batch: int, training: bool) -> None:
         if guard.preparation is None:
@@ -54,11 +61,32 @@ class Images:
 
     def __iter__(self) -> Iterator[Any]:
         labels = self.images.labels
-        return (x if labels is None else (x, labels[rows]) for x, rows in self.blocks())
+        return (b.x if labels is None else (b.x, labels[rows]) for b, rows in self.blocks())
 
-    def blocks(self, *, ids: bool = False) -> Iterator[tuple[Tensor, Any]]:
-        """Batches (n, 3, size, size) with the files' names, or the images' numbers."""
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """Names of the sub-folders that are classes."""
+        return self.images.names
+
+    def blocks(self, *, ids: bool = False) -> Iterator[tuple[Batch, Any]]:
+        """Batches of inputs (n, 3, size, size) with the files' names, or the images' numbers."""
         paths = getattr(self.images.source, "paths", None) if ids else None
-        for start, pixels in zip(range(0, self.rows, self.batch), self.images.batches(self.batch), strict=True):
-            rows = self.images.rows[start : start + len(pixels)]  # a whole set: its rows are those of the source
-            yield normalised(pixels, *self.scale).contiguous(), rows if paths is None else [str(paths[i]) for i in rows]
+        for start in range(0, self.rows, self.batch):
+            refused: Refused = {}
+            part = self.images[start : start + self.batch]  # of a whole set: its rows are those of the source
+            x = normalised(self._pixels(part, refused), *self.scale).contiguous()
+            yield Batch({"": x}, refused=refused), part.rows if paths is None else [str(paths[i]) for i in part.rows]
+
+    def _pixels(self, part: ImageSet, refused: Refused) -> Any:
+        try:
+            return part.images()
+        except InputError:
+            if self.on_error == "raise":
+                raise
+        pixels = np.zeros((len(part), 3, part.side, part.side), np.uint8)
+        for row in range(len(part)):
+            try:
+                pixels[row] = part[[row]].images()[0]
+            except InputError as error:  # noqa: PERF203
+                refused[row] = str(error)
+        return pixels

@@ -98,6 +98,11 @@ class Watched:
     what: str
     report: Progress
 
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """Names of the classes, where the samples have them."""
+        return getattr(self.source, "classes", None)
+
     def __iter__(self) -> Iterator[Any]:
         done = 0
         for item in self.source:
@@ -106,8 +111,11 @@ class Watched:
             self.report(self.what, done, self.source.rows)
 
 
-def check_out(out: str | None, force: bool, *inputs: str, replaced: str = "") -> str:
-    """The file to write, `out` or else `replaced`, locked until the command ends; one that is there needs `force`."""
+def check_out(out: str | None, force: bool, *inputs: str, replaced: str = "", guard: bool = True) -> str:
+    """The file to write, `out` or else `replaced`, locked until the command ends; one that is there needs `force`.
+
+    A `guard` replaces guards only.
+    """
     from igeood.files import only_one
 
     target = Path(os.path.realpath(out or replaced))
@@ -115,5 +123,9 @@ def check_out(out: str | None, force: bool, *inputs: str, replaced: str = "") ->
         raise InputError(f"out: {out} is what the command reads; name another file")
     if out is not None and target.exists() and not force:
         raise InputError(f"out: {out} is there already; name another file, or give --force")
+    if guard and out is not None:
+        from igeood.guard.file import check_replaceable
+
+        check_replaceable(out)
     click.get_current_context().with_resource(only_one(target.with_name(f".{target.name}.lock"), "out"))
     return out or replaced

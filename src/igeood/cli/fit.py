@@ -1,5 +1,6 @@
 """`igeood fit`: a guard from training samples."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -28,12 +29,13 @@ BUILD = ("method", "temperature", "probabilities", "layers")
 @click.option("--mean", help="Of the images' normalisation: one number, or one for each channel.")
 @click.option("--std", help="What the images are divided by after the mean: one, or one each.")
 @click.option("--size", type=click.IntRange(1, 4096), help="Pixels of each side that the model takes.")
+@click.option("--classes", type=FILE, help="Names of the classes, one a line; by default the sub-folders'.")
 @method_option
 @budget_option
 @guard_options
 def fit(
     train: tuple[str, ...], out: str, access: str | None, mean: str | None, std: str | None, size: int | None,
-    budget: int, force: bool, as_json: bool, options: dict[str, Any], **given: Any,
+    budget: int, classes: str | None, force: bool, as_json: bool, options: dict[str, Any], **given: Any,
 ) -> None:  # fmt: skip
     """Learn a guard from TRAIN, and write it to a file.
 
@@ -56,15 +58,24 @@ def fit(
         click.echo(f"images: {guard.preparation}", err=True)
     elif mean or std or size:
         raise InputError("mean, std, size: say how images are prepared, logits files have none; leave them out")
+    names = None if classes is None else _lines(classes)
     source = open_samples(train, guard, given, training=True)
     with progress_bars() as report:
-        guard.fit(Watched(source, "fit", report), budget=budget << 20).save(out)
+        guard.fit(Watched(source, "fit", report), classes=names, budget=budget << 20).save(out)
     accuracy = _accuracy(guard)
     if accuracy is not None and accuracy < 0.5:
         click.echo("igeood: the classifier disagrees with most labels; are the classes in order?", err=True)
-    method, classes = method_name(guard.detector), guard.detector.n_classes_
-    record = {"out": out, "method": method, "classes": classes, "samples": source.rows, "layers": guard.layers}
+    method, n_classes = method_name(guard.detector), guard.detector.n_classes_
+    record = {"out": out, "method": method, "classes": n_classes, "samples": source.rows, "layers": guard.layers}
     show(as_json, {**record, "accuracy": accuracy})
+
+
+def _lines(path: str) -> list[str]:
+    """The lines of a text file; empty ones at its end do not count."""
+    try:
+        return Path(path).read_text(encoding="utf-8-sig").rstrip().splitlines()
+    except UnicodeDecodeError:
+        raise InputError(f"classes: {path} is no UTF-8 text; write one name a line") from None
 
 
 def _build(model: "nn.Module | None", access: str | None, options: dict[str, Any]) -> "Guard":

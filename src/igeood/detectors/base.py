@@ -18,7 +18,7 @@ from typing_extensions import Self, dataclass_transform
 
 from igeood.errors import IgeoodWarning, InputError, NotReadyError
 from igeood.geometry.centroids import check_every_class
-from igeood.outputs import Array, ArrayLike, Outputs
+from igeood.outputs import Array, ArrayLike, Outputs, Refused, without
 from igeood.summary import Needs, Sample, Summary
 from igeood.summary.needs import check_covers
 
@@ -148,7 +148,9 @@ class Detector(ABC):
 
     def read(self, batch: Outputs) -> Outputs:
         """Outputs whose logits are logits: where probabilities were declared, their logarithm."""
-        return batch.replace(logits=log_probabilities(batch.logits, batch.first)) if self.probabilities else batch
+        if not self.probabilities:
+            return batch
+        return batch.replace(logits=log_probabilities(batch.logits, batch.first, batch.refused))
 
     def check_fitted(self) -> None:
         """Raise unless `fit` has run."""
@@ -310,14 +312,18 @@ def warn_of_probabilities(logits: Tensor) -> None:
     warnings.warn(what, IgeoodWarning, stacklevel=3)
 
 
-def log_probabilities(probabilities: Tensor, first: int = 0) -> Tensor:
+def log_probabilities(probabilities: Tensor, first: int = 0, refused: Refused | None = None) -> Tensor:
     """Logarithm of declared probabilities (N, C), once every row is known to be ≥ 0 and to sum to 1.
 
-    The sum may be off by what rounding to half precision leaves, 1 part in 1,000 for up to about 1,000 classes.
+    The sum may be off by what rounding to half precision leaves, 1 part in 1,000 for up to about 1,000 classes. `first`
+    and `refused` as in `Outputs`.
     """
     low = (probabilities < 0).any(dim=1)
     off = low | ((probabilities.sum(dim=1) - 1.0).abs() > 1e-3)
-    if bool(off.any()):
+    if refused is not None:
+        uniform = 1.0 / probabilities.shape[1]
+        probabilities = without(off, probabilities, "probabilities", "not a distribution", "", first, refused, uniform)
+    elif bool(off.any()):
         row = int(off.nonzero()[0])
         what = "has a negative entry" if bool(low[row]) else f"sums to {float(probabilities[row].sum()):.6g}"
         problem = f"row {row + first} {what}, not a distribution ({int(off.sum())} of {len(off)} rows are not)"

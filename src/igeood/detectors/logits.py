@@ -15,6 +15,7 @@ from igeood.errors import InputError
 from igeood.geometry import categorical
 from igeood.geometry.centroids import Solver, descend, solve_kl
 from igeood.geometry.precision import by_rows, wide
+from igeood.geometry.sphere import chord_distance, sphere
 from igeood.geometry.weiszfeld import solve
 from igeood.outputs import Array, ArrayLike, Outputs
 from igeood.summary import Needs, Sample
@@ -189,6 +190,8 @@ class IgeoodLogits(CentroidDetector):
     ----------
     centroids_ : Tensor
         (C, C) log-probabilities, at `temperature`.
+    usual_ : Tensor
+        (C,) mean distance of the training samples of each class to its centroid.
     reduce_ : str
         The reduction in use.
 
@@ -216,13 +219,24 @@ class IgeoodLogits(CentroidDetector):
         else:
             centroids = solve(chunks(sample, roughly), sample.n_classes, fitted_at, start=start, **effort)
         self.centroids_ = categorical.retemper(centroids, fitted_at, self.temperature)
+        if not roughly:
+            self.usual_ = self._usual(sample)
+
+    def _usual(self, sample: Sample) -> Tensor:
+        """Mean distance of each class's samples to its centroid, (C,)."""
+        roots, total = categorical.prepare(self.centroids_), torch.zeros(2, sample.n_classes, dtype=torch.float64)
+        for logits, labels, weights in chunks(sample, roughly=False)():
+            distances = chord_distance(sphere(logits, self.temperature), roots[labels])
+            total.index_add_(1, labels, torch.stack([weights * distances, weights.double()]))
+        return total[0] / total[1]
 
     def _prepare(self) -> None:
         super()._prepare()
         self.reduce_ = "min" if self.n_classes_ == 2 else self.reduce
 
     def _explain(self, batch: Outputs, top: int) -> dict[str, Any]:  # noqa: ARG002
-        return {"centroid_distance": self._compare(batch, None)}
+        usual = {"centroid_usual": self.usual_} if hasattr(self, "usual_") else {}  # older files have none
+        return {"centroid_distance": self._compare(batch, None), **usual}
 
     def predict_class(self, outputs: Outputs | ArrayLike) -> Array:
         r"""Class that the distance induces (Eq. 4), :math:`\arg\min_y d(q(x), \mu_y)`: (N,) int64."""

@@ -3,6 +3,7 @@
 from igeood.guard.build import black_box, grey_box, white_box
 from igeood.guard.explain import Explanation
 from igeood.guard.file import load
-from igeood.guard.guard import Guard, Verdict, summarise
+from igeood.guard.guard import Guard, summarise
+from igeood.guard.verdict import Judgement, Verdict
 
-__all__ = ["Explanation", "Guard", "Verdict", "black_box", "grey_box", "load", "summarise", "white_box"]
+__all__ = ["Explanation", "Guard", "Judgement", "Verdict", "black_box", "grey_box", "load", "summarise", "white_box"]

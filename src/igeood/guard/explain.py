@@ -6,7 +6,7 @@ from typing import Any
 from igeood.detectors import Detector
 from igeood.outputs import Array, Outputs, as_kind
 
-SHOWN = 8  # columns in a line of text
+SHOWN, CLASSES_SHOWN = 8, 3  # columns and classes in a line of text
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +31,12 @@ class Explanation:
         For each layer (N, top) the share of the squared distance that they add.
     centroid_distance : array or None
         (N, C) Fisher–Rao distance of the output to each class's centroid, where the method has centroids.
+    centroid_usual : array or None
+        (C,) mean distance of the training samples of each class to its centroid.
+    likeliest, probability : array
+        (N, top) the classes of the largest logits, in order, and their softmax at temperature 1.
+    classes : tuple of str, or None
+        The classes' names, where the guard knows them.
     """
 
     score: Array
@@ -41,31 +47,64 @@ class Explanation:
     channel_shares: dict[str, Array] = field(default_factory=dict)
     centroid_distance: Array | None = None
     usual: Array | None = None
+    centroid_usual: Array | None = None
+    likeliest: Array | None = None
+    probability: Array | None = None
+    classes: tuple[str, ...] | None = None
 
     def __str__(self) -> str:
-        """A line for each sample: the score, and the columns by the size of what they added, above the usual."""
+        """A line for each sample: the score, and the columns by the size of what they added, above the usual.
+
+        Where the score is of the output alone, the nearest centroids follow, or else the likeliest classes.
+        """
         lines, usual = [], [0.0] * len(self.columns) if self.usual is None else self.usual.tolist()
         end = "" if self.usual is None else f" ({sum(usual):.4g} is usual)"
         for row, (score, values) in enumerate(zip(self.score.tolist(), self.contributions.tolist(), strict=True)):
             parts = []
             above = [value - mean for value, mean in zip(values, usual, strict=True)]
             for value, name in sorted(zip(above, self.columns, strict=True), key=lambda pair: -abs(pair[0]))[:SHOWN]:
-                near = f" (nearest class {int(self.nearest[name][row])})" if name in self.nearest else ""
+                near = f" (nearest class {self._name(self.nearest[name][row])})" if name in self.nearest else ""
                 parts.append(f"{name} {value:+.3g}{near}")
             more = ["…"] * (len(above) > SHOWN)
-            lines.append(f"sample {row}: score {score:.4g}{end or ' ='} " + ", ".join([*parts, *more]))
+            sum_of = f"{end or ' ='} " + ", ".join([*parts, *more]) if self.columns != ["output"] else ""
+            lines.append(f"sample {row}: score {score:.4g}{sum_of}{self._of_output(row)}")
         return "\n".join(lines)
 
+    def _name(self, label: Any) -> str:
+        return str(int(label)) if self.classes is None else self.classes[int(label)]
 
-def explain(detector: Detector, outputs: Outputs, top: int = 5, *, to_numpy: bool = False) -> Explanation:
+    def _of_output(self, row: int) -> str:
+        """What a sample's output is like, where the score has no parts of layers."""
+        if self.nearest or self.usual is not None or self.likeliest is None or self.probability is None:
+            return ""
+        if self.centroid_distance is None:
+            pairs = zip(self.likeliest[row][:CLASSES_SHOWN], self.probability[row], strict=False)
+            return "; likeliest " + ", ".join(f"{self._name(label)} {float(p):.1%}" for label, p in pairs)
+        apart = self.centroid_distance[row].tolist()
+        nearest = sorted(range(len(apart)), key=apart.__getitem__)[:CLASSES_SHOWN]
+        usual = (
+            [""] * len(apart) if self.centroid_usual is None else [f" ({v:.3g})" for v in self.centroid_usual.tolist()]
+        )
+        said = "; nearest centroids" + " (usual distance)" * (self.centroid_usual is not None)
+        return f"{said} " + ", ".join(f"{self._name(label)} at {apart[label]:.3g}{usual[label]}" for label in nearest)
+
+
+def explain(
+    detector: Detector, outputs: Outputs, top: int = 5, *, to_numpy: bool = False,
+    classes: tuple[str, ...] | None = None,
+) -> Explanation:  # fmt: skip
     """Explain the scores of outputs, as the detector sees them; in NumPy arrays if `to_numpy`."""
     batch = detector._scorable(outputs)
     contributions = detector._contributions(batch)
-    reasons = {"contributions": contributions, "score": contributions.sum(dim=1), **detector._explain(batch, top)}
+    largest = batch.logits.double().softmax(dim=1).topk(min(top, batch.n_classes), dim=1)
+    reasons = {
+        "contributions": contributions, "score": contributions.sum(dim=1), "likeliest": largest.indices,
+        "probability": largest.values, **detector._explain(batch, top),
+    }  # fmt: skip
 
     def converted(value: Any) -> Any:
         if isinstance(value, dict):
             return {name: converted(part) for name, part in value.items()}
         return as_kind(value, to_numpy)
 
-    return Explanation(columns=detector.columns_, **converted(reasons))
+    return Explanation(columns=detector.columns_, classes=classes, **converted(reasons))

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ from igeood.calibration import Calibration
 from igeood.detectors import METHODS, Detector, method_name
 from igeood.detectors import detector as make_detector
 from igeood.errors import GuardFileError, InputError
-from igeood.files import read_record, write_record
+from igeood.files import read_record, record_kind, write_record
 from igeood.guard.guard import Guard
 from igeood.guard.inputs import ArrayInputs, ModelInputs
+from igeood.guard.names import checked_names
 from igeood.guard.tuning import Tuning
 from igeood.model.fingerprint import fingerprint
 from igeood.outputs import Outputs
@@ -36,13 +38,21 @@ def save(guard: Guard, path: str | os.PathLike[str]) -> None:
         "epsilon": guard.epsilon, "mean": guard.inputs.mean, "std": guard.inputs.std,
         "model": guard.inputs.fingerprint, "preparation": guard.preparation,
         "contains": "outputs of training rows" if has_bank else "statistics of training rows",
-        "tuning": None if guard.tuning is None else asdict(guard.tuning), "calibration": None,
+        "tuning": None if guard.tuning is None else asdict(guard.tuning), "calibration": None, "classes": guard.classes,
     }  # fmt: skip
     if guard.calibration is not None:
         tensors["calibration.scores"] = guard.calibration.scores
         promised = {name: getattr(guard.calibration, name) for name in CALIBRATION_FIELDS}
         record["calibration"] = {"n": len(guard.calibration.scores), "threshold": guard.threshold, **promised}
+    check_replaceable(path)
     write_record(path, record, tensors)
+
+
+def check_replaceable(path: str | os.PathLike[str]) -> None:
+    """Raise if there is a file that is no guard, and not empty: it may be somebody's only copy."""
+    there = Path(path)
+    if there.is_file() and there.stat().st_size and record_kind(there) != "guard":
+        raise InputError(f"path: {path} is there, and is no guard's file; name another file, or remove it first")
 
 
 def load(path: str | os.PathLike[str], model: nn.Module | None = None, *, strict: bool = True) -> Guard:
@@ -99,6 +109,8 @@ def _restored(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Modu
     guard = Guard(detector, inputs, record["access"])
     guard._tuned_on = guard._first_tuned_on = tensors["tuned_on"].numpy().view(np.uint64)
     guard.fitted_on, guard.preparation = tensors["fitted_on"].numpy().view(np.uint64), preparation
+    if record.get("classes") is not None:
+        guard.classes = checked_names(record["classes"], classes)
     guard.tuning = None if record["tuning"] is None else Tuning(**record["tuning"])
     if record["calibration"] is not None:
         fields = {name: record["calibration"][name] for name in CALIBRATION_FIELDS}

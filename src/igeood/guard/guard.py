@@ -6,7 +6,6 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -20,47 +19,23 @@ from igeood.detectors.base import warn_of_probabilities
 from igeood.errors import IgeoodWarning, InputError, NotReadyError
 from igeood.guard.explain import Explanation, explain
 from igeood.guard.inputs import ArrayInputs, ModelInputs, is_numpy
+from igeood.guard.names import class_names
 from igeood.guard.tuning import Progress, Search, Tuning, Validation, chosen, merge, tune_detector, tune_on_id, unused
-from igeood.model.batches import is_batch
+from igeood.guard.verdict import Verdict
+from igeood.model.batches import CHUNK, is_batch
+from igeood.model.failing import LostError
 from igeood.model.reader import random_state_kept
 from igeood.model.step import check_epsilon
-from igeood.outputs import NO_KEYS, Array, Keys, Outputs, as_kind, recut, returned_blocks
+from igeood.outputs import NO_KEYS, Array, Keys, Outputs, Refused, as_kind, recut, returned_blocks
 from igeood.summary import BUDGET, Summary
 
 log = logging.getLogger("igeood")
 
 T = TypeVar("T")
 Access = Literal["black box", "grey box", "white box"]
+OnError = Literal["raise", "refuse"]
 
 EPSILONS = tuple(round(0.0002 * i, 4) for i in range(21))  # the paper's 21 sizes of the input step
-
-
-@dataclass(frozen=True, eq=False)
-class Verdict:
-    """What a guard says of N samples, in the kind of array that came in.
-
-    Attributes
-    ----------
-    is_ood : array of bool
-        (N,) whether the score is above the threshold.
-    score : array
-        (N,) higher is more out-of-distribution.
-    p_value : array
-        (N,) conformal p-value: small is out-of-distribution.
-    label : array of int
-        (N,) the classifier's own answer, the largest logit of the clean input.
-    """
-
-    is_ood: Array
-    score: Array
-    p_value: Array
-    label: Array
-
-    def __len__(self) -> int:
-        return len(self.is_ood)
-
-    def __repr__(self) -> str:
-        return f"Verdict({len(self)} judged, {int(self.is_ood.sum())} out-of-distribution)"
 
 
 class Guard:
@@ -90,6 +65,7 @@ class Guard:
         self.summary: Summary | None = None  # of the training samples; files do not keep it
         self.calibration: Calibration | None = None
         self.tuning: Tuning | None = None
+        self.classes: tuple[str, ...] | None = None  # their names, where they are known
         self.preparation: dict[str, Any] | None = None  # how images become inputs, where the command line made them
         self.fitted_on: Keys = NO_KEYS  # sorted unique keys of the training samples, up to a million
         self._first = (detector.params(), self.inputs.epsilon)  # what `fit` starts from, whatever `tune` has chosen
@@ -116,7 +92,9 @@ class Guard:
         """What the threshold promises, in a sentence."""
         return self._calibrated("promise").promise
 
-    def fit(self, data: Any, labels: Any = None, *, budget: int = BUDGET) -> "Guard":
+    def fit(
+        self, data: Any, labels: Any = None, *, classes: Sequence[str] | None = None, budget: int = BUDGET
+    ) -> "Guard":
         """Learn the classes from training samples; an earlier tuning and calibration are undone.
 
         Parameters
@@ -126,6 +104,9 @@ class Guard:
             what `igeood.summarise` returned.
         labels : array of int, optional
             (N,) true classes, where `data` is one array.
+        classes : sequence of str, optional
+            Names of the classes, for verdicts. By default those of the loader's `dataset.classes`, or of a Hugging
+            Face model's `config.id2label`, if they are as many as the columns of logits.
         budget : int
             Bytes of training rows to keep; above it, a sample of each class is kept.
         """
@@ -137,7 +118,8 @@ class Guard:
         for note in (*fresh.notes_, *_sample_notes(summary)):
             log.warning(note)
         inputs.epsilon = epsilon
-        self.detector, self.inputs, self.summary = fresh, inputs, summary
+        names = class_names(classes, fresh.n_classes_, data, inputs.bare, self)
+        self.detector, self.inputs, self.summary, self.classes = fresh, inputs, summary, names
         self.tuning = self.calibration = None
         self.fitted_on, self._tuned_on = summary.keys, self._first_tuned_on
         return self
@@ -296,60 +278,84 @@ class Guard:
             log.warning("calibrate: left out %d of %d samples, which tune had used", left_out, len(keys))
         return self
 
-    def score(self, data: Any) -> Array:
-        """Scores (N,) of a tensor, a loader, or logits: higher is more out-of-distribution."""
+    def score(self, data: Any, *, on_error: OnError = "raise") -> Array:
+        """Scores (N,) of a tensor, a loader, or logits: higher is more out-of-distribution. Options as in `predict`."""
         self._check_fitted("score")
         self.inputs.check_weights(strict=False)
-        scores, _, _ = self._judge(data)
+        scores, _, _ = self._judge(data, refused=_collector(on_error))
         return as_kind(scores, is_numpy(data))
 
-    def predict(self, data: Any) -> Verdict:
-        """Judge a tensor, a loader, or logits; the guard must be calibrated."""
+    def predict(self, data: Any, *, on_error: OnError = "raise") -> Verdict:
+        """Judge a tensor, a loader, or logits; the guard must be calibrated.
+
+        Parameters
+        ----------
+        data : loader, tensor, or array of logits
+            Samples to judge.
+        on_error : {"raise", "refuse"}
+            A row with NaN, and a sample on which the loader's data set or the model fails, are an error; or they are
+            refused with the smallest p-value, and `Verdict.reason` says why. What concerns all samples is an error.
+        """
         self._check_fitted("predict")
-        calibration = self._calibrated("predict")
+        calibration, refused = self._calibrated("predict"), _collector(on_error)
         self.inputs.check_weights(strict=False)
-        score, label, _ = self._judge(data)
-        results = (~(score <= calibration.threshold), score, calibration.tensor_p_values(score), label)
-        return Verdict(*(as_kind(result, is_numpy(data)) for result in results))
+        score, label, _ = self._judge(data, refused=refused)
+        return Verdict.of(score, label, calibration, refused, self.classes, to_numpy=is_numpy(data))
 
     def explain(self, data: Any, *, top: int = 5) -> Explanation:
-        """Say why: what each layer added to the score, the nearest classes, and the channels that stand out.
+        """Say why: what each layer added to the score, the nearest or likeliest classes, the channels that stand out.
 
         Parameters
         ----------
         data : tensor, loader, or array of logits
             Samples to explain.
         top : int
-            Channels to name, for each layer.
+            Channels to name, for each layer; and likeliest classes.
         """
         self._check_fitted("explain")
         if top < 1:
             raise InputError(f"top: must be a number of channels, at least 1; got {top!r}")
         self.inputs.check_weights(strict=False)
-        whole = Outputs.concat(self._each(data, "x", lambda _, outputs, __: outputs))
+        whole = Outputs.concat(self._each(data, "x", lambda _, outputs, __: outputs))  # type: ignore[arg-type]
         with torch.no_grad():
-            return explain(self.detector, whole, top, to_numpy=is_numpy(data))
+            return explain(self.detector, whole, top, to_numpy=is_numpy(data), classes=self.classes)
 
-    def _each(self, data: Any, name: str, take: Callable[[Outputs, Outputs, Any], T]) -> list[T]:
+    def _each(
+        self, data: Any, name: str, take: Callable[[Outputs, Outputs, Any], T], refused: Refused | None = None
+    ) -> list[T | LostError]:
         """What `take` returns for each batch, of its clean outputs, those to score, and the batch itself."""
         is_loader = not (isinstance(data, Outputs) or is_batch(data))  # it may draw random numbers
-        results = []
+        results: list[T | LostError] = []
         with random_state_kept() if is_loader else nullcontext(), torch.no_grad():
-            for number, batch in enumerate(self.inputs.batches(data, name)):
-                with self.inputs.at(name, number):
-                    clean, (outputs,) = self.inputs.stepped(batch, self.detector, (self.epsilon,))
-                    results.append(take(clean, outputs, batch))
+            for number, batch in enumerate(self.inputs.batches(data, name, refused=refused)):
+                try:
+                    with self.inputs.at(name, number):
+                        clean, (outputs,) = self.inputs.stepped(batch, self.detector, (self.epsilon,))
+                        results.append(take(clean, outputs, batch))
+                except LostError as lost:  # noqa: PERF203 (a batch is much work)
+                    results.append(lost)
+                    _check_lost(results, name, refused, CHUNK)
+        _check_lost(results, name, refused, 1)
         return results
 
-    def _judge(self, data: Any, name: str = "x", *, keyed: bool = False) -> tuple[Tensor, Tensor, Keys]:
-        """Scores and the classifier's labels of all samples, and their keys if they are wanted."""
+    def _judge(
+        self, data: Any, name: str = "x", *, keyed: bool = False, refused: Refused | None = None
+    ) -> tuple[Tensor, Tensor, Keys]:
+        """Scores and the classifier's labels of all samples, and their keys if they are wanted; `refused` is filled."""
 
         def judge(clean: Outputs, outputs: Outputs, batch: Any) -> tuple[Tensor, Tensor, Keys]:
             score = self.detector._score(self.detector._scorable(outputs))
             return score, clean.logits.argmax(dim=1), self.inputs.keys(batch) if keyed else NO_KEYS
 
-        scores, labels, keys = zip(*self._each(data, name, judge), strict=True)
-        return torch.cat(scores), torch.cat(labels), np.concatenate(keys)
+        parts = self._each(data, name, judge, refused)
+        some = next(part for part in parts if not isinstance(part, LostError))
+        whole = [(*(t.new_empty(len(p)) for t in some[:2]), NO_KEYS) if isinstance(p, LostError) else p for p in parts]
+        scores, labels, keys = zip(*whole, strict=True)
+        score, label = torch.cat(scores), torch.cat(labels)
+        if refused:
+            rows = torch.tensor(list(refused), device=score.device)
+            score[rows], label[rows] = torch.inf, -1
+        return score, label, np.concatenate(keys)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the guard to one safetensors file. The training sample stays out: `tune` needs `fit` after `load`."""
@@ -386,6 +392,21 @@ def summarise(guard: Guard, data: Any, labels: Any = None, *, budget: int = BUDG
         As in `Guard.fit`.
     """
     return guard._summarise(data, labels, budget)[1]
+
+
+def _collector(on_error: OnError) -> Refused | None:
+    """What notes bad samples, or None where they are errors."""
+    if on_error not in ("raise", "refuse"):
+        raise InputError.unknown("on_error", on_error, ["raise", "refuse"])
+    return {} if on_error == "refuse" else None
+
+
+def _check_lost(results: Sequence[Any], name: str, refused: Refused | None, least: int) -> None:
+    """Raise if no batch could be read, of `least` samples or more: then the fault is not a sample's."""
+    lost = [batch for batch in results if isinstance(batch, LostError)]
+    if refused and len(lost) == len(results) and sum(map(len, lost)) >= least:
+        problem = f"none of {sum(map(len, lost))} samples can be read; the first: {next(iter(refused.values()))}"
+        raise InputError(f"{name}: {problem}; fix that") from lost[0].__cause__
 
 
 def _sample_notes(summary: Summary) -> Iterator[str]:

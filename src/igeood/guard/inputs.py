@@ -1,5 +1,6 @@
 """What a guard reads: arrays of logits, or whatever its model takes."""
 
+import copy
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,11 +13,12 @@ from igeood.detectors import Detector
 from igeood.detectors.base import warn_of_probabilities
 from igeood.errors import IgeoodWarning, InputError
 from igeood.model.batches import Batch, at_batch, batches
+from igeood.model.failing import LostError, surviving
 from igeood.model.fingerprint import Versions, fingerprint
 from igeood.model.layers import Layers
 from igeood.model.reader import Reader, choose_layers
-from igeood.model.step import Attack, Channels, check_channels, check_epsilon, fgsm, stepped
-from igeood.outputs import HEAD, INPUT, Keys, Outputs, recut, returned_blocks
+from igeood.model.step import Attack, Channels, check_channels, check_epsilon, check_steppable, fgsm, stepped
+from igeood.outputs import HEAD, INPUT, Keys, Outputs, Refused, recut, returned_blocks, take_over
 from igeood.summary import Needs
 
 
@@ -30,6 +32,7 @@ class Inputs:
     """
 
     model: nn.Module | None = None
+    bare: nn.Module | None = None  # the model without its wrappers
     epsilon: float = 0.0
     mean: Channels | None = None
     std: Channels = 1.0
@@ -94,9 +97,14 @@ class ArrayInputs(Inputs):
         """Decide which features to read, with the first training rows."""
         self.layers = needs.blocks(batch.features if self.wanted == "auto" else needs.named(self.layers))
 
-    def batches(self, source: Any, name: str = "logits", labels: Any = None) -> Iterator[Any]:
-        """An array, or an iterable of blocks, in blocks of a fixed number of rows."""
-        return recut(_blocks(source, labels, "logits" if name == "x" else name))
+    def batches(
+        self, source: Any, name: str = "logits", labels: Any = None, refused: Refused | None = None
+    ) -> Iterator[Any]:
+        """An array, or an iterable of blocks, in blocks of a fixed number of rows; `refused` as in `Outputs`."""
+        if refused is not None and hasattr(source, "on_error"):  # a file of logits
+            source = copy.copy(source)
+            source.on_error = "refuse"
+        return recut(_blocks(source, labels, "logits" if name == "x" else name, refused))
 
     def outputs(self, batch: Outputs, *, labels: bool = False, keys: bool = False) -> Outputs:  # noqa: ARG002
         """The outputs of a batch, with the layers that the guard reads, and keys that stay if they are wanted."""
@@ -125,26 +133,38 @@ class ArrayInputs(Inputs):
         raise InputError("ood: 'fgsm' makes samples with the model's gradient; a guard of logits has no model")
 
 
-def _blocks(source: Any, labels: Any, name: str) -> Iterator[Outputs]:
+def _blocks(source: Any, labels: Any, name: str, refused: Refused | None) -> Iterator[Outputs]:
     """The whole, checked at once; or each block of an iterable, which is `Outputs`, logits, or `(logits, labels)`."""
     if isinstance(source, tuple) and len(source) == 2 and getattr(source[0], "ndim", 0) == 2:
         source, labels = source
     is_rows = isinstance(source, (list, tuple)) and not (source and _is_block(source[0]))
     if is_rows or hasattr(source, "__array__") or not isinstance(source, Iterable):
-        yield Outputs.of(source, labels, name)
+        yield _numbered(Outputs.of(source, labels, name, refused), None, refused)
         return
     if labels is not None:
         raise InputError(f"labels: {name} come in blocks; give each block its own: (logits, labels)")
     block, first = None, 0
     for item in source:
         logits, classes = item if isinstance(item, (tuple, list)) and len(item) == 2 else (item, None)
-        block = item if isinstance(item, Outputs) else Outputs(logits, labels=classes, name=name, first=first)
+        given: dict[str, Any] = {"labels": classes, "name": name, "first": first, "refused": refused}
+        block = item if isinstance(item, Outputs) else Outputs(logits, **given)
         block = block[torch.arange(len(block))]  # a copy: its owner may use the memory again
-        block.first = first
+        block = _numbered(block, first, refused)
         first += len(block)
         yield block
     if block is None:
         raise InputError(f"{name}: empty: no block of logits; give a new source if it was a generator, read already")
+
+
+def _numbered(block: Outputs, first: int | None, refused: Refused | None) -> Outputs:
+    """A block whose rows are numbered from `first`; rows that it has refused are noted, or else an error."""
+    if refused is None:
+        for why in (block.refused or {}).values():
+            raise InputError(f"{why}; remove that row, or use on_error='refuse'")
+        return block if first is None else block.replace(first=first)
+    if block.refused is not refused:
+        take_over(block, first or 0, refused)
+    return block.replace(first=first or 0, refused=refused)
 
 
 def _is_block(item: Any) -> bool:
@@ -190,10 +210,13 @@ class ModelInputs(Inputs):
             self.model, names, statistic=statistic, layouts=layouts, head=HEAD in special,
             inputs=any(is_input.values()), returns=returns,
         )  # fmt: skip
+        self.bare = self.reader.bare
         self.layers, self.layouts = [*self.reader.layers, *[HEAD] * (HEAD in special)], self.reader.layouts
 
     def prepare(self, batch: Batch, needs: Needs) -> None:
         """Decide which layers to read, and how, with the first training samples."""
+        if self.epsilon:
+            check_steppable(batch.x)
         names = self.layers
         if self.wanted == "auto":
             names = choose_layers(self.model, batch, needs.layers, head=needs.head)
@@ -202,9 +225,11 @@ class ModelInputs(Inputs):
         self.reader.prepare(batch)
         self.head = self.reader.head
 
-    def batches(self, source: Any, name: str = "x", labels: Any = None) -> Iterator[Any]:
-        """Batches of a loader, or of one tensor, array, pair or mapping."""
-        return batches(source if labels is None else (source, labels), name)
+    def batches(
+        self, source: Any, name: str = "x", labels: Any = None, refused: Refused | None = None
+    ) -> Iterator[Any]:
+        """Batches of a loader, or of one tensor, array, pair or mapping; `refused` as in `Outputs`."""
+        return batches(source if labels is None else (source, labels), name, refused)
 
     def outputs(self, batch: Batch, *, labels: bool = False, keys: bool = False) -> Outputs:
         """Run a batch through the model."""
@@ -215,10 +240,18 @@ class ModelInputs(Inputs):
         """Keys of a batch's samples, (N,)."""
         return batch.keys
 
-    def stepped(self, batch: Batch, detector: Detector, epsilons: Sequence[float]) -> tuple[Outputs, list[Outputs]]:
+    def stepped(
+        self, batch: Batch | LostError, detector: Detector, epsilons: Sequence[float]
+    ) -> tuple[Outputs, list[Outputs]]:
         """Clean outputs, and those after the input step (Eq. 6), for each size of it."""
+        if isinstance(batch, LostError):
+            raise batch
+
+        def read(rows: Batch) -> tuple[Outputs, list[Outputs]]:
+            return stepped(self.reader, rows, detector, epsilons, self.std)
+
         with torch.no_grad():
-            return stepped(self.reader, batch, detector, epsilons, self.std)
+            return read(batch) if batch.refused is None else surviving(read, batch, batch.refused)
 
     def attacked(
         self, batch: Batch, detector: Detector, size: float, epsilons: Sequence[float]

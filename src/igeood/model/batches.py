@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from igeood.errors import IgeoodWarning, InputError
-from igeood.outputs import Keys, refuse, row_keys
+from igeood.model.failing import Collated, LostError, tolerant
+from igeood.outputs import Keys, Refused, row_keys, take_over, without
 
 CHUNK = 256  # samples of a bare tensor that go through the model at a time
 LABELS = ("labels", "label")
@@ -32,11 +33,15 @@ class Batch:
         Of the input that holds the samples.
     labels
         As they came; checked where they are used.
+    first, refused
+        As in `Outputs`.
     """
 
     inputs: Mapping[str, Any]
     name: str = ""
     labels: Any = None
+    first: int = 0
+    refused: Refused | None = None
 
     @property
     def x(self) -> Tensor:
@@ -67,38 +72,51 @@ class Batch:
         def pick(value: Any) -> Any:
             return value[rows] if _has_rows(value, n) else value
 
-        return replace(self.mapped(pick), labels=pick(self.labels))
+        start = rows.start if isinstance(rows, slice) and self.refused is not None else None
+        first = self.first + (start or 0)
+        return replace(self.mapped(pick), labels=pick(self.labels), first=first)
 
 
 def _has_rows(value: Any, n: int) -> bool:
     return isinstance(value, Tensor) and value.ndim > 0 and len(value) == n
 
 
-def batches(source: Any, name: str = "x") -> Iterator[Batch]:
+def batches(source: Any, name: str = "x", refused: Refused | None = None) -> Iterator[Any]:
     """Batches of a loader, or of one tensor, array, `(x, y)` pair or mapping, cut into pieces of 256 samples.
 
-    `name` is what errors call the source.
+    `name` is what errors call the source. With `refused`, samples that a loader's data set fails on, or whose input has
+    NaN, are noted there; others stand in for them.
     """
     if is_batch(source):
         with at_batch(name, 0):
-            whole = as_batch(source)
+            whole = as_batch(source, 0, refused)
             n, labels = len(whole), whole.labels
             if n > CHUNK and isinstance(labels, Tensor) and not _has_rows(labels, n):
                 raise InputError(f"labels: {labels.numel()} of them for {n} samples; give each sample its own")
         yield from [whole[start : start + CHUNK] for start in range(0, n, CHUNK)] if n > CHUNK else [whole]
         return
-    if not isinstance(source, Iterable):
-        raise InputError(f"{name}: expected a batch or a loader of them, got {type(source).__name__}; give one of both")
-    number = -1
-    for number, item in enumerate(source):
+    if not isinstance(source, Iterable) or hasattr(source, "column_names"):  # as Hugging Face's data sets have
+        cure = "wrap a data set: DataLoader(dataset, batch_size=64)"
+        raise InputError(f"{name}: expected a batch or a loader of them, got {type(source).__name__}; {cure}")
+    number, first = -1, 0
+    for number, item in enumerate(source if refused is None else tolerant(source)):
         with at_batch(name, number):
-            batch = as_batch(item)
+            batch = as_batch(item) if refused is None else _survivors(item, first, refused)
+        first += len(batch)
         yield batch
     if number < 0:
         raise InputError(f"{name}: empty: no batch in the loader; give a new one if it was a generator, read already")
     if isinstance(source, DataLoader) and number + 1 < length_hint(source):  # a dataset's StopIteration ends it early
         problem = f"the loader ended after {number + 1} batches, too early"
         warnings.warn(f"{name}: {problem}; fix it", IgeoodWarning, stacklevel=2)
+
+
+def _survivors(item: Any, first: int, refused: Refused) -> Batch | LostError:
+    """A batch of a `tolerant` loader, with the samples that failed noted as refused."""
+    if not isinstance(item, Collated):
+        return as_batch(item, first, refused)
+    refused.update({first + row: why for row, why in item.failed.items()})
+    return LostError(len(item.failed)) if item.batch is None else as_batch(item.batch, first, refused)
 
 
 @contextmanager
@@ -113,18 +131,24 @@ def at_batch(name: str, number: int) -> Iterator[None]:
 def is_batch(source: Any) -> bool:
     """Whether this is one batch; of lists, `[x, y]` as loaders give it is one, others are lists of batches."""
     if not isinstance(source, (tuple, list)):
-        return isinstance(source, (Tensor, np.ndarray, Mapping))
+        return isinstance(source, (Tensor, np.ndarray, Mapping, Batch))
     if not source or not isinstance(source[0], (Tensor, np.ndarray)):
         return False
-    shapes = [tuple(getattr(item, "shape", ())) for item in source]
-    return isinstance(source, tuple) or (len(shapes) == 2 and shapes[0][:1] == shapes[1] != shapes[0])
+    x, *others = [tuple(getattr(item, "shape", ())) for item in source]
+    is_pair = len(others) == 1 and x[:1] == others[0][:1] and len(x) != len(others[0])
+    return isinstance(source, tuple) or is_pair
 
 
-def as_batch(item: Any) -> Batch:
+def as_batch(item: Any, first: int = 0, refused: Refused | None = None) -> Batch:
     """One batch: a tensor or array, a tuple `(x, y)` or `(x, y, ...)`, or a mapping whose entries are keywords.
 
-    Of a mapping's tensors the first that has floating-point values and is no mask holds the samples.
+    Of a mapping's tensors the first that has floating-point values and is no mask holds the samples. `first` and
+    `refused` as in `Outputs`.
     """
+    if isinstance(item, Batch):
+        if refused is not None:
+            take_over(item, first, refused)
+        return replace(item, first=first, refused=refused)
     entries = item
     if not isinstance(item, Mapping):
         x, labels, *_ = (*item, None, None) if isinstance(item, (tuple, list)) else (item, None)
@@ -136,16 +160,18 @@ def as_batch(item: Any) -> Batch:
         raise InputError(f"expected a tensor, a tuple (x, y) or a mapping with tensors, got {given}; give one")
     name = min(tensors, key=lambda name: ("mask" in name, not tensors[name].is_floating_point()))
     labels = next((entries[name] for name in LABELS if name in entries), None)
-    _check_input(tensors[name])
-    return Batch(inputs, name, _label_tensor(labels))
+    inputs[name] = _checked_input(tensors[name], first, refused)
+    return Batch(inputs, name, _label_tensor(labels), first, refused)
 
 
-def _check_input(x: Tensor) -> None:
-    """Raise unless a model can take this input: no NaN, no infinity, no images of bytes."""
+def _checked_input(x: Tensor, first: int, refused: Refused | None) -> Tensor:
+    """Inputs that a model can take: no NaN, no infinity, no images of bytes."""
     if x.dtype == torch.uint8:
         raise InputError("images of bytes (uint8); give floats, scaled and normalised as in training")
     if x.is_floating_point() and not math.isfinite(x.detach().sum().item()):  # one pass; a sum may also overflow
-        refuse(~x.isfinite().reshape(len(x), -1).all(dim=1), "inputs", "NaN or infinity")
+        bad = ~x.isfinite().reshape(len(x), -1).all(dim=1)
+        return without(bad, x, "inputs", "NaN or infinity", "remove those rows", first, refused)
+    return x
 
 
 def _tensor(value: Any) -> Any:

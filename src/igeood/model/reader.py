@@ -214,7 +214,8 @@ class Reader:
         if self._wants_input:  # its shape is read again from the block's name
             name = " ".join(map(str, (INPUT, *batch.x.shape[1:])))
             features = {name: batch.x.flatten(1).to(logits.device), **features}
-        return Outputs(logits, features, classes, keys=batch.keys if keys else None)
+        known = batch.keys if keys else None
+        return Outputs(logits, features, classes, keys=known, first=batch.first, refused=batch.refused)
 
     def _pooled(self, value: Tensor | None, block: str, layer: str, batch: Batch) -> Tensor:
         """Features (N, k) from what a layer returned, (N, k, ...); tokens that an attention mask hides do not count."""

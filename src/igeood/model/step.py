@@ -32,9 +32,7 @@ def input_gradients(objectives: Callable[[Tensor], Sequence[Tensor]], x: Tensor)
     x : Tensor
         (N, ...) floating-point inputs.
     """
-    if not x.is_floating_point():
-        cure = "token ids cannot be perturbed: use epsilon=0, and tune on OOD samples, not 'fgsm'"
-        raise InputError(f"x: a gradient step needs a floating-point input, got {x.dtype}; {cure}")
+    check_steppable(x)
     with torch.inference_mode(False), torch.enable_grad():
         leaf = x.detach().clone().requires_grad_()
         values = objectives(leaf)
@@ -42,6 +40,13 @@ def input_gradients(objectives: Callable[[Tensor], Sequence[Tensor]], x: Tensor)
             raise InputError("model: its output has no gradient in the input; use black_box, or epsilon=0")
         last = len(values) - 1
         return [torch.autograd.grad(v.sum(), leaf, retain_graph=i < last)[0] for i, v in enumerate(values)]
+
+
+def check_steppable(x: Tensor) -> None:
+    """Raise unless an input has a gradient."""
+    if not x.is_floating_point():
+        cure = "token ids cannot be perturbed: use black_box or epsilon=0, and tune on OOD samples, not 'fgsm'"
+        raise InputError(f"x: a gradient step needs a floating-point input, got {x.dtype}; {cure}")
 
 
 def signed_step(x: Tensor, gradient: Tensor, epsilon: float, std: Channels = 1.0) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from igeood.errors import InputError, MissingExtraError
+from igeood.errors import InputError, MissingExtraError, is_of_disk
 
 SIDE = 32
 PREPARATION = 1  # part of every digest: raise it when `prepare` gives other pixels
@@ -114,6 +114,8 @@ class ImageSet:
         What a reader of results should know: that the set is a part of the official one, for example.
     side : int
         Pixels of each side of the images.
+    names : tuple of str or None
+        Of the classes.
     """
 
     name: str
@@ -124,6 +126,7 @@ class ImageSet:
     classes: int | None = None
     note: str = ""
     side: int = SIDE
+    names: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -178,6 +181,8 @@ def _prepare_file(path: Path, side: int, nearest: bool) -> Images:
         with image.open(path, formats=FORMATS) as opened:
             return prepare(opened, side=side, nearest=nearest)
     except Exception as error:  # each of Pillow's formats fails in its own way
+        if is_of_disk(error):
+            raise
         raise InputError(f"{path}: does not decode ({error}); remove it, or fetch the set again") from error
 
 

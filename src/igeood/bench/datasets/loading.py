@@ -173,7 +173,8 @@ def _folder(folder: Path, name: str, labelled: bool) -> ImageSet:
     paths = tuple(path for part in parts for path in part)
     images = ImageSet(name, folder.resolve().name, Files(paths), np.arange(len(paths)))
     labels = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    return replace(images, labels=labels, classes=len(parts)) if labelled else images
+    names = tuple(place.name for place in places)
+    return replace(images, labels=labels, classes=len(parts), names=names) if labelled else images
 
 
 def _idx(path: Path, name: str, split: str) -> ImageSet:

@@ -1,0 +1,53 @@
+"""Names of classes: given, or known to the loader or to the model."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from igeood.errors import InputError
+
+LONGEST = 1000  # characters of a name
+DEEPEST = 4  # data sets inside each other, such as a subset of a subset
+
+
+def class_names(given: Sequence[str] | None, n_classes: int, *knowing: Any) -> tuple[str, ...] | None:
+    """The names that were given, once they are one for each class; else the first that fit of those that are known.
+
+    Parameters
+    ----------
+    given : sequence of str, optional
+        Names in the order of the columns of the logits.
+    n_classes : int
+        C.
+    knowing
+        What may know them: a loader, whose data set may have `classes`; a model, whose `config` may have `id2label`.
+    """
+    if given is not None:
+        return checked_names(given, n_classes)
+    for names in (names for one in knowing for names in _known(one)):
+        with suppress(InputError):
+            return checked_names(names, n_classes)
+    return None
+
+
+def checked_names(names: Any, n_classes: int) -> tuple[str, ...]:
+    """Names as a tuple, once they are C texts that a terminal can show."""
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        raise InputError(f"classes: expected a list of {n_classes} names, got {type(names).__name__}; give texts")
+    if len(names) != n_classes:
+        raise InputError(f"classes: {len(names)} names for {n_classes} classes; give one for each column of logits")
+    for name in names:
+        if not name.isprintable() or not 0 < len(name) <= LONGEST:
+            raise InputError(f"classes: {name[:50]!r} is empty, not printable, or of more than {LONGEST} characters")
+    return tuple(names)
+
+
+def _known(source: Any) -> Iterator[Any]:
+    """Lists of names that a loader's data sets, one inside the other, or a model's configuration have."""
+    labels = getattr(getattr(source, "config", None), "id2label", None)
+    if isinstance(labels, dict):
+        names = [labels.get(i, labels.get(str(i))) for i in range(len(labels))]
+        yield None if names == [f"LABEL_{i}" for i in range(len(labels))] else names  # the library's own default
+    for _ in range(DEEPEST):
+        yield getattr(source, "classes", None)
+        source = getattr(source, "dataset", None)

@@ -1,0 +1,131 @@
+"""What a guard says of samples."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from igeood.calibration import Calibration
+from igeood.errors import MissingExtraError
+from igeood.outputs import Array, Refused, as_kind
+
+SHOWN = 5  # rows in a text
+
+
+class Judgement(NamedTuple):
+    """What a guard says of one sample, in plain values; the fields are those of `Verdict`."""
+
+    is_ood: bool
+    score: float
+    p_value: float
+    label: int
+    name: str | None
+    reason: str | None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Verdict:
+    """What a guard says of N samples, in the kind of array that came in.
+
+    A verdict is a sequence: `verdict[3]` and iteration give a `Judgement`, a slice, a mask or indices a `Verdict`.
+
+    Attributes
+    ----------
+    is_ood : array of bool
+        (N,) whether the score is above the threshold.
+    score : array
+        (N,) higher is more out-of-distribution; infinite where a sample could not be read.
+    p_value : array
+        (N,) conformal p-value: small is out-of-distribution.
+    label : array of int
+        (N,) the classifier's own answer, the largest logit of the clean input; −1 where a sample could not be read.
+    reason : array of object, or None
+        (N,) why a sample could not be read, and None for the others; None if all were read.
+    classes : tuple of str, or None
+        The classes' names, where the guard knows them.
+    """
+
+    is_ood: Array
+    score: Array
+    p_value: Array
+    label: Array
+    reason: np.ndarray[Any, Any] | None = None
+    classes: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(
+        cls, score: Tensor, label: Tensor, calibration: Calibration, refused: Refused | None,
+        classes: tuple[str, ...] | None, *, to_numpy: bool,
+    ) -> "Verdict":  # fmt: skip
+        """The verdict that scores (N,) and a threshold give; samples in `refused` are out-of-distribution."""
+        is_ood, p_value = ~(score <= calibration.threshold), calibration.tensor_p_values(score)
+        if refused:
+            rows = torch.tensor(list(refused), device=score.device)
+            is_ood[rows], p_value[rows] = True, 1.0 / (len(calibration.scores) + 1.0)
+        columns = {"is_ood": is_ood, "score": score, "p_value": p_value, "label": label}
+        given: dict[str, Any] = {name: as_kind(value, to_numpy) for name, value in columns.items()}
+        return cls(**given, reason=reasons(refused, len(score)), classes=classes)
+
+    @property
+    def name(self) -> np.ndarray[Any, Any] | None:
+        """(N,) the name of each label, where the guard knows the classes' names."""
+        if self.classes is None:
+            return None
+        names = np.array([*self.classes, None], dtype=object)  # the last one for −1
+        return np.asarray(names[torch.as_tensor(self.label).cpu().numpy()])
+
+    def __len__(self) -> int:
+        return len(self.is_ood)
+
+    def __getitem__(self, rows: Any) -> Any:
+        if isinstance(rows, (int, np.integer)):
+            place = range(len(self))[rows]  # raises for a number outside
+            return next(iter(self[place : place + 1]))
+        columns: dict[str, Any] = {name: value[rows] for name, value in self._columns().items()}
+        if self.reason is not None:
+            why = self.reason[rows.cpu().numpy() if isinstance(rows, Tensor) else rows]
+            columns["reason"] = None if all(one is None for one in why) else why
+        return replace(self, **columns)
+
+    def __iter__(self) -> Iterator[Judgement]:
+        columns = {"name": [None] * len(self), "reason": [None] * len(self), **self.to_dict()}
+        return (Judgement(*values) for values in zip(*(columns[f] for f in Judgement._fields), strict=True))
+
+    def _columns(self) -> dict[str, Array]:
+        return {name: getattr(self, name) for name in ("is_ood", "score", "p_value", "label")}
+
+    def to_dict(self) -> dict[str, list[Any]]:
+        """Plain lists of N values by name; `name` if the classes have names, `reason` if there are any."""
+        columns = {**self._columns(), "name": self.name, "reason": self.reason}
+        return {name: value.tolist() for name, value in columns.items() if value is not None}
+
+    def to_pandas(self) -> Any:
+        """A pandas DataFrame with a row for each sample."""
+        try:
+            import pandas  # noqa: PLC0415 (no dependency)
+        except ImportError as error:
+            raise MissingExtraError("pandas is needed; pip install pandas, or use to_dict()") from error
+        return pandas.DataFrame(self.to_dict())
+
+    def __repr__(self) -> str:
+        """The counts, and the first rows."""
+        unread = 0 if self.reason is None else sum(why is not None for why in self.reason)
+        counts = f"{len(self)} judged, {int(self.is_ood.sum())} out-of-distribution"
+        first = self[:SHOWN].to_dict()
+        cells = [[name, *(f"{v:.4g}" if isinstance(v, float) else str(v) for v in vs)] for name, vs in first.items()]
+        widths = [max(map(len, column)) for column in cells]
+        lines = ["  ".join(f"{v:>{w}}" for v, w in zip(row, widths, strict=True)) for row in zip(*cells, strict=True)]
+        more = [f"… {len(self) - SHOWN} more"] if len(self) > SHOWN else []
+        return "\n  ".join([f"Verdict({counts}{f', {unread} not read' * (unread > 0)})", *lines, *more])
+
+
+def reasons(refused: Refused | None, n: int) -> np.ndarray[Any, Any] | None:
+    """(n,) the reason of each sample, or None; None if no sample was refused."""
+    if not refused:
+        return None
+    every = np.full(n, None, dtype=object)
+    every[list(refused)] = list(refused.values())
+    return every

@@ -1,0 +1,125 @@
+"""Samples that cannot be read: a data set, or the model, fails on them."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from igeood.errors import IgeoodError, is_of_disk
+from igeood.outputs import Refused
+
+if TYPE_CHECKING:
+    from igeood.model.batches import Batch
+
+T = TypeVar("T")
+
+
+class LostError(Exception):
+    """A batch of which no sample can be read."""
+
+    def __init__(self, samples: int) -> None:
+        super().__init__(samples)
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+
+def surviving(read: Callable[["Batch"], T], batch: "Batch", refused: Refused) -> T:
+    """What `read` returns for a batch; samples on which it fails are noted as refused, and others stand in for them.
+
+    Only where it fails are the samples read one at a time. Where none of them fails alone, the error is the batch's.
+    """
+    try:
+        return read(batch)
+    except Exception as error:  # noqa: BLE001 (a model may raise anything)
+        whole = error
+        check_of_sample(error)
+    failed: Refused = {}
+    for row in range(len(batch)):
+        try:
+            read(batch[row : row + 1])
+        except IgeoodError:  # noqa: PERF203
+            raise whole from None
+        except Exception as error:  # noqa: BLE001
+            check_of_sample(error)
+            failed[row] = f"model: {_line(error)}"
+    if not failed:
+        raise whole
+    for row, why in failed.items():
+        refused.setdefault(batch.first + row, why)
+    good = next((row for row in range(len(batch)) if row not in failed), None)
+    if good is None:
+        raise LostError(len(batch)) from whole
+    return read(batch[torch.tensor([good if row in failed else row for row in range(len(batch))])])
+
+
+def check_of_sample(error: Exception) -> None:
+    """Raise an error that says nothing of one sample: the library's own, of the memory, or of the disk."""
+    if is_of_disk(error) or isinstance(error, (IgeoodError, MemoryError, torch.cuda.OutOfMemoryError)):
+        raise error
+
+
+def _line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def tolerant(source: Any) -> Any:
+    """A loader like this one, which gives `Collated` batches; others than loaders of single samples as they are."""
+    is_of_samples = isinstance(source, DataLoader) and source.batch_sampler is not None
+    if not is_of_samples or isinstance(source.dataset, IterableDataset):
+        return source
+    loader = copy.copy(source)
+    changes = {"dataset": _Samples(source.dataset), "collate_fn": _Collate(source.collate_fn), "_iterator": None}
+    vars(loader).update(changes)  # a loader does not let them be set
+    return loader
+
+
+@dataclass(frozen=True)
+class Collated:
+    """What a loader made of a batch's samples, or None if it has none; those that failed, with the reason."""
+
+    batch: Any
+    failed: Refused
+
+
+@dataclass(frozen=True)
+class _Failure:
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """A data set that gives a `_Failure` in place of an exception."""
+
+    dataset: Any
+
+    def __getitem__(self, index: Any) -> Any:
+        try:
+            return self.dataset[index]
+        except Exception as error:  # noqa: BLE001 (a data set may raise anything)
+            check_of_sample(error)
+            return _Failure(_line(error))
+
+    def __getitems__(self, indices: list[Any]) -> list[Any]:
+        """Several samples at once, if the data set can do that and none fails."""
+        try:
+            return list(self.dataset.__getitems__(indices))
+        except Exception:  # noqa: BLE001
+            return [self[index] for index in indices]
+
+
+@dataclass(frozen=True)
+class _Collate:
+    """A loader's own way to make a batch; the first good sample stands in for those that failed."""
+
+    collate: Callable[[list[Any]], Any]
+
+    def __call__(self, samples: list[Any]) -> Collated:
+        failed = {row: one.reason for row, one in enumerate(samples) if isinstance(one, _Failure)}
+        good = next((one for one in samples if not isinstance(one, _Failure)), None)
+        standing = [good if row in failed else one for row, one in enumerate(samples)]
+        return Collated(None if len(failed) == len(samples) else self.collate(standing), failed)
