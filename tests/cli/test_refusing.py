@@ -21,6 +21,10 @@ def test_bad_rows_are_refused_and_counted(run, good, files, known):
     assert (result.exit_code, result.stderr.splitlines()[0]) == (
         0, "3 of 400 rows could not be read and are refused; first: row test-17: logits: 1 values, expected 10",
     )  # fmt: skip
+    for i in range(4):
+        Path("bad").mkdir(exist_ok=True)
+        pq.write_table(pq.read_table("bad.parquet").slice(25 * i, 25 if i < 3 else 400), f"bad/{i}.parquet")
+    assert good("score", "guard.safetensors", "bad") == result.stdout
     lines = result.stdout.splitlines()
     bad = [17, 30, 31]
     assert [line for line, wanted in zip(lines, expected, strict=True) if line != wanted] == [lines[1 + i] for i in bad]
