@@ -23,6 +23,7 @@ from igeood.geometry import gaussian
 from igeood.metrics import tnr_at_tpr
 
 DENSENET = {"network": "densenet-bc-100", "in_distribution": "cifar-10"}
+SMALL = {"network": "small", "in_distribution": "svhn", "weights": "w9"}
 NETWORK = {"accuracy": 0.9454, "accuracy_fisher_rao": 0.9453, "test_images": 10000, "data": {"test": "t", "train": "r"}}
 
 
@@ -179,6 +180,25 @@ def test_options_of_a_method_have_tables_of_their_own_and_are_left_out_of_all_ot
     assert "need results of: centroids at T = 1." in table.notes[-1]
     assert ours.value("black-box", Key(**DENSENET), "gaussian", "igeood-logits", "tnr") == pytest.approx(13.0)
     assert hyperparameters(ours)[0].rows[0][2] == "2.5; 4.6"
+
+
+def test_notes_count_the_tables_own_cells_and_forms_of_a_method_are_of_the_same_splits(results):
+    results.networks.append({**NETWORK, **SMALL, "file": "c.pt"})
+    few = {**SMALL, "id_images": 100, "ood_images": 70}
+    results.cells.append(cell("white-box", "igeood+", "own", "tiny-imagenet", **few))
+    results.cells.append(cell("white-box", "residual-flow", "own", "svhn", ood_images=5))  # not of that table
+    results.cells.append(cell("white-box", "igeood+", "own", "tiny-imagenet", tnr=0.1, options={"ood_sigma": "both"}))
+    notes = {t.title: t.notes[0] for t in extended(Averages(results), "tab:wb_ood_extended")}
+    own = [note.partition("splits: ")[2] for name, note in notes.items() if "TNR" in name and "not here" not in name]
+    counts = [("2", "9,000", "1,000"), ("1", "100", "70")]
+    assert own == ["{}. Measured on {} in-distribution images; Tiny-ImageNet {}.".format(*each) for each in counts]
+    joined = averages(Averages(results), "white-box", "tab:white_box_avg").notes[1]
+    assert joined.endswith(
+        "splits: 1 or 2. Measured on 100 or 9,000 in-distribution images; Tiny-ImageNet 70 or 1,000."
+    )
+    table = TABLES["equation-12"](Averages(results))[0]
+    assert [row[1] for row in table.rows] == ["60.0", "10.0", MISSING, "99.8"]  # the first split alone
+    assert "splits: 1." in table.notes[0]
 
 
 def test_methods_without_ood_samples_are_lent_to_the_table_that_quotes_them(results):

@@ -1,7 +1,9 @@
 """The paper's tables: our numbers with the paper's beside them, in parentheses; what is missing is shown as missing."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import fmean
 
@@ -16,7 +18,7 @@ from igeood.bench.runs.results import Record
 
 Pairs = list[tuple[Number, Number]]  # ours and the paper's
 HOW = {  # by setting, or what the others are tuned on
-    "white-box": "Tuned on up to 1,000 images of each kind, which are not measured on; means over {splits} splits.",
+    "white-box": "Tuned on up to 1,000 images of each kind, which are not measured on; means over splits: {splits}.",
     "white-box-fgsm": "Tuned on adversarial images only; no OOD image is seen before the measurement.",
     NO_VALIDATION: "Not tuned: every method at its default temperature and step.",
 }
@@ -57,7 +59,13 @@ def averages(ours: Averages, setting: str, label: str) -> Table:
     columns = [f"{name}, {METRICS[metric]}" for metric in ("tnr", "auroc") for name in titles(methods)]
     over = ", ".join(map(title, one_each(ours.ood(setting)))) or "none"
     note = f"Ours: mean ± deviation over OOD sets ({over}); in parentheses the paper's, over its own sets."
-    notes = [note, *_how(ours, setting), *_copies(ours.ood(setting)), *needed(key for key in keys if not key.weights)]
+    cells = [cell for cell in ours.of(setting) if cell["method"] in methods]
+    notes = [
+        note,
+        *_how(ours, setting, cells),
+        *_copies(ours.ood(setting)),
+        *needed(key for key in keys if not key.weights),
+    ]
     return Table(label, f"{setting}: averages", [NETWORK, "sets", *columns], rows, notes)
 
 
@@ -76,18 +84,25 @@ def _copies(sets: Sequence[str]) -> list[str]:
     return [COPIES] if [printed_name(name) for name in sets] != sets else []
 
 
-def _how(ours: Averages, setting: str) -> list[str]:
-    """How the setting was tuned, and on how many images."""
-    cells = [cell for cell in ours.of(setting) if "lent" not in cell]
+def _how(ours: Averages, setting: str, cells: Sequence[Record]) -> list[str]:
+    """How the setting was tuned, and on how many images and splits these cells were measured."""
+    cells = [cell for cell in cells if "lent" not in cell]
     if not cells:
         return [f"Nothing of the {setting} was measured here: empty cells need `igeood bench --setting {setting}`."]
     how = HOW.get(setting) or HOW.get(ours.validation, NAMED)
-    how = how.format(splits=len({c["seed"] for c in cells}), tuned=title(ours.validation))
-    images = ", ".join(f"{title(ood)} {n:,}" for ood, n in {c["ood"]: c["ood_images"] for c in cells}.items())
-    notes = [f"{how} Measured on {max(c['id_images'] for c in cells):,} in-distribution images; {images}."]
-    if ours.left_out[setting]:
-        notes.append(f"{ours.left_out[setting]} results of other options, or measured again, are not shown.")
+    splits = Counter((c["weights"], c["method"], c["ood"]) for c in cells).values()
+    how = how.format(splits=_or(splits), tuned=title(ours.validation))
+    images = {c["ood"]: _or(other["ood_images"] for other in cells if other["ood"] == c["ood"]) for c in cells}
+    each = ", ".join(f"{title(ood)} {n}" for ood, n in images.items())
+    notes = [f"{how} Measured on {_or(c['id_images'] for c in cells)} in-distribution images; {each}."]
+    if left := sum(ours.left_out[setting, weights] for weights in {c["weights"] for c in cells}):
+        notes.append(f"{left} results of other options, or measured again, are not shown.")
     return notes
+
+
+def _or(counts: Iterable[int]) -> str:
+    """The numbers that occur."""
+    return " or ".join(f"{n:,}" for n in sorted({*counts}))
 
 
 def extended(ours: Averages, label: str, what: str = "", also: str = "") -> list[Table]:
@@ -101,7 +116,7 @@ def extended(ours: Averages, label: str, what: str = "", also: str = "") -> list
     metrics = [metric for metric in METRICS if reported.find(label=label, metric=metric)]
     groups: dict[Key, list[Key]] = {}
     for key in rows_of(ours, label):
-        if ours.of(setting, key) or reported.find(label=label, **key.paper):
+        if {c["method"] for c in ours.of(setting, key)} & {*methods} or reported.find(label=label, **key.paper):
             groups.setdefault(Key(**key.paper) if label == SEEDS else key, []).append(key)
     for key, trainings in groups.items():
         theirs = {"label": label, "setting": setting, **key.paper}
@@ -114,7 +129,7 @@ def extended(ours: Averages, label: str, what: str = "", also: str = "") -> list
         printed = [{"label": label, "setting": setting, **key.paper} for key in absent]
         rows = [row for paper in printed for row in _printed_rows(methods, metrics, **paper)]
         name = f"{what}{setting}: {' / '.join(METRICS[m] for m in metrics)} of networks that are not here"
-        notes = [*needed(absent), *(_how(ours, setting) if not ours.of(setting) else [])]
+        notes = [*needed(absent), *(_how(ours, setting, []) if not ours.of(setting) else [])]
         tables.append(Table(label, name, [NETWORK, "OOD set", *titles(methods)], rows, notes))
     if reported.find(label=label, network="average"):
         rows = [[METRICS[metric], *_over_networks(ours, label, setting, methods, metric)] for metric in metrics]
@@ -159,9 +174,9 @@ def _set_rows(ours: Averages, keys: Sequence[Key], methods: Sequence[str], /, **
 def _set_notes(ours: Averages, keys: Sequence[Key], methods: Sequence[str], /, **paper: str) -> list[str]:
     """How a table by OOD sets was made, and what it lacks."""
     setting, label = paper["setting"], paper["label"]
-    cells = [cell for key in keys for cell in ours.of(setting, key)]
+    cells = [cell for key in keys for cell in ours.of(setting, key) if cell["method"] in methods]
     seeds = f"Trainings of ours: {len(keys)}; the paper's are 5."
-    notes = [*[seeds] * (label == SEEDS), *_how(ours, setting)]
+    notes = [*[seeds] * (label == SEEDS), *_how(ours, setting, cells)]
     run, measured = ({cell[name]: None for cell in cells} for name in ("method", "ood"))
     lent = {c["method"]: c["id_images"] for c in cells if "lent" in c}
     missing = [ood for ood in reported.values("ood", **paper) if ood not in map(printed_name, measured)]
@@ -245,23 +260,31 @@ def variants(
     tables, results = [], {form: ours.variant(**options) for form, options in forms.items()}
     for setting, label in labels.items():
         for key in ours.classifiers() or rows_of(ours, label)[:1]:
-            theirs = {"setting": setting, "method": method, "metric": "tnr", **key.paper}
-            measured = list(dict.fromkeys(ood for form in results.values() for ood in form.ood(setting, key, [method])))
-            sets = measured or reported.values("ood", label=label, **key.paper)
-            if not sets:  # a network that neither the paper nor these results have in this setting
-                continue
-            tnr = {form: {o: its.value(setting, key, o, method, "tnr") for o in sets} for form, its in results.items()}
-            absent = "; ".join(form for form, values in tnr.items() if not any(v is not None for v in values.values()))
-            tnr["the paper's"] = {}
-            for ood, place in zip(sets, map(printed_name, sets), strict=True):
-                number = reported.number(label=label, ood=place, **theirs) or reported.number(ood=place, **theirs)
-                tnr["the paper's"][ood] = number and number[0]
-            rows = [[form, *_with_mean(values)] for form, values in tnr.items()]
-            needs = [f"Empty cells need results of: {absent}."] if absent else []
-            header = [look_of(method).title, *map(title, sets), "mean"]
-            title_ = f"{name}: {setting}: {key}: {METRICS['tnr']}"
-            tables.append(Table(label, title_, header, rows, [*_how(ours, setting), *_copies(sets), *needs]))
+            every = {form: [c for c in r.of(setting, key) if c["method"] == method] for form, r in results.items()}
+            run = [{c["seed"] for c in cells} for cells in every.values() if cells]
+            cells = {form: [c for c in cells if all(c["seed"] in s for s in run)] for form, cells in every.items()}
+            if run or reported.find(label=label, **key.paper):
+                table = _forms(label, f"{name}: {setting}: {key}: {METRICS['tnr']}", method, setting, key, cells)
+                how = _how(ours, setting, [c for each in cells.values() for c in each])
+                tables.append(replace(table, notes=[*how, *table.notes]))
     return tables
+
+
+def _forms(label: str, name: str, method: str, setting: str, key: Key, cells: Mapping[str, Sequence[Record]]) -> Table:
+    """One method on one classifier: TNR by the cells of each form, means over splits, and the paper's."""
+    theirs = {"setting": setting, "method": method, "metric": "tnr", **key.paper}
+    measured = dict.fromkeys(c["ood"] for each in cells.values() for c in each)
+    sets = list(measured) or reported.values("ood", label=label, **key.paper)
+    tnr = {form: {o: mean(100 * c["tnr"] for c in each if c["ood"] == o) for o in sets} for form, each in cells.items()}
+    tnr["the paper's"] = {
+        ood: reported.number(label=label, ood=printed_name(ood), **theirs)
+        or reported.number(ood=printed_name(ood), **theirs)
+        for ood in sets
+    }
+    rows = [[form, *_with_mean({o: n and n[0] for o, n in numbers.items()})] for form, numbers in tnr.items()]
+    absent = "; ".join(form for form, each in cells.items() if not each)
+    notes = [*_copies(sets), *[f"Empty cells need results of: {absent}."] * bool(absent)]
+    return Table(label, name, [look_of(method).title, *map(title, sets), "mean"], rows, notes)
 
 
 def _with_mean(values: Mapping[str, float | None]) -> list[str]:

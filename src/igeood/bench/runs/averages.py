@@ -87,8 +87,8 @@ class Averages:
     """Results with their means.
 
     Cells that were measured with different options (other images, another limit) are never mixed: the options that most
-    cells have are shown, of equals the last ones, and `left_out` counts the others in each setting. Cells of a method
-    with options of its own, or tuned by another search, are left to `variant`.
+    cells have are shown, of equals the last ones; `left_out` counts the others by setting and weights. Cells of a
+    method with options of its own, or tuned by another search, are left to `variant`.
 
     Parameters
     ----------
@@ -102,7 +102,8 @@ class Averages:
         self.results = results or Results(os.devnull)  # a folder that is not there has no records
         every = [record for record in self.results.cells.records if not _variant(record)]
         self.cells = _alike(every)
-        self.left_out = Counter(c["setting"] for c in every) - Counter(c["setting"] for c in self.cells)
+        counts = [Counter((c["setting"], c["weights"]) for c in cells) for cells in (every, self.cells)]
+        self.left_out = counts[0] - counts[1]
         records, measured = self.results.networks.records, {(c["weights"], c["data"]["test"]) for c in self.cells}
         fitting = [r for r in records if (r["weights"], r["data"]["test"]) in measured]
         # the last record of each network, of images that cells shown are measured on if there is one
