@@ -14,7 +14,7 @@ from igeood.bench.paper.networks import accuracy, covariance, hyperparameters
 from igeood.bench.paper.plots import FIGURES
 from igeood.bench.paper.reported import load
 from igeood.bench.paper.table import MISSING
-from igeood.bench.paper.tables import averages, extended
+from igeood.bench.paper.tables import _set_rows, averages, extended
 from igeood.bench.runs import Results
 from igeood.bench.runs.averages import Averages, Key
 from igeood.detectors.gaussians import IgeoodFeatures
@@ -63,7 +63,7 @@ def test_ours_and_theirs_side_by_side_and_their_averages(results):
     assert find(auroc, "Tiny")[1] == "75.0 (94.1)"
     assert find(aupr, "Tiny")[1] == "80.0 (95.4)"
     table = averages(Averages(results), "black-box", "tab:black_box_avg")
-    assert [len(table.rows), table.rows[-1][:3]] == [7, ["average", "", "35.0 (44.9 ± 24)"]]
+    assert [len(table.rows), table.rows[-1][:3]] == [7, ["average", "", f"{MISSING} (44.9 ± 24)"]]
     means = ["35.0 ± 15 (52.5 ± 16)", "45.0 ± 15 (66.8 ± 20)", "55.0 ± 15 (65.3 ± 23)", "**65.0** ± 15 (65.6 ± 23)"]
     assert find(table, "densenet-bc-100, CIFAR-10")[1:6] == ["2", *means]
     assert find(table, "resnet-34, SVHN")[1:3] == [MISSING, f"{MISSING} (76.2 ± 7.8)"]
@@ -82,6 +82,33 @@ def test_means_are_over_sets_that_all_methods_have_and_other_options_are_not_mix
     table = extended(ours, "tab:black_box_extended")[0]
     assert find(table, "SVHN")[1] == "90.0 (40.4)"
     assert find(table, "mean, sets: 2")[1].startswith("35.0 ")
+
+
+def test_a_method_with_few_sets_does_not_shrink_the_others_means(results):
+    results.cells.append(cell(method="gen", ood="tiny-imagenet", tnr=0.9))
+    ours, key, methods = Averages(results), Key(**DENSENET), ["msp", "odin", "energy", "igeood-logits", "gen"]
+    assert ours.ood("black-box", key, methods) == ["gaussian", "tiny-imagenet"]
+    assert ours.ood("black-box", key, ["gen"]) == ["tiny-imagenet"]
+    paper = {"label": "tab:black_box_extended", "setting": "black-box", "metric": "tnr", **key.paper}
+    rows = {row[0]: row[1:] for row in _set_rows(ours, [key], methods, **paper)}
+    assert [rows["mean, sets: 2"][i] for i in (0, 4)] == ["35.0 (73.8)", MISSING]
+    assert [rows["average, each over its own sets"][i] for i in (0, 4)] == ["35.0 ± 15 (52.5)", "90.0"]
+
+
+def test_networks_are_averaged_if_they_are_the_papers_and_every_method_was_run_on_all(results):
+    def average():
+        return averages(Averages(results), "black-box", "tab:black_box_avg").rows[-1][2:6]
+
+    alone = average()
+    assert alone == [f"{MISSING} ({v} ± 24)" for v in (44.9, 50.3, 51.1, 51.6)]
+    for place in (SMALL, {"network": "resnet-34", "in_distribution": "svhn", "weights": "w2"}):
+        results.networks.append({**NETWORK, **place, "file": "c.pt"})
+        for method in ("msp", "odin"):
+            results.cells.append(cell(method=method, tnr=0.75, **place))
+        assert average() == alone  # no network of the paper; then two methods are missing on one that is
+    results.cells.append(cell(method="energy", tnr=0.75, **place))
+    results.cells.append(cell(method="igeood-logits", tnr=0.75, **place))
+    assert average()[0] == "55.0 ± 20 (44.9 ± 24)"
 
 
 def test_another_validation_set_splits_that_are_averaged_and_cells_that_are_replaced(results):

@@ -26,16 +26,21 @@ NAMED = "Tuned on {tuned} (the paper's on iSUN) and on up to 1,000 in-distributi
 QUOTED = "other methods, quoted from their authors, "
 COPIES = "Averages count a set once. Of its copies they take the literature's resized one, else the one resized by the "
 COPIES += "nearest pixel, else the smooth one: the paper's copies are aliased."
+OVERALL = "Ours: the mean over networks that are the paper's, where each method was run on all of them, two at least."
 SEEDS, OTHERS = "tab:seed_model_error", ("tab:other_comparisons", "tab:other_comparisons_adv")
 NO_OOD = {"gram": "untuned", "deconf-c": "grey-box"}  # no OOD sample is used by them: where their results are
 LENT = "Ours of {} use no OOD sample: they were measured in the setting {}, on {:,} in-distribution images."
 
 
 def _both(ours: Averages, keys: Sequence[Key], sets: Sequence[str], methods: Sequence[str], /, **paper: str) -> Pairs:
-    """Of each method, our mean over classifiers and OOD sets, and the paper's number with these fields."""
-    setting, metric = paper["setting"], paper["metric"]
-    mine = [mean(ours.value(setting, k, ood, m, metric) for k in keys for ood in sets) for m in methods]
-    return [(number, reported.number(**paper, method=m)) for number, m in zip(mine, methods, strict=True)]
+    """Of each method, our mean over classifiers and all of the OOD sets, and the paper's number with these fields."""
+    pairs, setting, metric = [], paper["setting"], paper["metric"]
+    for method in methods:
+        values = [[ours.value(setting, key, ood, method, metric) for key in keys] for ood in sets]
+        whole = all(any(value is not None for value in of_set) for of_set in values)
+        mine = mean(value for of_set in values for value in of_set) if whole else None
+        pairs.append((mine, reported.number(**paper, method=method)))
+    return pairs
 
 
 def _pairs(numbers: Pairs) -> list[str]:
@@ -70,13 +75,16 @@ def averages(ours: Averages, setting: str, label: str) -> Table:
 
 
 def _over_networks(ours: Averages, label: str, setting: str, methods: Sequence[str], metric: str) -> list[str]:
-    """Of each method the mean over our classifiers of their means over OOD sets, and the paper's over its own."""
-    cells, theirs = [], {"label": label, "setting": setting, "network": "average", "metric": metric}
-    for method in methods:
-        sets = {key: one_each(ours.ood(setting, key, methods)) for key in ours.classifiers()}
-        means = [mean(ours.value(setting, k, ood, method, metric) for ood in oods) for k, oods in sets.items()]
-        cells.append(pair(mean(each and each[0] for each in means), reported.number(**theirs, method=method)))
-    return cells
+    """Of each method the mean over networks, ours and the paper's: ours if all methods have several that it has too."""
+    paper = {"setting": setting, "metric": metric, "label": label}
+    keys = [key for key in ours.classifiers() if reported.find(**paper, **key.paper)]
+    oods = [one_each(ours.ood(setting, key, methods)) for key in keys]
+    each = [_both(ours, [key], sets, methods, **paper) for key, sets in zip(keys, oods, strict=True)]
+    mine = [[ours and ours[0] for ours, _ in column] for column in zip(*each, strict=True)] or [[]] * len(methods)
+    run = [values for values in mine if any(value is not None for value in values)]
+    alike = len({(key.network, key.in_distribution) for key in keys}) > 1 and all(None not in values for values in run)
+    theirs = [reported.number(**paper, network="average", method=method) for method in methods]
+    return [pair(mean(values) if alike else None, number) for values, number in zip(mine, theirs, strict=True)]
 
 
 def _copies(sets: Sequence[str]) -> list[str]:
@@ -90,8 +98,8 @@ def _how(ours: Averages, setting: str, cells: Sequence[Record]) -> list[str]:
     if not cells:
         return [f"Nothing of the {setting} was measured here: empty cells need `igeood bench --setting {setting}`."]
     how = HOW.get(setting) or HOW.get(ours.validation, NAMED)
-    splits = Counter((c["weights"], c["method"], c["ood"]) for c in cells).values()
-    how = how.format(splits=_or(splits), tuned=title(ours.validation))
+    splits = Counter(place for place, _ in {((c["weights"], c["method"], c["ood"]), c["seed"]) for c in cells})
+    how = how.format(splits=_or(splits.values()), tuned=title(ours.validation))
     images = {c["ood"]: _or(other["ood_images"] for other in cells if other["ood"] == c["ood"]) for c in cells}
     each = ", ".join(f"{title(ood)} {n}" for ood, n in images.items())
     notes = [f"{how} Measured on {_or(c['id_images'] for c in cells)} in-distribution images; {each}."]
@@ -133,7 +141,8 @@ def extended(ours: Averages, label: str, what: str = "", also: str = "") -> list
         tables.append(Table(label, name, [NETWORK, "OOD set", *titles(methods)], rows, notes))
     if reported.find(label=label, network="average"):
         rows = [[METRICS[metric], *_over_networks(ours, label, setting, methods, metric)] for metric in metrics]
-        tables.append(Table(label, f"{what}{setting}: average over networks", ["metric", *titles(methods)], rows))
+        name = f"{what}{setting}: average over networks"
+        tables.append(Table(label, name, ["metric", *titles(methods)], rows, [OVERALL]))
     return tables
 
 
@@ -153,7 +162,9 @@ def _printed_rows(methods: Sequence[str], metrics: Sequence[str], /, **paper: st
 def _set_rows(ours: Averages, keys: Sequence[Key], methods: Sequence[str], /, **paper: str) -> list[list[str]]:
     """A row for each OOD set, copies of one set side by side; then means over the sets that both have, and averages."""
     setting, printed = paper["setting"], reported.values("ood", **paper)
-    measured, every = (list(dict.fromkeys(o for k in keys for o in ours.ood(setting, k, of))) for of in ((), methods))
+    own = {m: dict.fromkeys(c["ood"] for k in keys for c in ours.of(setting, k) if c["method"] == m) for m in methods}
+    every = {ood: None for key in keys for ood in ours.ood(setting, key, methods)}
+    measured = {ood: None for sets in own.values() for ood in sets}
     order = list(dict.fromkeys([*map(printed_name, measured), *printed]))
     missing = [ood for ood in printed if ood not in map(printed_name, measured)]
     numbers = {
@@ -161,13 +172,12 @@ def _set_rows(ours: Averages, keys: Sequence[Key], methods: Sequence[str], /, **
         for ood in sorted([*measured, *missing], key=lambda ood: order.index(printed_name(ood)))
     }
     rows = [[title(ood), *_pairs(both)] for ood, both in numbers.items()]
-    own = one_each(every)
-    shared = [ood for ood in own if printed_name(ood) in printed or not printed]
+    shared = [ood for ood in one_each(list(every)) if printed_name(ood) in printed or not printed]
     if shared:
         rows.append([f"mean, sets: {len(shared)}", *_common([numbers[ood] for ood in shared])])
     if reported.find(**paper, ood="average"):
-        cells = _both(ours, keys, own, methods, ood="average", **paper)
-        rows.append(["average, each over its own sets", *_pairs(cells)])
+        both = [_both(ours, keys, one_each(list(sets)), [m], ood="average", **paper)[0] for m, sets in own.items()]
+        rows.append(["average, each over its own sets", *(pair(*numbers) for numbers in both)])
     return rows
 
 

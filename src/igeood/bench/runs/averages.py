@@ -133,11 +133,12 @@ class Averages:
         return cells if key is None else [c for c in cells if key.fits(c)]
 
     def ood(self, setting: str, key: Key | None = None, methods: Sequence[str] = ()) -> list[str]:
-        """OOD sets measured in a setting; for those of the methods that were run at all, by every one of them."""
+        """OOD sets measured in a setting; with methods, those that all have but the ones with fewer sets than most."""
         cells = self.of(setting, key)
-        measured = {(c["method"], c["ood"]) for c in cells}
-        run = [method for method in methods if any(method == m for m, _ in measured)]
-        return [ood for ood in dict.fromkeys(c["ood"] for c in cells) if all((m, ood) in measured for m in run)]
+        measured = [{c["ood"] for c in cells if c["method"] == method} for method in methods]
+        run = sorted(filter(None, measured), key=len)
+        usual = [sets for sets in run if len(sets) >= len(run[(len(run) - 1) // 2])]  # the lower median
+        return [ood for ood in dict.fromkeys(c["ood"] for c in cells) if all(ood in sets for sets in usual)]
 
     def value(self, setting: str, key: Key, ood: str, method: str, metric: str) -> float | None:
         """A metric in percent, the mean over splits; None if it was not measured."""
