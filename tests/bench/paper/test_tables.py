@@ -228,6 +228,17 @@ def test_notes_count_the_tables_own_cells_and_forms_of_a_method_are_of_the_same_
     assert "splits: 1." in table.notes[0]
 
 
+def test_input_steps_show_each_size_on_the_same_validation_images_and_the_papers_own_mahalanobis(results):
+    place = {"temperature": None, "epsilon": 0.5, "limit": 40}
+    results.cells.append(cell("white-box-step", "mahalanobis", "own", "tiny-imagenet", tnr=0.96, **place))
+    assert TABLES["input-steps"](Averages(results))[0].rows[0][4:] == ["0.5", "9,000", "96.0 (96.9)", MISSING]
+    steps = [{"epsilon": e, "tnr": t} for e, t in ((0.0, 0.8), (0.5, 0.9), (0.0, 0.7), (0.5, 0.6))]  # at two T
+    tuned = {"tuning": {"steps": steps, "n_ood": 20}, **place}
+    results.tunings.append(cell("white-box-step", "mahalanobis", "own", "tiny-imagenet", **tuned))
+    [table] = TABLES["input-steps"](Averages(results))
+    assert (table.header[-2:], table.rows[0][-3:]) == (["ε = 0", "ε = 0.5"], ["20", "80.0", "90.0"])
+
+
 def test_methods_without_ood_samples_are_lent_to_the_table_that_quotes_them(results):
     results.cells.append(cell("untuned", "gram", "none", "tiny-imagenet", tnr=0.97, id_images=10_000))
     results.cells.append(cell("untuned", "mahalanobis", "none", "tiny-imagenet", tnr=0.1))
