@@ -1,7 +1,9 @@
 """The paper's tables: our numbers where they belong, the paper's beside them, and what is missing as missing."""
 
 import re
+import shutil
 from collections import Counter
+from pathlib import Path
 from statistics import fmean
 
 import pytest
@@ -164,6 +166,18 @@ def test_every_name_is_made(whole, network, tmp_path):
     assert MISSING not in find(TABLES["adversarial"](Averages(whole))[0], "resnet-10-16")
     drawn = sorted(path.stem for path in tmp_path.glob("*.png"))
     assert drawn == ["curves", f"gaussianity-{stem}", f"histograms-{stem}", f"layers-{stem}", "toy"]
+
+
+def test_a_copy_of_the_records_makes_all_but_the_figures_of_scores_and_outputs(whole, tmp_path):
+    records = Path(
+        shutil.copytree(whole.folder, tmp_path / "records", ignore=shutil.ignore_patterns("scores", "outputs"))
+    )
+    texts = {name: make(name, Results.existing(records), out=tmp_path) for name in NAMES}
+    nothing = {
+        name for name, text in texts.items() if "without a benchmark's folder, `--results`, with its" in text
+    }
+    assert nothing == {"histograms", "gaussianity", "layers", "layer-reduction"}
+    assert sorted(path.stem for path in tmp_path.glob("*.png")) == ["curves", "toy"]
 
 
 def test_copies_of_a_set_stand_beside_the_papers_number_and_count_once(results):

@@ -20,6 +20,9 @@ _CURVES = "TNR on the validation images, {}; what was chosen for each method is 
 NOTES = {"curves": _CURVES, "gaussianity": _SHOWN.format(""), "layers": _SHOWN.format("SVHN, or ")}  # below the figures
 
 
+NOTHING = "Nothing is {} without a benchmark's folder, `--results`, with its tunings, `scores` and `outputs`.\n"
+
+
 def make(
     name: str,
     results: Results | None = None,
@@ -58,8 +61,8 @@ def make(
         path = Path(out) / f"{stem}.png"
         save(figure, path)
         parts.append(f"![{stem}]({path})\n")
-    if not parts:
-        return f"### {name}\n\nNothing was measured: `--results` names the folder of a benchmark.\n"
     note = NOTES.get(name, "").format(title(ours.validation)) if figures else ""
-    head = [] if parts[0].startswith("###") else [f"### {name}\n"]
+    if not parts or (name in FIGURES and not figures):
+        note = NOTHING.format("drawn" if name in FIGURES else "shown")
+    head = [] if tables else [f"### {name}\n"]
     return "\n".join([*head, *parts, *[note] * bool(note)])

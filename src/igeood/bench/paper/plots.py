@@ -19,10 +19,8 @@ def histograms(ours: Averages) -> Drawn:
     for key in ours.classifiers():
         panels = []
         for setting in PAPER:
-            method = reported.values("method", setting=setting, ood="average", network="average")[
-                -1
-            ]  # IGEOOD's is last
-            cells = [c for c in ours.of(setting, key) if c["method"] == method]
+            *_, method = reported.values("method", setting=setting, ood="average", network="average")  # IGEOOD's
+            cells = [c for c in ours.of(setting, key) if c["method"] == method and ours.kept(c).exists()]
             for cell in sorted(cells, key=lambda c: rank(c["ood"], SHOWN))[:1]:
                 scores, name = ours.scores(cell), f"{setting}: {look_of(method).title}"
                 foreign = {title(cell["ood"]): scores.arrays["ood"]}

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from statistics import fmean
 from typing import Any
 
@@ -165,9 +165,13 @@ class Averages:
                     searches[parameter][method] = (values, tnr, record[parameter])
         return searches
 
+    def kept(self, cell: Record) -> Path:
+        """The file of a cell's scores, which a copy of the records alone has not."""
+        return self.results.folder / "scores" / str(cell.get("scores"))
+
     def scores(self, cell: Record) -> "Scores":
         """What was kept of a cell."""
-        record, tensors = read_record(self.results.folder / "scores" / cell["scores"], "scores")
+        record, tensors = read_record(self.kept(cell), "scores")
         return Scores(cell, record["columns"], {name: tensor.numpy() for name, tensor in tensors.items()})
 
 
