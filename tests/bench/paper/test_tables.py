@@ -1,5 +1,6 @@
 """The paper's tables: our numbers where they belong, the paper's beside them, and what is missing as missing."""
 
+import math
 import re
 import shutil
 from collections import Counter
@@ -173,9 +174,7 @@ def test_a_copy_of_the_records_makes_all_but_the_figures_of_scores_and_outputs(w
         shutil.copytree(whole.folder, tmp_path / "records", ignore=shutil.ignore_patterns("scores", "outputs"))
     )
     texts = {name: make(name, Results.existing(records), out=tmp_path) for name in NAMES}
-    nothing = {
-        name for name, text in texts.items() if "without a benchmark's folder, `--results`, with its" in text
-    }
+    nothing = {name for name, text in texts.items() if "without a benchmark's folder, `--results`, with its" in text}
     assert nothing == {"histograms", "gaussianity", "layers", "layer-reduction"}
     assert sorted(path.stem for path in tmp_path.glob("*.png")) == ["curves", "toy"]
 
@@ -280,13 +279,17 @@ def test_minimum_and_sum_over_classes_from_kept_outputs(whole):
 
 
 def test_layers_conditions_are_beside_the_papers_and_older_records_say_nothing(results):
-    checks = {"condition_full": 4e10, "condition_infinity": 9e10, "condition_diagonal": 2e3, "dominant": 0.25}
-    line = {**DENSENET, **NETWORK, "weights": "w0", "file": "a.pt", "layers": [["conv", 24], ["block", 108]]}
+    checks = {"condition_full": None, "condition_infinity": 9e10, "condition_diagonal": math.inf, "dominant": 0.25}
+    layers = [["conv", 24], ["block", 108], ["c", 1], ["d", 1], ["e", 1], ["fc.h", 10]]
+    line = {**DENSENET, **NETWORK, "weights": "w0", "file": "a.pt", "layers": layers}
     old = {"condition_full": 1.0, "condition_diagonal": 1.0, "dominance": 0.1, "shapiro_w": 0.9, "dead": 0}
-    results.networks.append({**line, "diagnostics": {"conv": {**checks, "shapiro_w": 0.98, "dead": 3}, "block": old}})
+    new = {**checks, "shapiro_w": 0.98, "dead": 3}
+    results.networks.append({**line, "diagnostics": {"conv": new, "block": old, "fc.h": new}})
     [table] = covariance(Averages(results))
-    assert table.rows[0][1:] == ["conv", "24", "0.980", "25%", "4e+10", "9e+10 (2.8e+10)", "2e+03 (1e+03)", "3"]
-    assert table.rows[1][2:] == ["108", *[MISSING] * 3, f"{MISSING} (3.5e+06)", f"{MISSING} (30)", MISSING]
+    conditions = ["singular", "9e+10 (2.8e+10)", "singular (1e+03)"]
+    assert table.rows[0][1:] == ["conv", "24", "0.980", "25%", MISSING, *conditions, "3"]
+    assert table.rows[1][2:] == ["108", *[MISSING] * 4, f"{MISSING} (3.5e+06)", f"{MISSING} (30)", MISSING]
+    assert [row[1] for row in table.rows] == ["conv", "block", "c", "d"]  # nobody has numbers of the rest
 
 
 UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
