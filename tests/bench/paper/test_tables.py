@@ -236,6 +236,7 @@ def test_notes_count_the_tables_own_cells_and_forms_of_a_method_are_of_the_same_
     assert joined.endswith(
         "splits: 1 or 2. Measured on 100 or 9,000 in-distribution images; Tiny-ImageNet 70 or 1,000."
     )
+    assert all("small" not in make(name, results, out="") for name in ("layers", "grey-box", "timing"))  # empty rows
     table = TABLES["equation-12"](Averages(results))[0]
     assert [row[1] for row in table.rows] == ["60.0", "10.0", MISSING, "99.8"]  # the first split alone
     assert "splits: 1." in table.notes[0]

@@ -20,6 +20,8 @@ _CURVES = "TNR on the validation images, {}; what was chosen for each method is 
 NOTES = {"curves": _CURVES, "gaussianity": _SHOWN.format(""), "layers": _SHOWN.format("SVHN, or ")}  # below the figures
 
 
+LEGEND = 'Numbers are ours, and in parentheses the paper\'s. Bold: our best of a row. "mean, sets: n": over the n OOD '
+LEGEND += "sets that the methods and the paper all have, copies of a set counting once. –: not measured.\n"
 NOTHING = "Nothing is {} without a benchmark's folder, `--results`, with its tunings, `scores` and `outputs`.\n"
 
 
