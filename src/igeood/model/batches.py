@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from igeood.errors import IgeoodWarning, InputError
+from igeood.errors import IgeoodWarning, InputError, UnsuitedError
 from igeood.outputs import Keys, refuse, row_keys
 
 CHUNK = 256  # samples of a bare tensor that go through the model at a time
@@ -103,9 +103,11 @@ def batches(source: Any, name: str = "x") -> Iterator[Batch]:
 
 @contextmanager
 def at_batch(name: str, number: int) -> Iterator[None]:
-    """Put the batch's place before the message of an `InputError`."""
+    """Put the batch's place before the message of an `InputError`, unless it is of the model."""
     try:
         yield
+    except UnsuitedError:
+        raise
     except InputError as error:
         raise InputError(f"{name}: batch {number}: {error}") from error.__cause__
 
