@@ -17,7 +17,13 @@ TABLES = {**OF_RECORDS, "layers": weights, "layer-reduction": reduction, "input-
 NAMES = tuple(dict.fromkeys([*TABLES, "timing", *FIGURES]))
 _SHOWN = "The OOD set is {}Tiny-ImageNet, in the copy most like the paper's, or else the first of the results.\n"
 _CURVES = "TNR on the validation images, {}; what was chosen for each method is marked.\n"
-NOTES = {"curves": _CURVES, "gaussianity": _SHOWN.format(""), "layers": _SHOWN.format("SVHN, or ")}  # below the figures
+_POOLED = "Each set is standardised by itself, all classes together; W is of each class by itself, averaged. "
+_SPLIT = "IGEOOD is at T = 1; weights are learnt on one half of the images, of one split, and the other half is shown. "
+NOTES = {  # below the figures
+    "curves": _CURVES,
+    "gaussianity": _POOLED + _SHOWN.format(""),
+    "layers": _SPLIT + _SHOWN.format("SVHN, or "),
+}
 
 
 LEGEND = 'Numbers are ours, and in parentheses the paper\'s. Bold: our best of a row. "mean, sets: n": over the n OOD '
