@@ -45,7 +45,7 @@ def test_gram_is_what_loops_say_also_for_a_class_that_is_never_predicted(known, 
     detector = igeood.detector("gram").fit(train)
     torch.testing.assert_close(detector.contributions(test), torch.from_numpy(gram_by_loops(train.keyed(), test)))
     assert detector.columns_ == ["early", "block.late"]
-    notes = ["data: class 3 is never predicted (1 classes are not); the range of all classes stands for its own"]
+    notes = ["data: 1 of 10 classes are never predicted, the first is 3; the range of all classes stands for theirs"]
     assert list(detector.notes_) == notes * is_missed
     halves = [Summary.of(train.keyed()[i::2], needs) for i in (0, 1)]
     merged = igeood.detector("gram").learn(halves[1] + halves[0])

@@ -62,7 +62,7 @@ def test_diagnostics(model, data):
         assert d.shapiro_w == pytest.approx(np.mean(w), rel=1e-9)
     x = torch.tensor([[1.0, 2.0], [-1.0, 2.5], [3.0, -2.0], [0.0, 1.0], [0.0, 1.0]])  # 2 rows of class 1: no W
     (d,) = igeood.diagnose(igeood.Outputs(torch.zeros(5, 2), {"a": x}, torch.tensor([0, 0, 0, 1, 1]))).values()
-    assert (d.dominant, d.dead) == (0.5, 0)  # the scatter is (8, −9; −9, 12.17)
+    assert (d.dominant, d.dominant_signed, d.dead) == (0.5, 1.0, 0)  # the scatter is (8, −9; −9, 12.17)
     assert d.shapiro_w == pytest.approx(np.mean([shapiro(x[:3, j].double().numpy()).statistic for j in range(2)]))
     dead = igeood.Outputs(torch.zeros(50, 2), {"dead": torch.ones(50, 2)}, torch.arange(50) % 2)
     assert [getattr(igeood.diagnose(dead)["dead"], n) for n in ("dead", "condition_infinity")] == [2, float("inf")]

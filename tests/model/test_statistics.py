@@ -113,9 +113,11 @@ def test_models_that_lack_what_is_read_are_refused_with_the_cure():
     )
     for model in (mlp, untracked):
         guard = igeood.white_box(model, method="batch-norm")
-        with pytest.raises(InputError, match=r"no batch norm with running statistics \(other .*or use another method"):
+        with pytest.raises(
+            InputError, match=r"^layers: no batch norm with running statistics \(other .*; use another method"
+        ):
             guard.fit([(IMAGES, torch.tensor([0, 1, 2, 0]))])
-        with pytest.raises(InputError, match="layers: no convolution after a first one in this model; name layers"):
+        with pytest.raises(InputError, match=r"^layers: no convolution after a first one in this model; name layers"):
             igeood.white_box(model, method="gram").fit([(IMAGES, torch.tensor([0, 1, 2, 0]))])
     with pytest.raises(InputError, match="layers: LayerNorm keeps no running statistics; name batch norms"):
         extract(mlp, IMAGES, ["2"], statistic="moments")

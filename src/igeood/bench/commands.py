@@ -190,11 +190,13 @@ def paper(name: str, results: str | None, out: str, validation: str | None, netw
     validation-choice, seeds, accuracy, adversarial, timing, others, histograms, curves, gaussianity, layers,
     layer-reduction, input-steps; or all.
     """
-    from igeood.bench.paper.catalog import NAMES, make
+    from igeood.bench.paper.catalog import LEGEND, NAMES, make
     from igeood.bench.runs import Results, load_network
 
     measured = None if results is None else Results.existing(results)
     loaded = [load_network(spec) for spec in networks]
+    if name == "all":
+        click.echo(LEGEND)
     for each in NAMES if name == "all" else [name]:
         click.echo(make(each, measured, out=out, validation=validation, networks=loaded))
 

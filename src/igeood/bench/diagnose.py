@@ -23,8 +23,9 @@ class LayerDiagnostics:
     condition_full, condition_infinity, condition_diagonal : float
         Condition numbers of the pooled covariance in the 2-norm and in the infinity norm, the paper's; and of its
         diagonal, which is the same in both. Infinite when singular.
-    dominant : float
-        Share of the rows that are diagonally dominant: |diagonal| exceeds the sum of the others.
+    dominant, dominant_signed : float
+        Share of the rows whose diagonal exceeds the sum of the others' absolute values, the usual diagonal dominance;
+        and of those whose diagonal exceeds the sum of the others with their signs, which is what the paper writes.
     shapiro_w : float
         Shapiro–Wilk's W of each class and channel, averaged: 1 for a Gaussian. Constants are left out; NaN if all are.
     dead : int
@@ -35,6 +36,7 @@ class LayerDiagnostics:
     condition_infinity: float
     condition_diagonal: float
     dominant: float
+    dominant_signed: float
     shapiro_w: float
     dead: int
 
@@ -70,6 +72,7 @@ def _layer(features: Tensor, labels: Tensor, n_classes: int) -> LayerDiagnostics
         condition_infinity=float(torch.linalg.cond(covariance, torch.inf)) if eigenvalues.min() > 0 else float("inf"),
         condition_diagonal=_ratio(diagonal.max(), diagonal.min()),
         dominant=float((2.0 * diagonal > covariance.abs().sum(dim=1)).double().mean()),
+        dominant_signed=float((2.0 * diagonal > covariance.sum(dim=1)).double().mean()),
         shapiro_w=float(np.mean(w)) if w else float("nan"),
         dead=int((~alive).sum()),
     )

@@ -54,8 +54,9 @@ class Gram(ColumnDetector):
         self.low_ = {k: torch.where(fill, sums.low.amin(dim=0), sums.low) for k, sums in summary.sums.items()}
         self.high_ = {k: torch.where(fill, sums.high.amax(dim=0), sums.high) for k, sums in summary.sums.items()}
         if bool(missed.any()):
-            which = f"class {int(missed.nonzero()[0])} is never predicted ({int(missed.sum())} classes are not)"
-            self.notes_ += (f"data: {which}; the range of all classes stands for its own",)
+            first, n = int(missed.nonzero()[0]), int(missed.sum())
+            which = f"{n} of {len(missed)} classes are never predicted, the first is {first}"
+            self.notes_ += (f"data: {which}; the range of all classes stands for theirs",)
         self.usual_ = self._usual_deviations(summary)
 
     def _usual_deviations(self, summary: Summary) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from igeood.errors import IgeoodWarning, InputError
+from igeood.errors import IgeoodWarning, InputError, UnsuitedError
 from igeood.model.failing import Collated, LostError, tolerant
 from igeood.outputs import Keys, Refused, row_keys, take_over, without
 
@@ -121,9 +121,11 @@ def _survivors(item: Any, first: int, refused: Refused) -> Batch | LostError:
 
 @contextmanager
 def at_batch(name: str, number: int) -> Iterator[None]:
-    """Put the batch's place before the message of an `InputError`."""
+    """Put the batch's place before the message of an `InputError`, unless it is of the model."""
     try:
         yield
+    except UnsuitedError:
+        raise
     except InputError as error:
         raise InputError(f"{name}: batch {number}: {error}") from error.__cause__
 

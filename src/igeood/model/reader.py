@@ -294,7 +294,8 @@ def choose_layers(model: nn.Module, batch: Batch, kind: str, *, head: bool = Fal
     if (head or kind in ("last", "last two")) and reader.find_head(calls, logits) is not None:
         layers.append(HEAD)
     if not layers:
-        raise UnsuitedError(f"layers: no {_MISSING.get(kind, 'layer to read')} in this model; {_CURE}")
+        cure = "use another method" if kind == "norms" else _CURE
+        raise UnsuitedError(f"layers: no {_MISSING.get(kind, 'layer to read')} in this model; {cure}")
     return layers
 
 

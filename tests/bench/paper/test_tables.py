@@ -1,7 +1,10 @@
 """The paper's tables: our numbers where they belong, the paper's beside them, and what is missing as missing."""
 
+import math
 import re
+import shutil
 from collections import Counter
+from pathlib import Path
 from statistics import fmean
 
 import pytest
@@ -14,7 +17,7 @@ from igeood.bench.paper.networks import accuracy, covariance, hyperparameters
 from igeood.bench.paper.plots import FIGURES
 from igeood.bench.paper.reported import load
 from igeood.bench.paper.table import MISSING
-from igeood.bench.paper.tables import averages, extended
+from igeood.bench.paper.tables import _set_rows, averages, extended
 from igeood.bench.runs import Results
 from igeood.bench.runs.averages import Averages, Key
 from igeood.detectors.gaussians import IgeoodFeatures
@@ -23,6 +26,7 @@ from igeood.geometry import gaussian
 from igeood.metrics import tnr_at_tpr
 
 DENSENET = {"network": "densenet-bc-100", "in_distribution": "cifar-10"}
+SMALL = {"network": "small", "in_distribution": "svhn", "weights": "w9"}
 NETWORK = {"accuracy": 0.9454, "accuracy_fisher_rao": 0.9453, "test_images": 10000, "data": {"test": "t", "train": "r"}}
 
 
@@ -62,7 +66,7 @@ def test_ours_and_theirs_side_by_side_and_their_averages(results):
     assert find(auroc, "Tiny")[1] == "75.0 (94.1)"
     assert find(aupr, "Tiny")[1] == "80.0 (95.4)"
     table = averages(Averages(results), "black-box", "tab:black_box_avg")
-    assert [len(table.rows), table.rows[-1][:3]] == [7, ["average", "", "35.0 (44.9 ± 24)"]]
+    assert [len(table.rows), table.rows[-1][:3]] == [7, ["average", "", f"{MISSING} (44.9 ± 24)"]]
     means = ["35.0 ± 15 (52.5 ± 16)", "45.0 ± 15 (66.8 ± 20)", "55.0 ± 15 (65.3 ± 23)", "**65.0** ± 15 (65.6 ± 23)"]
     assert find(table, "densenet-bc-100, CIFAR-10")[1:6] == ["2", *means]
     assert find(table, "resnet-34, SVHN")[1:3] == [MISSING, f"{MISSING} (76.2 ± 7.8)"]
@@ -81,6 +85,33 @@ def test_means_are_over_sets_that_all_methods_have_and_other_options_are_not_mix
     table = extended(ours, "tab:black_box_extended")[0]
     assert find(table, "SVHN")[1] == "90.0 (40.4)"
     assert find(table, "mean, sets: 2")[1].startswith("35.0 ")
+
+
+def test_a_method_with_few_sets_does_not_shrink_the_others_means(results):
+    results.cells.append(cell(method="gen", ood="tiny-imagenet", tnr=0.9))
+    ours, key, methods = Averages(results), Key(**DENSENET), ["msp", "odin", "energy", "igeood-logits", "gen"]
+    assert ours.ood("black-box", key, methods) == ["gaussian", "tiny-imagenet"]
+    assert ours.ood("black-box", key, ["gen"]) == ["tiny-imagenet"]
+    paper = {"label": "tab:black_box_extended", "setting": "black-box", "metric": "tnr", **key.paper}
+    rows = {row[0]: row[1:] for row in _set_rows(ours, [key], methods, **paper)}
+    assert [rows["mean, sets: 2"][i] for i in (0, 4)] == ["35.0 (73.8)", MISSING]
+    assert [rows["average, each over its own sets"][i] for i in (0, 4)] == ["35.0 ± 15 (52.5)", "90.0"]
+
+
+def test_networks_are_averaged_if_they_are_the_papers_and_every_method_was_run_on_all(results):
+    def average():
+        return averages(Averages(results), "black-box", "tab:black_box_avg").rows[-1][2:6]
+
+    alone = average()
+    assert alone == [f"{MISSING} ({v} ± 24)" for v in (44.9, 50.3, 51.1, 51.6)]
+    for place in (SMALL, {"network": "resnet-34", "in_distribution": "svhn", "weights": "w2"}):
+        results.networks.append({**NETWORK, **place, "file": "c.pt"})
+        for method in ("msp", "odin"):
+            results.cells.append(cell(method=method, tnr=0.75, **place))
+        assert average() == alone  # no network of the paper; then two methods are missing on one that is
+    results.cells.append(cell(method="energy", tnr=0.75, **place))
+    results.cells.append(cell(method="igeood-logits", tnr=0.75, **place))
+    assert average()[0] == "55.0 ± 20 (44.9 ± 24)"
 
 
 def test_another_validation_set_splits_that_are_averaged_and_cells_that_are_replaced(results):
@@ -138,6 +169,16 @@ def test_every_name_is_made(whole, network, tmp_path):
     assert drawn == ["curves", f"gaussianity-{stem}", f"histograms-{stem}", f"layers-{stem}", "toy"]
 
 
+def test_a_copy_of_the_records_makes_all_but_the_figures_of_scores_and_outputs(whole, tmp_path):
+    records = Path(
+        shutil.copytree(whole.folder, tmp_path / "records", ignore=shutil.ignore_patterns("scores", "outputs"))
+    )
+    texts = {name: make(name, Results.existing(records), out=tmp_path) for name in NAMES}
+    nothing = {name for name, text in texts.items() if "without a benchmark's folder, `--results`, with its" in text}
+    assert nothing == {"histograms", "gaussianity", "layers", "layer-reduction"}
+    assert sorted(path.stem for path in tmp_path.glob("*.png")) == ["curves", "toy"]
+
+
 def test_copies_of_a_set_stand_beside_the_papers_number_and_count_once(results):
     """Smooth, nearest and the literature's: the paper's is aliased."""
     for name, tnr in (("tiny-imagenet-nearest", 0.6), ("lsun-nearest", 0.9)):
@@ -181,6 +222,37 @@ def test_options_of_a_method_have_tables_of_their_own_and_are_left_out_of_all_ot
     assert hyperparameters(ours)[0].rows[0][2] == "2.5; 4.6"
 
 
+def test_notes_count_the_tables_own_cells_and_forms_of_a_method_are_of_the_same_splits(results):
+    results.networks.append({**NETWORK, **SMALL, "file": "c.pt"})
+    few = {**SMALL, "id_images": 100, "ood_images": 70}
+    results.cells.append(cell("white-box", "igeood+", "own", "tiny-imagenet", **few))
+    results.cells.append(cell("white-box", "residual-flow", "own", "svhn", ood_images=5))  # not of that table
+    results.cells.append(cell("white-box", "igeood+", "own", "tiny-imagenet", tnr=0.1, options={"ood_sigma": "both"}))
+    notes = {t.title: t.notes[0] for t in extended(Averages(results), "tab:wb_ood_extended")}
+    own = [note.partition("splits: ")[2] for name, note in notes.items() if "TNR" in name and "not here" not in name]
+    counts = [("2", "9,000", "1,000"), ("1", "100", "70")]
+    assert own == ["{}. Measured on {} in-distribution images; Tiny-ImageNet {}.".format(*each) for each in counts]
+    joined = averages(Averages(results), "white-box", "tab:white_box_avg").notes[1]
+    assert joined.endswith(
+        "splits: 1 or 2. Measured on 100 or 9,000 in-distribution images; Tiny-ImageNet 70 or 1,000."
+    )
+    assert all("small" not in make(name, results, out="") for name in ("layers", "grey-box", "timing"))  # empty rows
+    table = TABLES["equation-12"](Averages(results))[0]
+    assert [row[1] for row in table.rows] == ["60.0", "10.0", MISSING, "99.8"]  # the first split alone
+    assert "splits: 1." in table.notes[0]
+
+
+def test_input_steps_show_each_size_on_the_same_validation_images_and_the_papers_own_mahalanobis(results):
+    place = {"temperature": None, "epsilon": 0.5, "limit": 40}
+    results.cells.append(cell("white-box-step", "mahalanobis", "own", "tiny-imagenet", tnr=0.96, **place))
+    assert TABLES["input-steps"](Averages(results))[0].rows[0][4:] == ["0.5", "9,000", "96.0 (96.9)", MISSING]
+    steps = [{"epsilon": e, "tnr": t} for e, t in ((0.0, 0.8), (0.5, 0.9), (0.0, 0.7), (0.5, 0.6))]  # at two T
+    tuned = {"tuning": {"steps": steps, "n_ood": 20}, **place}
+    results.tunings.append(cell("white-box-step", "mahalanobis", "own", "tiny-imagenet", **tuned))
+    [table] = TABLES["input-steps"](Averages(results))
+    assert (table.header[-2:], table.rows[0][-3:]) == (["ε = 0", "ε = 0.5"], ["20", "80.0", "90.0"])
+
+
 def test_methods_without_ood_samples_are_lent_to_the_table_that_quotes_them(results):
     results.cells.append(cell("untuned", "gram", "none", "tiny-imagenet", tnr=0.97, id_images=10_000))
     results.cells.append(cell("untuned", "mahalanobis", "none", "tiny-imagenet", tnr=0.1))
@@ -208,13 +280,17 @@ def test_minimum_and_sum_over_classes_from_kept_outputs(whole):
 
 
 def test_layers_conditions_are_beside_the_papers_and_older_records_say_nothing(results):
-    checks = {"condition_full": 4e10, "condition_infinity": 9e10, "condition_diagonal": 2e3, "dominant": 0.25}
-    line = {**DENSENET, **NETWORK, "weights": "w0", "file": "a.pt", "layers": [["conv", 24], ["block", 108]]}
+    checks = {"condition_full": None, "condition_infinity": 9e10, "condition_diagonal": math.inf, "dominant": 0.25}
+    layers = [["conv", 24], ["block", 108], ["c", 1], ["d", 1], ["e", 1], ["fc.h", 10]]
+    line = {**DENSENET, **NETWORK, "weights": "w0", "file": "a.pt", "layers": layers}
     old = {"condition_full": 1.0, "condition_diagonal": 1.0, "dominance": 0.1, "shapiro_w": 0.9, "dead": 0}
-    results.networks.append({**line, "diagnostics": {"conv": {**checks, "shapiro_w": 0.98, "dead": 3}, "block": old}})
+    new = {**checks, "shapiro_w": 0.98, "dead": 3}
+    results.networks.append({**line, "diagnostics": {"conv": new, "block": old, "fc.h": new}})
     [table] = covariance(Averages(results))
-    assert table.rows[0][1:] == ["conv", "24", "0.980", "25%", "4e+10", "9e+10 (2.8e+10)", "2e+03 (1e+03)", "3"]
-    assert table.rows[1][2:] == ["108", *[MISSING] * 3, f"{MISSING} (3.5e+06)", f"{MISSING} (30)", MISSING]
+    conditions = ["singular", "9e+10 (2.8e+10)", "singular (1e+03)"]
+    assert table.rows[0][1:] == ["conv", "24", "0.980", "25%", MISSING, *conditions, "3"]
+    assert table.rows[1][2:] == ["108", *[MISSING] * 4, f"{MISSING} (3.5e+06)", f"{MISSING} (30)", MISSING]
+    assert [row[1] for row in table.rows] == ["conv", "block", "c", "d"]  # nobody has numbers of the rest
 
 
 UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}

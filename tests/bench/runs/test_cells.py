@@ -66,6 +66,7 @@ def test_every_cell_is_there_once(whole, plan):
 
 def test_records_have_what_it_takes_to_redo_them_and_tuning_shares_nothing_with_measurement(whole):
     [line] = whole.networks.records
+    assert "Infinity" not in whole.networks.path.read_text()  # which is not JSON
     assert dict(line["layers"]) == {"relu": 16, "layer1": 16, "layer2": 32, "layer3": 64, "layer4": 128}
     assert line["notes"] == ["train: 200 of 50,000 images", "test: 160 of 10,000 images"]
     assert set(line["diagnostics"]) == set(dict(line["layers"]))

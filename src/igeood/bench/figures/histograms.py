@@ -91,7 +91,7 @@ def gaussianity(layers: Sequence[LayerPanel]) -> Figure:
         axes.plot(x, normal, color="black", linewidth=1.2, label="standard normal")
         w = "$W$ undefined" if math.isnan(panel.number) else f"$W$ = {panel.number:.3f}"
         drawing.label(axes, title=f"{panel.layer}\n{w}", y="density")
-    figure.supxlabel("first channel, standardised", fontsize=SMALL)
+    figure.supxlabel("first channel, each set standardised by itself", fontsize=SMALL)
     drawing.legend(figure, grid)
     return figure
 

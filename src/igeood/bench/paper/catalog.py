@@ -17,7 +17,18 @@ TABLES = {**OF_RECORDS, "layers": weights, "layer-reduction": reduction, "input-
 NAMES = tuple(dict.fromkeys([*TABLES, "timing", *FIGURES]))
 _SHOWN = "The OOD set is {}Tiny-ImageNet, in the copy most like the paper's, or else the first of the results.\n"
 _CURVES = "TNR on the validation images, {}; what was chosen for each method is marked.\n"
-NOTES = {"curves": _CURVES, "gaussianity": _SHOWN.format(""), "layers": _SHOWN.format("SVHN, or ")}  # below the figures
+_POOLED = "Each set is standardised by itself, all classes together; W is of each class by itself, averaged. "
+_SPLIT = "IGEOOD is at T = 1; weights are learnt on one half of the images, of one split, and the other half is shown. "
+NOTES = {  # below the figures
+    "curves": _CURVES,
+    "gaussianity": _POOLED + _SHOWN.format(""),
+    "layers": _SPLIT + _SHOWN.format("SVHN, or "),
+}
+
+
+LEGEND = 'Numbers are ours, and in parentheses the paper\'s. Bold: our best of a row. "mean, sets: n": over the n OOD '
+LEGEND += "sets that the methods and the paper all have, copies of a set counting once. –: not measured.\n"
+NOTHING = "Nothing is {} without a benchmark's folder, `--results`, with its tunings, `scores` and `outputs`.\n"
 
 
 def make(
@@ -58,8 +69,8 @@ def make(
         path = Path(out) / f"{stem}.png"
         save(figure, path)
         parts.append(f"![{stem}]({path})\n")
-    if not parts:
-        return f"### {name}\n\nNothing was measured: `--results` names the folder of a benchmark.\n"
     note = NOTES.get(name, "").format(title(ours.validation)) if figures else ""
-    head = [] if parts[0].startswith("###") else [f"### {name}\n"]
+    if not parts or (name in FIGURES and not figures):
+        note = NOTHING.format("drawn" if name in FIGURES else "shown")
+    head = [] if tables else [f"### {name}\n"]
     return "\n".join([*head, *parts, *[note] * bool(note)])

@@ -84,7 +84,8 @@ def weights(ours: Averages) -> list[Table]:
     for key in rows_of(ours, LABEL):
         ood, lines = learnt.get(key, ("", []))
         alphas = {m: dict(zip([p.layer for p in panels[:-1]], alpha, strict=True)) for m, panels, alpha in lines}
-        layers = list(dict.fromkeys(name for alpha in alphas.values() for name in alpha)) or ["1", "2", "3"]
+        layers = list(dict.fromkeys(name for alpha in alphas.values() for name in alpha))
+        layers = layers or ["1", "2", "3"] * bool(reported.find(label=LABEL, **key.paper))
         layers.sort(key=OUTPUT.__ne__)  # it comes first; the last three are the paper's
         for place, layer in enumerate(layers, start=4 - len(layers)):
             row = [str(key), title(ood) if ood else MISSING, layer]

@@ -1,11 +1,14 @@
 """The paper's tables of the networks themselves: what tuning chose, accuracies, and how Gaussian the layers are."""
 
+import math
 from functools import partial
 
 from igeood.bench.paper import reported
 from igeood.bench.paper.table import MISSING, NETWORK, Table, by_network, needed, pair, rows_of, titles
 from igeood.bench.runs.averages import Averages, Key
 from igeood.bench.runs.results import Record
+
+HEAD = "fc."  # parts of a classifier's head, such as DeConf-C's, which are no layers
 
 
 def hyperparameters(ours: Averages) -> list[Table]:
@@ -59,21 +62,30 @@ def covariance(ours: Averages) -> list[Table]:
     """How Gaussian each layer is, and how well its covariance and the diagonal of it are conditioned."""
     label, rows, lines = "sec:covariance", [], {line["weights"]: line for line in ours.networks}
     note = "W is Shapiro–Wilk's of each class and channel, averaged. A row is dominant if its diagonal exceeds the sum "
-    note += "of the others; the paper says that most rows are. The paper's condition numbers are in the infinity norm."
-    header = [NETWORK, "layer", "channels", "mean W", "dominant rows", "condition of the covariance, 2-norm"]
-    header += ["infinity norm", "of its diagonal, either norm", "dead channels"]
-    shown = {"shapiro_w": "{:.3f}", "dominant": "{:.0%}", "condition_full": "{:.2g}"}
-    compared = {"condition_infinity": "condition_full", "condition_diagonal": "condition_diagonal"}  # by ours, theirs
+    note += "of the others' absolute values, the usual definition; or the sum of the others with their signs, as the "
+    note += "paper writes, which says that most rows are. The paper's condition numbers are in the infinity norm. "
+    note += "Singular: channels depend linearly on each other, or are dead."
+    header = [NETWORK, "layer", "channels", "mean W", "dominant rows", "dominant, signed sum"]
+    header += ["condition of the covariance, 2-norm", "infinity norm", "of its diagonal, either norm", "dead channels"]
+    shares = {"shapiro_w": "{:.3f}", "dominant": "{:.0%}", "dominant_signed": "{:.0%}"}
+    conditions = {"condition_full": "", "condition_infinity": "condition_full"}  # by ours, the paper's
+    conditions["condition_diagonal"] = "condition_diagonal"
     keys = rows_of(ours, label)
     for key in keys:
         line = lines.get(key.weights, {"layers": [[f"{i}", MISSING] for i in range(1, 5)], "diagnostics": {}})
-        for place, (layer, width) in enumerate(line["layers"], start=1):
+        layers = [(layer, width) for layer, width in line["layers"] if not layer.startswith(HEAD)]
+        for place, (layer, width) in enumerate(layers, start=1):
             checks = line["diagnostics"].get(layer, {})
             checks = checks if "dominant" in checks else {}  # older ones have another W
-            row = [str(key), layer, str(width)]
-            row += [text.format(checks[name]) if name in checks else MISSING for name, text in shown.items()]
-            for metric, name in compared.items():
-                theirs = reported.number(label=label, metric=f"{name}:{place}", **key.paper)
-                row.append(pair((checks[metric], None) if metric in checks else None, theirs, "{:.2g}".format))
-            rows.append([*row, str(checks.get("dead", MISSING))])
+            theirs = [reported.number(label=label, metric=f"{c}:{place}", **key.paper) for c in conditions.values()]
+            if checks or any(theirs):
+                known = {name: checks[name] for name in shares if checks.get(name) is not None}
+                row = [text.format(known[name]) if name in known else MISSING for name, text in shares.items()]
+                mine = [(checks[name] or math.inf, None) if checks else None for name in conditions]  # None: not finite
+                row += [pair(*both, _condition) for both in zip(mine, theirs, strict=True)]
+                rows.append([str(key), layer, str(width), *row, str(checks.get("dead", MISSING))])
     return [Table(label, "layers", header, rows, [note, *needed(key for key in keys if not key.weights)])]
+
+
+def _condition(number: float) -> str:
+    return f"{number:.2g}" if math.isfinite(number) else "singular"

@@ -1,5 +1,6 @@
 """The paper's figures, drawn from a benchmark's folder: its scores, what was tuned, and the kept outputs."""
 
+import math
 from collections.abc import Callable, Iterator
 
 from igeood.bench.figures.curves import tuning_curves
@@ -8,6 +9,7 @@ from igeood.bench.figures.histograms import HistogramPanel, LayerPanel, layer_hi
 from igeood.bench.figures.histograms import gaussianity as draw_gaussianity
 from igeood.bench.paper import reported, toy
 from igeood.bench.paper.layers import LABEL, SHOWN, observed, rank, regressions
+from igeood.bench.paper.networks import HEAD
 from igeood.bench.runs.averages import Averages, Key, title
 from igeood.bench.runs.plan import PAPER
 
@@ -19,10 +21,8 @@ def histograms(ours: Averages) -> Drawn:
     for key in ours.classifiers():
         panels = []
         for setting in PAPER:
-            method = reported.values("method", setting=setting, ood="average", network="average")[
-                -1
-            ]  # IGEOOD's is last
-            cells = [c for c in ours.of(setting, key) if c["method"] == method]
+            *_, method = reported.values("method", setting=setting, ood="average", network="average")  # IGEOOD's
+            cells = [c for c in ours.of(setting, key) if c["method"] == method and ours.kept(c).exists()]
             for cell in sorted(cells, key=lambda c: rank(c["ood"], SHOWN))[:1]:
                 scores, name = ours.scores(cell), f"{setting}: {look_of(method).title}"
                 foreign = {title(cell["ood"]): scores.arrays["ood"]}
@@ -46,9 +46,10 @@ def gaussianity(ours: Averages) -> Drawn:
     """The first channel of each layer against the normal density, and the layer's mean W."""
     for key, line, _, known, foreign in observed(ours, *SHOWN):
         panels = []
-        for layer, _ in line["layers"]:
+        for layer in (layer for layer, _ in line["layers"] if not layer.startswith(HEAD)):
             first, foreign_first = (outputs.features[layer][:, 0] for outputs in (known, foreign))
-            panels.append(LayerPanel(layer, first, foreign_first, line["diagnostics"][layer]["shapiro_w"]))
+            w = line["diagnostics"][layer]["shapiro_w"]
+            panels.append(LayerPanel(layer, first, foreign_first, math.nan if w is None else w))
         yield f"gaussianity-{_stem(key)}", draw_gaussianity(panels)
 
 

@@ -25,10 +25,10 @@ class Table:
     notes: Sequence[str] = ()
 
     def markdown(self) -> str:
-        """The table in Markdown."""
+        """The table in Markdown, without rows that have no number."""
         lines = [f"### {self.title}", "", f"The paper's `{self.label}`.", ""]
         lines += ["| " + " | ".join(self.header) + " |", "|---|" + "---:|" * (len(self.header) - 1)]
-        lines += ["| " + " | ".join(row) + " |" for row in self.rows]
+        lines += ["| " + " | ".join(row) + " |" for row in self.rows if {*row[1:]} != {MISSING}]
         return "\n".join([*lines, *(f"\n{note}" for note in self.notes), ""])
 
 

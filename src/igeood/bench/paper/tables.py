@@ -1,7 +1,9 @@
 """The paper's tables: our numbers with the paper's beside them, in parentheses; what is missing is shown as missing."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import fmean
 
@@ -16,7 +18,7 @@ from igeood.bench.runs.results import Record
 
 Pairs = list[tuple[Number, Number]]  # ours and the paper's
 HOW = {  # by setting, or what the others are tuned on
-    "white-box": "Tuned on up to 1,000 images of each kind, which are not measured on; means over {splits} splits.",
+    "white-box": "Tuned on up to 1,000 images of each kind, which are not measured on; means over splits: {splits}.",
     "white-box-fgsm": "Tuned on adversarial images only; no OOD image is seen before the measurement.",
     NO_VALIDATION: "Not tuned: every method at its default temperature and step.",
 }
@@ -24,16 +26,21 @@ NAMED = "Tuned on {tuned} (the paper's on iSUN) and on up to 1,000 in-distributi
 QUOTED = "other methods, quoted from their authors, "
 COPIES = "Averages count a set once. Of its copies they take the literature's resized one, else the one resized by the "
 COPIES += "nearest pixel, else the smooth one: the paper's copies are aliased."
+OVERALL = "Ours: the mean over networks that are the paper's, where each method was run on all of them, two at least."
 SEEDS, OTHERS = "tab:seed_model_error", ("tab:other_comparisons", "tab:other_comparisons_adv")
 NO_OOD = {"gram": "untuned", "deconf-c": "grey-box"}  # no OOD sample is used by them: where their results are
 LENT = "Ours of {} use no OOD sample: they were measured in the setting {}, on {:,} in-distribution images."
 
 
 def _both(ours: Averages, keys: Sequence[Key], sets: Sequence[str], methods: Sequence[str], /, **paper: str) -> Pairs:
-    """Of each method, our mean over classifiers and OOD sets, and the paper's number with these fields."""
-    setting, metric = paper["setting"], paper["metric"]
-    mine = [mean(ours.value(setting, k, ood, m, metric) for k in keys for ood in sets) for m in methods]
-    return [(number, reported.number(**paper, method=m)) for number, m in zip(mine, methods, strict=True)]
+    """Of each method, our mean over classifiers and all of the OOD sets, and the paper's number with these fields."""
+    pairs, setting, metric = [], paper["setting"], paper["metric"]
+    for method in methods:
+        values = [[ours.value(setting, key, ood, method, metric) for key in keys] for ood in sets]
+        whole = all(any(value is not None for value in of_set) for of_set in values)
+        mine = mean(value for of_set in values for value in of_set) if whole else None
+        pairs.append((mine, reported.number(**paper, method=method)))
+    return pairs
 
 
 def _pairs(numbers: Pairs) -> list[str]:
@@ -57,18 +64,27 @@ def averages(ours: Averages, setting: str, label: str) -> Table:
     columns = [f"{name}, {METRICS[metric]}" for metric in ("tnr", "auroc") for name in titles(methods)]
     over = ", ".join(map(title, one_each(ours.ood(setting)))) or "none"
     note = f"Ours: mean ± deviation over OOD sets ({over}); in parentheses the paper's, over its own sets."
-    notes = [note, *_how(ours, setting), *_copies(ours.ood(setting)), *needed(key for key in keys if not key.weights)]
+    cells = [cell for cell in ours.of(setting) if cell["method"] in methods]
+    notes = [
+        note,
+        *_how(ours, setting, cells),
+        *_copies(ours.ood(setting)),
+        *needed(key for key in keys if not key.weights),
+    ]
     return Table(label, f"{setting}: averages", [NETWORK, "sets", *columns], rows, notes)
 
 
 def _over_networks(ours: Averages, label: str, setting: str, methods: Sequence[str], metric: str) -> list[str]:
-    """Of each method the mean over our classifiers of their means over OOD sets, and the paper's over its own."""
-    cells, theirs = [], {"label": label, "setting": setting, "network": "average", "metric": metric}
-    for method in methods:
-        sets = {key: one_each(ours.ood(setting, key, methods)) for key in ours.classifiers()}
-        means = [mean(ours.value(setting, k, ood, method, metric) for ood in oods) for k, oods in sets.items()]
-        cells.append(pair(mean(each and each[0] for each in means), reported.number(**theirs, method=method)))
-    return cells
+    """Of each method the mean over networks, ours and the paper's: ours if all methods have several that it has too."""
+    paper = {"setting": setting, "metric": metric, "label": label}
+    keys = [key for key in ours.classifiers() if reported.find(**paper, **key.paper)]
+    oods = [one_each(ours.ood(setting, key, methods)) for key in keys]
+    each = [_both(ours, [key], sets, methods, **paper) for key, sets in zip(keys, oods, strict=True)]
+    mine = [[ours and ours[0] for ours, _ in column] for column in zip(*each, strict=True)] or [[]] * len(methods)
+    run = [values for values in mine if any(value is not None for value in values)]
+    alike = len({(key.network, key.in_distribution) for key in keys}) > 1 and all(None not in values for values in run)
+    theirs = [reported.number(**paper, network="average", method=method) for method in methods]
+    return [pair(mean(values) if alike else None, number) for values, number in zip(mine, theirs, strict=True)]
 
 
 def _copies(sets: Sequence[str]) -> list[str]:
@@ -76,18 +92,25 @@ def _copies(sets: Sequence[str]) -> list[str]:
     return [COPIES] if [printed_name(name) for name in sets] != sets else []
 
 
-def _how(ours: Averages, setting: str) -> list[str]:
-    """How the setting was tuned, and on how many images."""
-    cells = [cell for cell in ours.of(setting) if "lent" not in cell]
+def _how(ours: Averages, setting: str, cells: Sequence[Record]) -> list[str]:
+    """How the setting was tuned, and on how many images and splits these cells were measured."""
+    cells = [cell for cell in cells if "lent" not in cell]
     if not cells:
         return [f"Nothing of the {setting} was measured here: empty cells need `igeood bench --setting {setting}`."]
     how = HOW.get(setting) or HOW.get(ours.validation, NAMED)
-    how = how.format(splits=len({c["seed"] for c in cells}), tuned=title(ours.validation))
-    images = ", ".join(f"{title(ood)} {n:,}" for ood, n in {c["ood"]: c["ood_images"] for c in cells}.items())
-    notes = [f"{how} Measured on {max(c['id_images'] for c in cells):,} in-distribution images; {images}."]
-    if ours.left_out[setting]:
-        notes.append(f"{ours.left_out[setting]} results of other options, or measured again, are not shown.")
+    splits = Counter(place for place, _ in {((c["weights"], c["method"], c["ood"]), c["seed"]) for c in cells})
+    how = how.format(splits=_or(splits.values()), tuned=title(ours.validation))
+    images = {c["ood"]: _or(other["ood_images"] for other in cells if other["ood"] == c["ood"]) for c in cells}
+    each = ", ".join(f"{title(ood)} {n}" for ood, n in images.items())
+    notes = [f"{how} Measured on {_or(c['id_images'] for c in cells)} in-distribution images; {each}."]
+    if left := sum(ours.left_out[setting, weights] for weights in {c["weights"] for c in cells}):
+        notes.append(f"{left} results of other options, or measured again, are not shown.")
     return notes
+
+
+def _or(counts: Iterable[int]) -> str:
+    """The numbers that occur."""
+    return " or ".join(f"{n:,}" for n in sorted({*counts}))
 
 
 def extended(ours: Averages, label: str, what: str = "", also: str = "") -> list[Table]:
@@ -101,7 +124,7 @@ def extended(ours: Averages, label: str, what: str = "", also: str = "") -> list
     metrics = [metric for metric in METRICS if reported.find(label=label, metric=metric)]
     groups: dict[Key, list[Key]] = {}
     for key in rows_of(ours, label):
-        if ours.of(setting, key) or reported.find(label=label, **key.paper):
+        if {c["method"] for c in ours.of(setting, key)} & {*methods} or reported.find(label=label, **key.paper):
             groups.setdefault(Key(**key.paper) if label == SEEDS else key, []).append(key)
     for key, trainings in groups.items():
         theirs = {"label": label, "setting": setting, **key.paper}
@@ -114,11 +137,12 @@ def extended(ours: Averages, label: str, what: str = "", also: str = "") -> list
         printed = [{"label": label, "setting": setting, **key.paper} for key in absent]
         rows = [row for paper in printed for row in _printed_rows(methods, metrics, **paper)]
         name = f"{what}{setting}: {' / '.join(METRICS[m] for m in metrics)} of networks that are not here"
-        notes = [*needed(absent), *(_how(ours, setting) if not ours.of(setting) else [])]
+        notes = [*needed(absent), *(_how(ours, setting, []) if not ours.of(setting) else [])]
         tables.append(Table(label, name, [NETWORK, "OOD set", *titles(methods)], rows, notes))
     if reported.find(label=label, network="average"):
         rows = [[METRICS[metric], *_over_networks(ours, label, setting, methods, metric)] for metric in metrics]
-        tables.append(Table(label, f"{what}{setting}: average over networks", ["metric", *titles(methods)], rows))
+        name = f"{what}{setting}: average over networks"
+        tables.append(Table(label, name, ["metric", *titles(methods)], rows, [OVERALL]))
     return tables
 
 
@@ -138,7 +162,9 @@ def _printed_rows(methods: Sequence[str], metrics: Sequence[str], /, **paper: st
 def _set_rows(ours: Averages, keys: Sequence[Key], methods: Sequence[str], /, **paper: str) -> list[list[str]]:
     """A row for each OOD set, copies of one set side by side; then means over the sets that both have, and averages."""
     setting, printed = paper["setting"], reported.values("ood", **paper)
-    measured, every = (list(dict.fromkeys(o for k in keys for o in ours.ood(setting, k, of))) for of in ((), methods))
+    own = {m: dict.fromkeys(c["ood"] for k in keys for c in ours.of(setting, k) if c["method"] == m) for m in methods}
+    every = {ood: None for key in keys for ood in ours.ood(setting, key, methods)}
+    measured = {ood: None for sets in own.values() for ood in sets}
     order = list(dict.fromkeys([*map(printed_name, measured), *printed]))
     missing = [ood for ood in printed if ood not in map(printed_name, measured)]
     numbers = {
@@ -146,22 +172,21 @@ def _set_rows(ours: Averages, keys: Sequence[Key], methods: Sequence[str], /, **
         for ood in sorted([*measured, *missing], key=lambda ood: order.index(printed_name(ood)))
     }
     rows = [[title(ood), *_pairs(both)] for ood, both in numbers.items()]
-    own = one_each(every)
-    shared = [ood for ood in own if printed_name(ood) in printed or not printed]
+    shared = [ood for ood in one_each(list(every)) if printed_name(ood) in printed or not printed]
     if shared:
         rows.append([f"mean, sets: {len(shared)}", *_common([numbers[ood] for ood in shared])])
     if reported.find(**paper, ood="average"):
-        cells = _both(ours, keys, own, methods, ood="average", **paper)
-        rows.append(["average, each over its own sets", *_pairs(cells)])
+        both = [_both(ours, keys, one_each(list(sets)), [m], ood="average", **paper)[0] for m, sets in own.items()]
+        rows.append(["average, each over its own sets", *(pair(*numbers) for numbers in both)])
     return rows
 
 
 def _set_notes(ours: Averages, keys: Sequence[Key], methods: Sequence[str], /, **paper: str) -> list[str]:
     """How a table by OOD sets was made, and what it lacks."""
     setting, label = paper["setting"], paper["label"]
-    cells = [cell for key in keys for cell in ours.of(setting, key)]
+    cells = [cell for key in keys for cell in ours.of(setting, key) if cell["method"] in methods]
     seeds = f"Trainings of ours: {len(keys)}; the paper's are 5."
-    notes = [*[seeds] * (label == SEEDS), *_how(ours, setting)]
+    notes = [*[seeds] * (label == SEEDS), *_how(ours, setting, cells)]
     run, measured = ({cell[name]: None for cell in cells} for name in ("method", "ood"))
     lent = {c["method"]: c["id_images"] for c in cells if "lent" in c}
     missing = [ood for ood in reported.values("ood", **paper) if ood not in map(printed_name, measured)]
@@ -245,23 +270,31 @@ def variants(
     tables, results = [], {form: ours.variant(**options) for form, options in forms.items()}
     for setting, label in labels.items():
         for key in ours.classifiers() or rows_of(ours, label)[:1]:
-            theirs = {"setting": setting, "method": method, "metric": "tnr", **key.paper}
-            measured = list(dict.fromkeys(ood for form in results.values() for ood in form.ood(setting, key, [method])))
-            sets = measured or reported.values("ood", label=label, **key.paper)
-            if not sets:  # a network that neither the paper nor these results have in this setting
-                continue
-            tnr = {form: {o: its.value(setting, key, o, method, "tnr") for o in sets} for form, its in results.items()}
-            absent = "; ".join(form for form, values in tnr.items() if not any(v is not None for v in values.values()))
-            tnr["the paper's"] = {}
-            for ood, place in zip(sets, map(printed_name, sets), strict=True):
-                number = reported.number(label=label, ood=place, **theirs) or reported.number(ood=place, **theirs)
-                tnr["the paper's"][ood] = number and number[0]
-            rows = [[form, *_with_mean(values)] for form, values in tnr.items()]
-            needs = [f"Empty cells need results of: {absent}."] if absent else []
-            header = [look_of(method).title, *map(title, sets), "mean"]
-            title_ = f"{name}: {setting}: {key}: {METRICS['tnr']}"
-            tables.append(Table(label, title_, header, rows, [*_how(ours, setting), *_copies(sets), *needs]))
+            every = {form: [c for c in r.of(setting, key) if c["method"] == method] for form, r in results.items()}
+            run = [{c["seed"] for c in cells} for cells in every.values() if cells]
+            cells = {form: [c for c in cells if all(c["seed"] in s for s in run)] for form, cells in every.items()}
+            if run or reported.find(label=label, **key.paper):
+                table = _forms(label, f"{name}: {setting}: {key}: {METRICS['tnr']}", method, setting, key, cells)
+                how = _how(ours, setting, [c for each in cells.values() for c in each])
+                tables.append(replace(table, notes=[*how, *table.notes]))
     return tables
+
+
+def _forms(label: str, name: str, method: str, setting: str, key: Key, cells: Mapping[str, Sequence[Record]]) -> Table:
+    """One method on one classifier: TNR by the cells of each form, means over splits, and the paper's."""
+    theirs = {"setting": setting, "method": method, "metric": "tnr", **key.paper}
+    measured = dict.fromkeys(c["ood"] for each in cells.values() for c in each)
+    sets = list(measured) or reported.values("ood", label=label, **key.paper)
+    tnr = {form: {o: mean(100 * c["tnr"] for c in each if c["ood"] == o) for o in sets} for form, each in cells.items()}
+    tnr["the paper's"] = {
+        ood: reported.number(label=label, ood=printed_name(ood), **theirs)
+        or reported.number(ood=printed_name(ood), **theirs)
+        for ood in sets
+    }
+    rows = [[form, *_with_mean({o: n and n[0] for o, n in numbers.items()})] for form, numbers in tnr.items()]
+    absent = "; ".join(form for form, each in cells.items() if not each)
+    notes = [*_copies(sets), *[f"Empty cells need results of: {absent}."] * bool(absent)]
+    return Table(label, name, [look_of(method).title, *map(title, sets), "mean"], rows, notes)
 
 
 def _with_mean(values: Mapping[str, float | None]) -> list[str]:

@@ -17,6 +17,7 @@ from igeood.detectors import detector
 
 LABEL = "tab:time_analysis"
 RUNS, CALLS = 5, 300  # of what takes seconds, as in the paper; of one sample
+TRAIN = 50_000  # images of the paper's training sets
 COLUMNS = {  # of the paper's table: metric and method
     "logits of the training set": ("train_logits_seconds", ""),
     "centroids": ("centroid_seconds", "igeood-logits"),
@@ -30,8 +31,11 @@ def timing(ours: Averages, networks: Sequence[Network]) -> list[Table]:
     """Seconds of the network, the centroids and the scores; the network's own only if it was given."""
     seconds = {key: _seconds_of(ours, key, networks) for key in ours.classifiers()}
     note = f"On this machine's CPU: one image at a time, the median of {CALLS} calls; centroids, of {RUNS} runs. The "
-    note += "training set's logits are timed on a batch of 100 images, times their number. The paper's are on one GPU, "
-    note += "with 50,000 training images. Ours need `--results`, with kept outputs, and `--network`."
+    note += (
+        f"training set's logits are timed on a batch of 100 images, for {TRAIN:,} as in the paper; centroids are of "
+    )
+    note += "the training images of the results. The paper's are on one GPU. Ours need `--results`, with kept outputs, "
+    note += "and `--network`."
 
     def cell(metric: str, method: str, key: Key) -> str:
         mine = seconds.get(key, {}).get(metric + method)
@@ -50,7 +54,7 @@ def _seconds_of(ours: Averages, key: Key, networks: Sequence[Network]) -> dict[s
         x = normalised(torch.zeros(100, 3, network.size, network.size), network.mean, network.std)
         with torch.inference_mode():
             seconds["inference_seconds"] = _seconds(partial(network.model, x[:1]), CALLS)
-            seconds["train_logits_seconds"] = _seconds(partial(network.model, x)) / len(x) * line["train_images"]
+            seconds["train_logits_seconds"] = _seconds(partial(network.model, x)) / len(x) * TRAIN
     if train is not None and test is not None:
         for method in ("msp", "igeood-logits"):
             scorer = detector(method).fit(train)

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from statistics import fmean
 from typing import Any
 
@@ -87,8 +87,8 @@ class Averages:
     """Results with their means.
 
     Cells that were measured with different options (other images, another limit) are never mixed: the options that most
-    cells have are shown, of equals the last ones, and `left_out` counts the others in each setting. Cells of a method
-    with options of its own, or tuned by another search, are left to `variant`.
+    cells have are shown, of equals the last ones; `left_out` counts the others by setting and weights. Cells of a
+    method with options of its own, or tuned by another search, are left to `variant`.
 
     Parameters
     ----------
@@ -102,7 +102,8 @@ class Averages:
         self.results = results or Results(os.devnull)  # a folder that is not there has no records
         every = [record for record in self.results.cells.records if not _variant(record)]
         self.cells = _alike(every)
-        self.left_out = Counter(c["setting"] for c in every) - Counter(c["setting"] for c in self.cells)
+        counts = [Counter((c["setting"], c["weights"]) for c in cells) for cells in (every, self.cells)]
+        self.left_out = counts[0] - counts[1]
         records, measured = self.results.networks.records, {(c["weights"], c["data"]["test"]) for c in self.cells}
         fitting = [r for r in records if (r["weights"], r["data"]["test"]) in measured]
         # the last record of each network, of images that cells shown are measured on if there is one
@@ -132,11 +133,12 @@ class Averages:
         return cells if key is None else [c for c in cells if key.fits(c)]
 
     def ood(self, setting: str, key: Key | None = None, methods: Sequence[str] = ()) -> list[str]:
-        """OOD sets measured in a setting; for those of the methods that were run at all, by every one of them."""
+        """OOD sets measured in a setting; with methods, those that all have but the ones with fewer sets than most."""
         cells = self.of(setting, key)
-        measured = {(c["method"], c["ood"]) for c in cells}
-        run = [method for method in methods if any(method == m for m, _ in measured)]
-        return [ood for ood in dict.fromkeys(c["ood"] for c in cells) if all((m, ood) in measured for m in run)]
+        measured = [{c["ood"] for c in cells if c["method"] == method} for method in methods]
+        run = sorted(filter(None, measured), key=len)
+        usual = [sets for sets in run if len(sets) >= len(run[(len(run) - 1) // 2])]  # the lower median
+        return [ood for ood in dict.fromkeys(c["ood"] for c in cells) if all(ood in sets for sets in usual)]
 
     def value(self, setting: str, key: Key, ood: str, method: str, metric: str) -> float | None:
         """A metric in percent, the mean over splits; None if it was not measured."""
@@ -163,9 +165,13 @@ class Averages:
                     searches[parameter][method] = (values, tnr, record[parameter])
         return searches
 
+    def kept(self, cell: Record) -> Path:
+        """The file of a cell's scores, which a copy of the records alone has not."""
+        return self.results.folder / "scores" / str(cell.get("scores"))
+
     def scores(self, cell: Record) -> "Scores":
         """What was kept of a cell."""
-        record, tensors = read_record(self.results.folder / "scores" / cell["scores"], "scores")
+        record, tensors = read_record(self.kept(cell), "scores")
         return Scores(cell, record["columns"], {name: tensor.numpy() for name, tensor in tensors.items()})
 
 

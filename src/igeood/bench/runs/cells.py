@@ -7,6 +7,7 @@ samples of the OOD set itself as in the paper, is measured on the others.
 """
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import cache, partial
@@ -36,6 +37,7 @@ from igeood.summary import Needs, Summary
 from igeood.version import __version__
 
 log = logging.getLogger("igeood")
+DIAGNOSED = 2  # of a network's line: raise it when the diagnostics change
 VALIDATION = 1000  # images of each kind to tune on, as in the paper; of a smaller set, half
 FEWEST_TUNED = 40  # of them, where there is an input step
 GREY_EPSILON = 0.0012  # before tuning: the default of `igeood.grey_box`
@@ -136,7 +138,8 @@ class _Bench:
     def _describe(self) -> None:
         """Put the network's own line beside the results: its layers, how Gaussian they are, and its accuracy."""
         sets = {part: self._set(self.own, part) for part in ("train", "test")}
-        asked = {**self.network.about, "data": {part: images.digest[:16] for part, images in sets.items()}}
+        digests = {part: images.digest[:16] for part, images in sets.items()}
+        asked = {**self.network.about, "data": digests, "diagnosed": DIAGNOSED}
         if self.results.networks.find(asked) is not None:
             return
         train, test = (self.observer.outputs(images, Needs(), part) for part, images in sets.items())
@@ -149,7 +152,10 @@ class _Bench:
             "accuracy_fisher_rao": right[1], "train_images": len(train), "test_images": len(test),
             "layers": [[layer, int(value.shape[1])] for layer, value in train.features.items()],
             "notes": [f"{part}: {images.note}" for part, images in sets.items() if images.note],
-            "diagnostics": {layer: asdict(d) for layer, d in diagnose(train).items()},
+            "diagnostics": {
+                layer: {name: value if math.isfinite(value) else None for name, value in asdict(checks).items()}
+                for layer, checks in diagnose(train).items()
+            },
         }  # fmt: skip
         self.results.networks.append({**asked, **about})
 
