@@ -108,7 +108,7 @@ PAPER = $(BIN)/igeood paper --results $(RESULTS) --out docs/reproduction
 reproduction: install  ## docs/reproduction.md from $$IGEOOD_DATA: hours, a quarter of an hour or more from kept outputs
 	$(BENCH) $(call ON,$(NETWORKS),$(SETS)) --setting black-box --validation $(VALIDATION)
 	$(BENCH) $(call ON,$(NETWORKS),$(SETS)) $(GREY) --validation $(VALIDATION)
-	$(BENCH) $(call ON,$(NETWORKS),$(COPIES)) $(GREY) $(addprefix --validation ,$(COPIES))
+	$(BENCH) $(call ON,$(NETWORKS),$(COPIES)) $(GREY) --validation tiny-imagenet-nearest --validation chars74k
 	$(BENCH) $(call ON,$(NETWORKS),$(SETS)) --setting black-box --validation none
 	$(BENCH) $(call ON,$(NETWORKS),$(COPIES)) --setting black-box $(addprefix --validation ,$(COPIES))
 	$(BENCH) $(call ON,$(NETWORKS),$(SETS)) $(WHITE) --method mahalanobis --method igeood --method igeood+
