@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from igeood.errors import InputError
-from igeood.outputs import Outputs, row_keys
-from igeood.tables import id_keys, read_logits, write_logits
+from igeood.outputs import Outputs, id_keys, row_keys
+from igeood.tables import read_logits, write_logits
 
 ROWS = np.random.default_rng(1).normal(size=(50, 3)).astype(np.float32)
 NAN = np.where(np.arange(50)[:, None] == 44, np.nan, ROWS)

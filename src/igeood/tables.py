@@ -6,7 +6,6 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,11 @@ from numpy.typing import NDArray
 
 from igeood.errors import InputError
 from igeood.files import whole
-from igeood.outputs import ArrayLike, Keys, Outputs, block_rows
+from igeood.outputs import ArrayLike, Outputs, block_rows, id_keys
 
 FEATURE = "feature."
 BUFFER = 1 << 20  # bytes of a column that are read at a time
 _DAMAGED = (pa.ArrowException, zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError, MemoryError)
-
-
-def id_keys(ids: Any) -> Keys:
-    """(N,) uint64: a hash of each id as text, so 7, np.int32(7) and "7" have one key, in every process."""
-    texts = (str(one).encode(errors="surrogatepass") for one in (ids.tolist() if hasattr(ids, "tolist") else ids))
-    return np.array([int.from_bytes(blake2b(text, digest_size=8).digest(), "big") for text in texts], dtype=np.uint64)
 
 
 class _Part:
@@ -102,7 +95,8 @@ class LogitsFile:
     ) -> None:  # fmt: skip
         self._parts = [_Part(path) for path in paths]
         names = self._parts[0].names
-        self._logits, self._keyed = logits, identity is not None
+        self._logits, self._asked = logits, identity is not None
+        self._identifies: bool | None = None  # whether samples are known by their ids: once the first block is read
         self._label = (label or next((n for n in ("label", "labels") if n in names), None)) if labelled else None
         self._id = identity or ("id" if "id" in names else None)
         there = [name.removeprefix(FEATURE) for name in names if name.startswith(FEATURE)]
@@ -141,10 +135,15 @@ class LogitsFile:
         labels, keys = None if self._label is None else batch[self._label], None
         if labels is not None and labels.null_count:
             raise InputError(f"{self._label}: row {first + labels.is_null().index(True).as_py()} is null; remove it")
-        if self._keyed:
-            keys = id_keys(self._ids(batch))
-            if len(np.unique(keys)) < len(keys):
+        if self._id is not None and self._identifies is not False:
+            ids = self._ids(batch)
+            keys = id_keys(ids)
+            is_unique = len(np.unique(keys)) == len(keys)
+            if self._asked and not is_unique:
                 raise InputError(f"{self._id}: rows share an id; name a column of unique ids, or none")
+            if self._identifies is None and len(batch):
+                self._identifies = self._asked or (is_unique and not _numbers(ids, self.rows))
+            keys = keys if self._identifies else None
         return Outputs(arrays[self._logits], features, labels, keys=keys, name=self._logits, first=first)
 
     def _ids(self, batch: pa.RecordBatch) -> pa.Array:
@@ -152,6 +151,12 @@ class LogitsFile:
         if pa.types.is_nested(column.type):
             raise InputError(f"{self._id}: {column.type} does not name rows; name another --id-column")
         return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def _numbers(ids: pa.Array, rows: int) -> bool:
+    """Whether ids only number the rows, such as 0, 1, 2 or "image 1", "image 2": other files have the same ones."""
+    digits = ["".join(filter(str.isdecimal, str(one))) for one in ids.to_pylist()]
+    return all(0 < len(text) < 16 and int(text) <= rows for text in digits)
 
 
 def _matrix(column: pa.Array, name: str, width: int, first: int) -> NDArray[Any]:
@@ -179,7 +184,8 @@ def read_logits(
         Other names of those columns.
     identity : str, optional
         A column of ids that are unique across all files: a sample is then recognised by its id, not by its row (for
-        logits that were computed twice, and differ by rounding). Without it, `id` only names rows in results.
+        logits that were computed twice, and differ by rounding). Without it the column `id` serves, unless its first
+        ids repeat, or only number the rows: then it names rows in results.
     layers : sequence of str, optional
         Read the features of these layers only; by default of all.
     labelled : bool

@@ -4,5 +4,6 @@ from igeood.guard.build import black_box, grey_box, white_box
 from igeood.guard.explain import Explanation
 from igeood.guard.file import load
 from igeood.guard.guard import Guard, Verdict, summarise
+from igeood.guard.health import Finding
 
-__all__ = ["Explanation", "Guard", "Verdict", "black_box", "grey_box", "load", "summarise", "white_box"]
+__all__ = ["Explanation", "Finding", "Guard", "Verdict", "black_box", "grey_box", "load", "summarise", "white_box"]

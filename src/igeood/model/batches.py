@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from operator import length_hint
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ class Batch:
     inputs: Mapping[str, Any]
     name: str = ""
     labels: Any = None
+    identified: ClassVar[bool] = True  # its keys are of inputs
 
     @property
     def x(self) -> Tensor:
