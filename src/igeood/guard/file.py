@@ -14,7 +14,7 @@ from igeood.detectors import detector as make_detector
 from igeood.errors import GuardFileError, InputError
 from igeood.files import read_record, write_record
 from igeood.guard.guard import Guard
-from igeood.guard.health import Finding
+from igeood.guard.health import STEPS, Finding
 from igeood.guard.inputs import ArrayInputs, ModelInputs
 from igeood.guard.known import Known
 from igeood.guard.tuning import Tuning
@@ -106,7 +106,7 @@ def _restored(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Modu
     keys = {name: tensors[name].numpy().view(np.uint64) for name in ("fitted_on", "tuned_on")}
     known = {name: Known(keys[name], *record["known"][name]) for name in keys}
     guard.fitted_on, guard._tuned_on, guard._first_tuned_on = known["fitted_on"], *[known["tuned_on"]] * 2
-    guard._findings = {step: [Finding(**each) for each in found] for step, found in record["health"].items()}
+    guard._findings = {step: [Finding(**each) for each in record["health"].get(step, [])] for step in STEPS}
     guard._training_scores, guard.preparation = tensors["training_scores"], preparation
     guard.tuning = None if record["tuning"] is None else Tuning(**record["tuning"])
     if record["calibration"] is not None:

@@ -19,7 +19,7 @@ from igeood.detectors.base import warn_of_probabilities
 from igeood.errors import InputError, NotReadyError
 from igeood.guard import health
 from igeood.guard.explain import Explanation, explain
-from igeood.guard.health import Finding
+from igeood.guard.health import STEPS, Finding
 from igeood.guard.inputs import ArrayInputs, ModelInputs, is_numpy
 from igeood.guard.known import Known
 from igeood.guard.tuning import Progress, Search, Tuning, Validation, tune_detector, tune_on_id
@@ -127,8 +127,7 @@ class Guard:
 
     def _report(self, step: str, findings: Iterable[Finding]) -> "Guard":
         """Take over a step's findings in place of its own and later ones, and warn of them."""
-        steps = ("fit", "tune", "calibrate")
-        earlier = {name: self._findings.get(name, []) for name in steps[: steps.index(step)]}
+        earlier = {name: self._findings.get(name, []) for name in STEPS[: STEPS.index(step)]}
         self._findings = {**earlier, step: list(findings)}
         health.warn(self._findings[step], stacklevel=4)
         return self

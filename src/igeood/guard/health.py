@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from igeood.calibration import ROUNDING
 from igeood.detectors import Detector
 from igeood.errors import IgeoodWarning
 from igeood.guard.known import Shared
@@ -20,8 +19,10 @@ from igeood.metrics import auroc
 from igeood.outputs import Outputs, row_keys
 from igeood.summary import Sample, Summary
 
+STEPS = ("fit", "tune", "calibrate")
 ROWS = 2000  # of the training sample that are looked at
 FEW = 20  # rows of which nothing is said
+ALIKE = 1e-13  # of the scores' size: what rounding leaves between equal ones
 DRAWN = 30  # contents from which on their counts tell whether they were drawn at random
 UNLIKELY = 1e-3
 
@@ -76,7 +77,7 @@ def of_fit(detector: Detector, summary: Summary) -> Iterator[Finding]:
     if rows is not None and len(rows) >= FEW:
         scores = _scores(detector, rows)
         contents = len(np.unique(row_keys(rows.logits, *rows.features.values())))
-        tied = list(of_scores(scores, contents, rows.n_classes, "training"))
+        tied = list(of_scores(scores, contents, 1, "training"))
         yield from tied or _of_shuffled(detector, rows, scores)
 
 
@@ -118,8 +119,8 @@ def _of_outputs(logits: Tensor) -> Iterator[Finding]:
         problem = f"logits: all lie in [0, 1], and {100 * off:.0f}% of the rows do not sum to 1, as sigmoids do"
         yield _warning("sigmoid-outputs", problem, "give what the sigmoid gets, of one class a sample")
     else:
-        problem = "logits: every row is ≥ 0 and sums to 1: are these probabilities?"
-        yield _warning("probabilities", problem, "declare them as probabilities")
+        problem = "logits: every row is ≥ 0 and sums to 1: are these probabilities? Then declare them so"
+        yield _warning("probabilities", problem, "else look at the classifier's last layer")
 
 
 def _of_shuffled(detector: Detector, rows: Outputs, scores: Tensor) -> Iterator[Finding]:
@@ -179,15 +180,15 @@ def of_counts(counts: NDArray[np.int64], n_classes: int, identified: bool, what:
         yield _warning("repeated-rows", problem, "give each sample once: copies say nothing new")
 
 
-def of_scores(scores: Tensor, contents: int, n_classes: int, what: str) -> Iterator[Finding]:
+def of_scores(scores: Tensor, contents: int, few: int, what: str) -> Iterator[Finding]:
     """Whether all scores are the same, of so many distinct outputs.
 
-    Of a few outputs that are sure of their class they may be, and those of foreign samples others. Not so if outputs
-    tell no more than the class, or if they all differ.
+    Outputs that are sure of their class may all score the same, and foreign ones otherwise. Not so if the outputs are
+    as few as the classes (`few`; training samples may be so sure), or if most of them differ.
     """
     spread, size = float(scores.max() - scores.min()), float(scores.abs().max())
-    is_telling = n_classes < contents <= len(scores) / 2
-    if len(scores) >= FEW and spread <= ROUNDING * size and contents and not is_telling:
+    is_telling = few < contents <= len(scores) / 2
+    if len(scores) >= FEW and spread <= ALIKE * size and contents and not is_telling:
         problem = f"all {len(scores)} {what} scores are equal: the guard tells no two inputs apart"
         yield _warning("scores-tied", problem, "give logits, not answers of 0 and 1, or choose another method")
 
