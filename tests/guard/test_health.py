@@ -195,7 +195,7 @@ def test_counts_of_honest_rows_are_unequal():
         assert bool(list(of_counts(counts, 4, identified, "rows"))) == is_copied
 
 
-TPR, REPEATS, TEST = 0.9, 40, 400
+TPR, REPEATS, TEST = 0.9, 30, 400
 
 
 @pytest.mark.filterwarnings("ignore:ood. ")  # of five trees few are refused
