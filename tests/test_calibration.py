@@ -58,7 +58,7 @@ def test_promises_in_words_and_defaults():
     for options, promise in (
         ({"tpr": 0.9}, f"{kept}, on average over calibration sets of 500"),
         ({"tpr": 0.9, "guarantee": "tolerance", "confidence": 0.995}, f"with 99.5% confidence, {kept}"),
-        ({"trained_on": 3}, "nothing is promised: of 500 calibration samples 3 were trained on"),
+        ({"trained_on": 3}, "nothing is promised: of 500 calibration samples 3 equal training samples"),
     ):
         assert Calibration(made.scores, **options).promise == promise
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from igeood.errors import InputError
-from igeood.outputs import Outputs, row_keys
-from igeood.tables import id_keys, read_logits, write_logits
+from igeood.outputs import Outputs, id_keys, row_keys
+from igeood.tables import read_logits, write_logits
 
 ROWS = np.random.default_rng(1).normal(size=(50, 3)).astype(np.float32)
 NAN = np.where(np.arange(50)[:, None] == 44, np.nan, ROWS)
@@ -109,6 +109,20 @@ def test_ids_identify_samples_by_their_text_where_their_column_is_named(tmp_path
     for ids in ([7, "é"], ["7", "é"], np.array(["7", "é"]), pa.array(["7", "é"]), [np.int32(7), "é"]):
         assert np.array_equal(id_keys(ids), expected)
     assert len(np.unique(id_keys(range(10_000)))) == 10_000
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_the_column_id_identifies_samples_unless_every_file_may_have_the_same_ids(tmp_path, suffix):
+    path = tmp_path / f"a{suffix}"
+    texts = [f"{i * 7919 + 5000:x}-{i * 7919 + 5000}" for i in range(50)]
+    for ids, identifies in (
+        (texts, True), (np.arange(50) + 9000, True), (np.arange(50), False), (np.arange(50) + 1, False),
+        ([f"image {i}" for i in reversed(range(50))], False), ([*texts[:49], texts[0]], False),
+    ):  # fmt: skip
+        write_logits(path, ROWS, ids=ids)
+        (block,) = read_logits(path)
+        assert block.identified == identifies
+        assert np.array_equal(block.keys, id_keys(ids) if identifies else row_keys(torch.from_numpy(ROWS)))
 
 
 @pytest.mark.parametrize("ids", [pa.array(["a", "b", "a"]).dictionary_encode(), pa.array(["a", None, None])])

@@ -40,7 +40,7 @@ class Calibration:
     left_out : int
         Samples that were offered but not used, because tuning had seen them.
     trained_on : int
-        Samples among those used that training had seen: with any, the threshold promises nothing.
+        Samples among those used that equal training samples, more than by chance: with any, nothing is promised.
     """
 
     scores: Tensor = field(repr=False)
@@ -91,7 +91,7 @@ class Calibration:
         """What the threshold promises, in a sentence."""
         n, kept = len(self.scores), f"at least {100 * self.tpr:.4g}% of in-distribution inputs are kept"
         if self.trained_on:
-            return f"nothing is promised: of {n} calibration samples {self.trained_on} were trained on"
+            return f"nothing is promised: of {n} calibration samples {self.trained_on} equal training samples"
         if self.guarantee == "marginal":
             return f"{kept}, on average over calibration sets of {n}"
         return f"with {100 * self.confidence:.4g}% confidence, {kept}"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,8 @@ class Outputs:
         (N,) the true class of each sample, in 0…C−1.
     keys : array of uint64, optional
         (N,) a hash of each sample's input or id; without it, of its row.
+    ids : sequence of names or numbers, optional
+        (N,) hashed in place of `keys`: a sample is then known by its id in every step, whatever its outputs.
     name : str
         What errors call the logits.
     first : int
@@ -49,13 +52,14 @@ class Outputs:
     Examples
     --------
     >>> outputs = Outputs([[2.0, 0.0], [0.0, 1.0]], labels=[0, 1])
-    >>> len(outputs), outputs.n_classes, len(outputs[:1])
-    (2, 2, 1)
+    >>> len(outputs), outputs.n_classes, len(outputs[:1]), outputs.identified
+    (2, 2, 1, False)
     """
 
     def __init__(
         self, logits: ArrayLike, features: Mapping[str, ArrayLike] | None = None, labels: ArrayLike | None = None, *,
-        keys: Keys | None = None, name: str = "logits", first: int = 0, refused: Refused | None = None,
+        keys: Keys | None = None, ids: Any = None, name: str = "logits", first: int = 0,
+        refused: Refused | None = None,
     ) -> None:  # fmt: skip
         self.logits, self.numpy = as_tensor(logits, name)
         # features first: where a hidden layer overflows, the error should name that layer
@@ -68,26 +72,28 @@ class Outputs:
         if keys is not None and (keys.shape != (len(self),) or keys.dtype != np.uint64):
             problem = f"expected {len(self)} of uint64, one for each row; got {keys.dtype} of shape {keys.shape}"
             raise InputError(f"keys: {problem}; hash ids of other kinds")
-        self._keys, self.first, self.refused = keys, first, refused
+        self._keys, self.first, self.refused = keys if ids is None else _checked_ids(ids, len(self)), first, refused
+        self.identified = self._keys is not None  # by ids or inputs; else equal rows have equal outputs, no more
 
     @classmethod
     def checked(
         cls, logits: Tensor, features: Mapping[str, Tensor], labels: Tensor | None, keys: Keys | None = None
     ) -> "Outputs":
         """Build from tensors that have been checked already."""
-        outputs = object.__new__(cls)
-        parts = {"logits": logits, "features": features, "labels": labels, "_keys": keys}
-        return outputs.replace(**parts, numpy=False, first=0, refused=None)
+        outputs, own = object.__new__(cls), {"_keys": keys, "identified": False, "numpy": False}
+        return outputs.replace(logits=logits, features=features, labels=labels, first=0, refused=None, **own)
 
     @classmethod
     def of(
-        cls, value: "Outputs | ArrayLike", labels: ArrayLike | None = None, name: str = "logits",
+        cls, value: "Outputs | ArrayLike", labels: ArrayLike | None = None, name: str = "logits", ids: Any = None,
         refused: Refused | None = None,
     ) -> "Outputs":  # fmt: skip
-        """`value` itself if it is an `Outputs`, with `labels` added where given; else `Outputs` of these logits."""
+        """`value` itself if it is an `Outputs`, with labels and ids added where given; else one of these logits."""
         if not isinstance(value, Outputs):
-            return cls(value, labels=labels, name=name, refused=refused)
-        return value if labels is None else value.replace(labels=_check_labels(labels, value.logits, 0))
+            return cls(value, labels=labels, name=name, ids=ids, refused=refused)
+        added: dict[str, Any] = {} if labels is None else {"labels": _check_labels(labels, value.logits, 0)}
+        added |= {} if ids is None else {"_keys": _checked_ids(ids, len(value)), "identified": True}
+        return value.replace(**added) if added else value
 
     @staticmethod
     def concat(parts: Iterable["Outputs"]) -> "Outputs":
@@ -104,6 +110,7 @@ class Outputs:
             features={block: torch.cat([item.features[block] for item in items]) for block in first.features},
             labels=torch.cat(labels) if labels else None,
             _keys=np.concatenate(keys) if len(keys) == len(items) else None,
+            identified=all(item.identified for item in items),
         )
 
     def __len__(self) -> int:
@@ -274,6 +281,14 @@ def _check_labels(value: ArrayLike, logits: Tensor, first: int) -> Tensor:
     return tensor
 
 
+def _checked_ids(ids: Any, n: int) -> Keys:
+    """Keys of ids, once there are as many as samples."""
+    keys = id_keys(ids)
+    if len(keys) != n:
+        raise InputError(f"ids: {len(keys)} of them for {n} rows; give one for each")
+    return keys
+
+
 def block_rows(n_classes: int, feature_width: int = 0) -> int:
     """Rows that are scored together: about a million values; of wide logits one for each class, up to 8 million values.
 
@@ -298,6 +313,12 @@ def recut(parts: Iterable[Outputs]) -> Iterator[Outputs]:
             held, rows = [whole[size:]], rows - size
     if rows or (held and whole is None):
         yield Outputs.concat(held)
+
+
+def id_keys(ids: Any) -> Keys:
+    """(N,) uint64: a hash of each id as text, so 7, np.int32(7) and "7" have one key, in every process."""
+    texts = (str(one).encode(errors="surrogatepass") for one in (ids.tolist() if hasattr(ids, "tolist") else ids))
+    return np.array([int.from_bytes(blake2b(text, digest_size=8).digest(), "big") for text in texts], dtype=np.uint64)
 
 
 def row_keys(*values: Tensor) -> Keys:

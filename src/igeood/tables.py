@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,16 +13,10 @@ from numpy.typing import NDArray
 
 from igeood.errors import InputError
 from igeood.files import whole
-from igeood.outputs import ArrayLike, Keys, Outputs, Refused, block_rows, recut, take_over
+from igeood.outputs import ArrayLike, Outputs, Refused, block_rows, id_keys, recut, take_over
 from igeood.parts import Part, as_column, as_numbers, find_sources, row_values, some
 
 FEATURE = "feature."
-
-
-def id_keys(ids: Any) -> Keys:
-    """(N,) uint64: a hash of each id as text, so 7, np.int32(7) and "7" have one key, in every process."""
-    texts = (str(one).encode(errors="surrogatepass") for one in (ids.tolist() if hasattr(ids, "tolist") else ids))
-    return np.array([int.from_bytes(blake2b(text, digest_size=8).digest(), "big") for text in texts], dtype=np.uint64)
 
 
 class LogitsFile:
@@ -50,7 +43,8 @@ class LogitsFile:
     ) -> None:  # fmt: skip
         self._parts = [Part(source) for source in sources]
         names = self._parts[0].names
-        self._logits, self._keyed = logits, identity is not None
+        self._logits, self._asked = logits, identity is not None
+        self._identifies: bool | None = None  # whether samples are known by their ids: once the first block is read
         found = label or next((n for n in ("label", "labels") if n in names), None)
         self._label = found if labelled else None
         self._id = identity or ("id" if "id" in names else None)
@@ -135,10 +129,15 @@ class LogitsFile:
             raise InputError(f"{self._label}: row {first + labels.is_null().index(True).as_py()} is null; remove it")
         if labels is not None and pa.types.is_string(labels.type):
             labels = _classes(labels, self._label or "", np.arange(first, first + len(batch)))
-        if self._keyed:
-            keys = id_keys(self._ids(batch))
-            if len(np.unique(keys)) < len(keys):
+        if self._id is not None and self._identifies is not False:
+            ids = self._ids(batch)
+            keys = id_keys(ids)
+            is_unique = len(np.unique(keys)) == len(keys)
+            if self._asked and not is_unique:
                 raise InputError(f"{self._id}: rows share an id; name a column of unique ids, or none")
+            if self._identifies is None and len(batch):
+                self._identifies = self._asked or (is_unique and not _numbers(ids, self.rows or len(batch)))
+            keys = keys if self._identifies else None
         given: dict[str, Any] = {"keys": keys, "name": self._logits, "first": first, "refused": refused}
         return Outputs(arrays[self._logits], features, labels, **given)
 
@@ -191,6 +190,12 @@ def _classes(texts: pa.Array, name: str, rows: NDArray[Any]) -> NDArray[Any]:
     return numbers.astype(np.int64)
 
 
+def _numbers(ids: pa.Array, rows: int) -> bool:
+    """Whether ids only number the rows, such as 0, 1, 2 or "image 1", "image 2": other files have the same ones."""
+    digits = ["".join(filter(str.isdecimal, str(one))) for one in ids.to_pylist()]
+    return all(0 < len(text) < 16 and int(text) <= rows for text in digits)
+
+
 def read_logits(
     path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, logits: str = "logits",
     label: str | None = None, identity: str | None = None, layers: Sequence[str] | None = None, labelled: bool = True,
@@ -210,7 +215,8 @@ def read_logits(
         numbers in their names if each has one, else in the file's order.
     identity : str, optional
         A column of ids that are unique across all files: a sample is then recognised by its id, not by its row (for
-        logits that were computed twice, and differ by rounding). Without it, `id` only names rows in results.
+        logits that were computed twice, and differ by rounding). Without it the column `id` serves, unless its first
+        ids repeat, or only number the rows: then it names rows in results.
     layers : sequence of str, optional
         Read the features of these layers only; by default of all.
     labelled : bool

@@ -35,7 +35,11 @@ def test_the_whole_way_is_the_librarys(run, good, files, known, caplog, suffix, 
     assert (tuned["epsilon"], tuned["id"], tuned["ood"]) == (0.0, guard.tuning.n_id, 400)
     assert (tuned["tnr"], tuned["tnr_before"]) == (guard.tuning.after, guard.tuning.before)
     expected = {"out": "g.safetensors", "threshold": guard.threshold, "samples": len(guard.calibration.scores)}
-    assert json.loads(calibrated.stdout) == {**expected, "promise": guard.promise}
+    assert json.loads(calibrated.stdout) == {
+        **expected,
+        "promise": guard.promise,
+        "health": list(map(vars, guard.health)),
+    }
 
     verdict = guard.predict(known.test)
     result = run("score", "g.safetensors", f"test.{suffix}")
@@ -141,7 +145,7 @@ def test_only_fit_reads_labels_and_warns_where_the_classifier_disagrees(run, goo
         np.savez("t.npz", logits=logits, labels=labels)
         result = run("fit", "t.npz", "--out", "g.safetensors", "--force", "--json")
         assert json.loads(result.stdout)["accuracy"] == accuracy
-        assert ("disagrees with most labels" in result.stderr) == (accuracy < 0.5)
+        assert ("the classifier disagrees with 100% of them" in result.stderr) == (accuracy < 0.5)
 
 
 def test_what_is_there_is_not_written_over(run, good, files):

@@ -208,7 +208,9 @@ def declared_probabilities_are_their_logarithms(case):
     chances = [part.replace(logits=part.logits.double().softmax(1)) for part in (case.train, case.test)]
     logs = [part.replace(logits=part.logits.log()) for part in chances]
     close(detector.fit(chances[0]).score(chances[1]), case.make().fit(logs[0]).score(logs[1]))
-    with pytest.warns(IgeoodWarning, match="200 of 200 samples are training samples"):  # which are recognised
+    with pytest.warns(
+        IgeoodWarning, match="200 of 200 samples and training samples have equal outputs"
+    ):  # which are recognised
         Guard(detector).fit(chances[0]).calibrate(chances[0])
     for wrong, place in (([[0.9, 0, 0, 0, 0]], "row 0 sums to 0.9"), ([[1.5, -0.5, 0, 0, 0]], "row 0 has a negative")):
         with pytest.raises(InputError, match=rf"^probabilities: {place}.*; renormalise"):

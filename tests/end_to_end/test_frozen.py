@@ -125,9 +125,12 @@ def test_figures_before_tuning(name, method):
 @pytest.mark.parametrize("name", ["six", "two"])
 @pytest.mark.parametrize("method", [*LOGITS, *STANDARDISED])
 def test_figures_after_tuning(name, method):
-    """Tuned on the first half of the rows, measured on the second: two rows are one point."""
+    """Tuned on the first half of the rows, measured on the second: two rows are one point.
+
+    Near-ties of TNR have gone to the higher AUROC since, and six rows to the other side at most.
+    """
     data = outputs(name)
     make = igeood.white_box if method in STANDARDISED else igeood.black_box
     guard = make(method=method).fit(data["train"]).tune(data["id"][:150], ood=data["ood"][:200], share=1.0)
     held = guard.score(data["id"][150:]), guard.score(data["ood"][200:])
-    assert_figures(*held, frozen(name)[1]["guard"][method]["held"], 1.0)
+    assert_figures(*held, frozen(name)[1]["guard"][method]["held"], 3.1)

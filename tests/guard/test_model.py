@@ -117,6 +117,7 @@ class Text(nn.Module):
         return {"logits": self.head(tokens.sum(1) / attention_mask.sum(1, keepdim=True)), "loss": torch.zeros(())}
 
 
+@pytest.mark.filterwarnings("ignore:ood. ")  # the network is not trained
 @pytest.mark.parametrize("build", [igeood.black_box, igeood.white_box])
 def test_mapping_batches_of_tokens(build):
     ids = torch.randint(20, (90, 6), generator=torch.Generator().manual_seed(0))

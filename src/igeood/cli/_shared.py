@@ -24,6 +24,8 @@ out_option: Decorator = click.option("--out", type=FILE, help="Write the guard h
 tpr_option: Decorator = click.option("--tpr", default=0.95, show_default=True, help="Share of ID samples to keep.")
 _MIB = click.IntRange(1, 2**20)
 budget_option: Decorator = click.option("--budget", default=256, show_default=True, type=_MIB, help="MiB to keep.")
+_DISTINCT = "Samples of different files are different ones, however equal: compare nothing."
+distinct_option: Decorator = click.option("--distinct", is_flag=True, help=_DISTINCT)
 _OPTIONS = (
     force_option,
     click.option(
@@ -33,7 +35,7 @@ _OPTIONS = (
         help="Column of the logits; a pattern such as `logit_*` takes one for each.",
     ),
     click.option("--label-column", help="Column of the true classes, if not `label` or `labels`."),
-    click.option("--id-column", help="Column that identifies samples across files; by default `id` only names rows."),
+    click.option("--id-column", help="Column that identifies samples across files; by default `id`, if its ids can."),
     click.option("--model", metavar="MODULE:NAME", help="A torch model, or what makes it; the module's code runs."),
     click.option("--weights", type=click.Path(), help="The model's weights: .safetensors, or a state dict in .pt."),
     click.option("--batch", default=100, show_default=True, type=click.IntRange(min=1), help="Images at a time."),
@@ -71,6 +73,13 @@ def load_guard(path: str, options: Options) -> "Guard":
     from igeood.guard import load
 
     return load(path, load_model(options))
+
+
+def health(guard: "Guard", as_json: bool) -> Options:
+    """What the guard says of itself, for the result; what it warns of is on stderr already."""
+    if as_json:
+        return {"health": [vars(finding) for finding in guard.health]}
+    return {"note": [f"{finding}." for finding in guard.health if finding.level == "info"] or None}
 
 
 def open_samples(

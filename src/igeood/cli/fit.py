@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from igeood.cli._shared import Watched, budget_option, check_out, guard_options, load_model, open_samples
+from igeood.cli._shared import Watched, budget_option, check_out, guard_options, health, load_model, open_samples
 from igeood.errors import InputError
 from igeood.terminal import FILE, method_option, progress_bars, show
 
@@ -62,12 +62,9 @@ def fit(
     source = open_samples(train, guard, given, training=True)
     with progress_bars() as report:
         guard.fit(Watched(source, "fit", report), classes=names, budget=budget << 20).save(out)
-    accuracy = _accuracy(guard)
-    if accuracy is not None and accuracy < 0.5:
-        click.echo("igeood: the classifier disagrees with most labels; are the classes in order?", err=True)
     method, n_classes = method_name(guard.detector), guard.detector.n_classes_
     record = {"out": out, "method": method, "classes": n_classes, "samples": source.rows, "layers": guard.layers}
-    show(as_json, {**record, "accuracy": accuracy})
+    show(as_json, {**record, "accuracy": _accuracy(guard), **health(guard, as_json)})
 
 
 def _lines(path: str) -> list[str]:

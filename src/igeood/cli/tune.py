@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 @search_option
 @method_option
 @seed_option
+@_shared.distinct_option
 @_shared.budget_option
 @_shared.out_option
 @_shared.guard_options
 def tune(
     guard: str, train: str, id_data: str, ood: tuple[str, ...], share: float, tpr: float, search: "Search", seed: int,
-    budget: int, out: str | None, force: bool, as_json: bool, options: dict[str, Any], **source: Any,
+    distinct: bool, budget: int, out: str | None, force: bool, as_json: bool, options: dict[str, Any], **source: Any,
 ) -> None:  # fmt: skip
     """Choose what GUARD leaves open, so that it refuses most of the OOD samples.
 
@@ -53,7 +54,7 @@ def tune(
             foreign = foreign if len(foreign) > 1 else next(iter(foreign.values()))
         loaded.fit(Watched(open_samples([train], loaded, source, training=True), "fit", report), budget=budget << 20)
         loaded.tune(
-            known, foreign, share=share, tpr=tpr, search=search, seed=seed,
+            known, foreign, share=share, tpr=tpr, search=search, seed=seed, distinct=distinct,
             progress=partial(report, "temperatures"),
         )  # fmt: skip
     loaded.save(target)
@@ -64,7 +65,7 @@ def tune(
         rates = {"mean_score": -tuning.after, "mean_score_before": -tuning.before, "id": tuning.n_id}
     names = {"tnr_of_unseen": "tnr", "tnr_of_unseen_before": "before"}
     unseen = {name: {kind: rates[rate] for kind, rates in tuning.left_out.items()} for name, rate in names.items()}
-    show(as_json, {**chosen, **rates, **(unseen if tuning.left_out else {})})
+    show(as_json, {**chosen, **rates, **(unseen if tuning.left_out else {}), **_shared.health(loaded, as_json)})
 
 
 def _named(given: str, default: str) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from igeood.detectors.gaussians import IgeoodFeatures, Mahalanobis, OodFeatures
 from igeood.detectors.logits import IgeoodLogits
 from igeood.detectors.registry import register
 from igeood.errors import InputError
-from igeood.metrics import tnr_at_tpr
+from igeood.metrics import evaluate, tnr_at_tpr
 from igeood.outputs import Outputs
 from igeood.summary import Needs, Summary
 
@@ -32,10 +32,11 @@ Rows = tuple[Any, ...]  # numbers of in-distribution and of OOD samples
 
 
 class WeightSearch(NamedTuple):
-    """Outcome of `Weighted.learn_weights`: the strength chosen, and its mean TNR over the folds."""
+    """Outcome of `Weighted.learn_weights`: the strength chosen, and its mean TNR and AUROC over the folds."""
 
     strength: float
     tnr: float
+    auroc: float
 
 
 class Weighted(ColumnDetector):
@@ -150,7 +151,7 @@ class Weighted(ColumnDetector):
         weights = regress(tables[0], tables[1], strengths[best])
         shown.weights_ = torch.from_numpy(weights).to(shown.centre_)
         self.__dict__ = shown.__dict__
-        return WeightSearch(strengths[best], float(rates[best, 1]))
+        return WeightSearch(strengths[best], *rates[best, 1:].tolist())
 
     def _judge(self, inside: Table, outside: Table, tpr: float) -> float:
         """By what strengths are chosen."""
@@ -158,15 +159,16 @@ class Weighted(ColumnDetector):
 
     def _rates(
         self, tables: list[Table], learn: Rows, judge: Rows, tpr: float, strengths: Iterable[float]
-    ) -> list[tuple[float, float]]:
-        """For each strength by what it is chosen, and TNR, on one fold."""
+    ) -> list[tuple[float, float, float]]:
+        """For each strength by what it is chosen, TNR and AUROC, on one fold."""
         known, foreign = (table[rows] for table, rows in zip(tables, learn, strict=True))
         inside, outside = (table[rows] for table, rows in zip(tables, judge, strict=True))
         rates = []
         for strength in strengths:
             weights = regress(known, foreign, strength)
             scores = (inside @ weights, outside @ weights)
-            rates.append((self._judge(*scores, tpr), tnr_at_tpr(*scores, tpr)))
+            rate = evaluate(*scores, tpr)
+            rates.append((self._judge(*scores, tpr), rate.tnr_at_tpr, rate.auroc))
         return rates
 
     def _shown(self, pair: tuple[Outputs, Outputs], fixed: list[Tensor], rows: Rows) -> tuple[Self, list[Table]]:

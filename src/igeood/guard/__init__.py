@@ -4,6 +4,10 @@ from igeood.guard.build import black_box, grey_box, white_box
 from igeood.guard.explain import Explanation
 from igeood.guard.file import load
 from igeood.guard.guard import Guard, summarise
+from igeood.guard.health import Finding
 from igeood.guard.verdict import Judgement, Verdict
 
-__all__ = ["Explanation", "Guard", "Judgement", "Verdict", "black_box", "grey_box", "load", "summarise", "white_box"]
+__all__ = [
+    "Explanation", "Finding", "Guard", "Judgement", "Verdict", "black_box", "grey_box", "load", "summarise",
+    "white_box",
+]  # fmt: skip

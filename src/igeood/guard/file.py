@@ -15,7 +15,9 @@ from igeood.detectors import detector as make_detector
 from igeood.errors import GuardFileError, InputError
 from igeood.files import read_record, record_kind, write_record
 from igeood.guard.guard import Guard
+from igeood.guard.health import STEPS, Finding
 from igeood.guard.inputs import ArrayInputs, ModelInputs
+from igeood.guard.known import Known
 from igeood.guard.names import checked_names
 from igeood.guard.tuning import Tuning
 from igeood.model.fingerprint import fingerprint
@@ -28,8 +30,10 @@ def save(guard: Guard, path: str | os.PathLike[str]) -> None:
     """Write a fitted guard; see `Guard.save`."""
     guard.inputs.check_weights(strict=True)
     tensors = {f"detector.{name}": value for name, value in guard.detector.state().items()}
-    for name, keys in (("fitted_on", guard.fitted_on), ("tuned_on", guard._tuned_on)):
-        tensors[name] = torch.from_numpy(keys.view(np.int64).copy())
+    known = {"fitted_on": guard.fitted_on, "tuned_on": guard._tuned_on}
+    for name, samples in known.items():
+        tensors[name] = torch.from_numpy(samples.keys.view(np.int64).copy())
+    tensors["training_scores"] = guard._training_scores
     has_bank = any(name.partition(":")[0].endswith("bank_") for name in tensors)
     record: dict[str, Any] = {
         "kind": "guard", "access": guard.access, "method": method_name(guard.detector),
@@ -39,6 +43,8 @@ def save(guard: Guard, path: str | os.PathLike[str]) -> None:
         "model": guard.inputs.fingerprint, "preparation": guard.preparation,
         "contains": "outputs of training rows" if has_bank else "statistics of training rows",
         "tuning": None if guard.tuning is None else asdict(guard.tuning), "calibration": None, "classes": guard.classes,
+        "known": {name: [of.rows, of.repeated, of.identified] for name, of in known.items()},
+        "health": {step: [asdict(finding) for finding in found] for step, found in guard._findings.items()},
     }  # fmt: skip
     if guard.calibration is not None:
         tensors["calibration.scores"] = guard.calibration.scores
@@ -107,8 +113,11 @@ def _restored(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Modu
         inputs.read(list(detector.widths_), record["layouts"], METHODS[method].needs.statistic)
         inputs.settle()
     guard = Guard(detector, inputs, record["access"])
-    guard._tuned_on = guard._first_tuned_on = tensors["tuned_on"].numpy().view(np.uint64)
-    guard.fitted_on, guard.preparation = tensors["fitted_on"].numpy().view(np.uint64), preparation
+    keys = {name: tensors[name].numpy().view(np.uint64) for name in ("fitted_on", "tuned_on")}
+    known = {name: Known(keys[name], *record["known"][name]) for name in keys}
+    guard.fitted_on, guard._tuned_on, guard._first_tuned_on = known["fitted_on"], *[known["tuned_on"]] * 2
+    guard._findings = {step: [Finding(**each) for each in record["health"].get(step, [])] for step in STEPS}
+    guard._training_scores, guard.preparation = tensors["training_scores"], preparation
     if record.get("classes") is not None:
         guard.classes = checked_names(record["classes"], classes)
     guard.tuning = None if record["tuning"] is None else Tuning(**record["tuning"])

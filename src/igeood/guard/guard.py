@@ -3,8 +3,7 @@
 import copy
 import logging
 import os
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, Literal, TypeVar
 
@@ -16,11 +15,14 @@ from igeood.calibration import Calibration, Guarantee, needed_samples
 from igeood.detectors import Detector, method_name
 from igeood.detectors import detector as make_detector
 from igeood.detectors.base import warn_of_probabilities
-from igeood.errors import IgeoodWarning, InputError, NotReadyError
+from igeood.errors import InputError, NotReadyError
+from igeood.guard import health
 from igeood.guard.explain import Explanation, explain
+from igeood.guard.health import STEPS, Finding
 from igeood.guard.inputs import ArrayInputs, ModelInputs, is_numpy
+from igeood.guard.known import Known
 from igeood.guard.names import class_names
-from igeood.guard.tuning import Progress, Search, Tuning, Validation, chosen, merge, tune_detector, tune_on_id, unused
+from igeood.guard.tuning import Progress, Search, Tuning, Validation, tune_detector, tune_on_id
 from igeood.guard.verdict import Verdict
 from igeood.model.batches import CHUNK, is_batch
 from igeood.model.failing import LostError
@@ -67,10 +69,12 @@ class Guard:
         self.tuning: Tuning | None = None
         self.classes: tuple[str, ...] | None = None  # their names, where they are known
         self.preparation: dict[str, Any] | None = None  # how images become inputs, where the command line made them
-        self.fitted_on: Keys = NO_KEYS  # sorted unique keys of the training samples, up to a million
+        self.fitted_on = Known()  # the training samples, up to a million keys
         self._first = (detector.params(), self.inputs.epsilon)  # what `fit` starts from, whatever `tune` has chosen
-        self._first_tuned_on: Keys = NO_KEYS  # what a loaded guard was tuned on before
-        self._tuned_on: Keys = NO_KEYS
+        self._first_tuned_on = Known()  # what a loaded guard was tuned on before
+        self._tuned_on = Known()
+        self._findings: dict[str, list[Finding]] = {}  # by step, in their order
+        self._training_scores = torch.empty(0)  # of a part of the training sample, where it can be scored
 
     @property
     def epsilon(self) -> float:
@@ -92,9 +96,22 @@ class Guard:
         """What the threshold promises, in a sentence."""
         return self._calibrated("promise").promise
 
+    @property
+    def health(self) -> list[Finding]:
+        """What fit, tune and calibrate have found: useless or mistaken set-ups, each with a cure."""
+        return [finding for findings in self._findings.values() for finding in findings]
+
+    def _report(self, step: str, findings: Iterable[Finding]) -> "Guard":
+        """Take over a step's findings in place of its own and later ones, and warn of them."""
+        earlier = {name: self._findings.get(name, []) for name in STEPS[: STEPS.index(step)]}
+        self._findings = {**earlier, step: list(findings)}
+        health.warn(self._findings[step], stacklevel=4)
+        return self
+
     def fit(
-        self, data: Any, labels: Any = None, *, classes: Sequence[str] | None = None, budget: int = BUDGET
-    ) -> "Guard":
+        self, data: Any, labels: Any = None, *, ids: Any = None, classes: Sequence[str] | None = None,
+        budget: int = BUDGET,
+    ) -> "Guard":  # fmt: skip
         """Learn the classes from training samples; an earlier tuning and calibration are undone.
 
         Parameters
@@ -104,6 +121,9 @@ class Guard:
             what `igeood.summarise` returned.
         labels : array of int, optional
             (N,) true classes, where `data` is one array.
+        ids : sequence of names or numbers, optional
+            (N,) by which `tune` and `calibrate` know samples again, where `data` is one array. Else of arrays equal
+            rows are counted, and compared with what chance explains; inputs of a model are known by their content.
         classes : sequence of str, optional
             Names of the classes, for verdicts. By default those of the loader's `dataset.classes`, or of a Hugging
             Face model's `config.id2label`, if they are as many as the columns of logits.
@@ -113,6 +133,7 @@ class Guard:
         params, epsilon = self._first
         fresh = type(self.detector)(**params)
         is_summary = isinstance(data, Summary)
+        data = self.inputs.named(data, ids, "data")
         inputs, summary = (self._follow(data), data) if is_summary else self._summarise(data, labels, budget)
         fresh.learn(summary)
         for note in (*fresh.notes_, *_sample_notes(summary)):
@@ -121,8 +142,13 @@ class Guard:
         names = class_names(classes, fresh.n_classes_, data, inputs.bare, self)
         self.detector, self.inputs, self.summary, self.classes = fresh, inputs, summary, names
         self.tuning = self.calibration = None
-        self.fitted_on, self._tuned_on = summary.keys, self._first_tuned_on
-        return self
+        self.fitted_on, self._tuned_on = Known.of_summary(summary), self._first_tuned_on
+        self._score_training_sample()
+        return self._report("fit", health.of_fit(fresh, summary))
+
+    def _score_training_sample(self) -> None:
+        """For `calibrate` to compare; with an input step there is nothing to compare."""
+        self._training_scores = health.training_scores(self.detector, None if self.epsilon else self.summary)
 
     def with_options(self, **options: Any) -> "Guard":
         """The guard with other options of its method, such as `solver="sgd"`; fit it."""
@@ -131,6 +157,7 @@ class Guard:
         other.detector = type(self.detector)(**{**params, **options})
         other._first = other.detector.params(), epsilon
         other.summary = other.tuning = other.calibration = None
+        other._findings = {}
         return other
 
     def _summarise(self, data: Any, labels: Any, budget: int) -> tuple[ArrayInputs | ModelInputs, Summary]:
@@ -146,7 +173,7 @@ class Guard:
                         inputs.prepare(batch, needs)
                         summary.head = inputs.head if needs.head else None
                     read = inputs.outputs(batch, labels=True, keys=True)
-                    if number == 0 and not self.detector.probabilities:
+                    if number == 0 and not (self.detector.probabilities or needs.samples):  # no sample to look at later
                         warn_of_probabilities(read.logits)
                     yield self.detector.read(read)
 
@@ -170,10 +197,10 @@ class Guard:
         inputs.settle()
         return inputs
 
-    def tune(
+    def tune(  # noqa: PLR0913 (each is one of the user's choices)
         self, id_data: Any, ood: Any = None, *, share: float = 0.5, tpr: float = 0.95, search: Search = "sweep",
         epsilons: Sequence[float] | None = None, attack: float = 0.05, seed: int = 0,
-        progress: Progress | None = None,
+        progress: Progress | None = None, ids: Any = None, distinct: bool = False,
     ) -> "Guard":  # fmt: skip
         """Choose temperature, input step and weights that refuse most OOD samples at `tpr`; calibrate afterwards.
 
@@ -204,6 +231,11 @@ class Guard:
             Of the share, the folds and the Bayesian search.
         progress : callable, optional
             Called with the number of temperatures tried and their total.
+        ids : sequence of names or numbers, optional
+            (N,) of `id_data`, as in `fit`; OOD samples have theirs in `Outputs(logits, ids=...)`.
+        distinct : bool
+            Declares that training, in-distribution and OOD samples are different ones, however equal: nothing is
+            compared.
         """
         self._check_fitted("tune")
         if self.summary is None and self.detector.needs.samples:
@@ -211,7 +243,8 @@ class Guard:
         epsilons = self._step_sizes(ood, epsilons)
         check_epsilon(attack, "attack")
         self.inputs.check_weights(strict=True)
-        validation = Validation(self.inputs, id_data, ood, lambda keys: chosen(keys, share, seed), attack)
+        id_data = self.inputs.named(id_data, ids, "id_data")
+        validation = Validation(self.inputs, id_data, ood, share, seed, attack, distinct)
         samples = {} if self.summary is None else self.summary.samples
         with random_state_kept(), torch.inference_mode(False), torch.no_grad():
             if ood is None:
@@ -223,13 +256,15 @@ class Guard:
                 )  # fmt: skip
         self.detector, self.tuning, self.calibration = tuned, tuning, None
         self.inputs.epsilon = tuning.epsilon
-        self._tuned_on = merge(self._tuned_on, validation.used)
+        self._tuned_on = self._tuned_on.joined(validation.used)
+        self._score_training_sample()
         if tuning.n_ood and tuning.after <= tuning.before:
             log.warning("tune: no more OOD validation samples are refused than before, %.1f%%", 100 * tuning.before)
         worse = [kind for kind, rates in tuning.left_out.items() if rates["tnr"] < rates["before"]]
         if worse:
             log.warning("tune: of %s, left out in turn, fewer are refused than before tuning", ", ".join(worse))
-        return self
+        trained_on = None if distinct else self.fitted_on.shared(validation.used)
+        return self._report("tune", health.of_tune(tuning, tpr, trained_on))
 
     def _step_sizes(self, ood: Any, epsilons: Sequence[float] | None) -> Sequence[float]:
         """Sizes of the input step that `tune` tries, once it can."""
@@ -246,8 +281,9 @@ class Guard:
         return epsilons
 
     def calibrate(
-        self, id_data: Any, tpr: float = 0.95, *, guarantee: Guarantee = "marginal", confidence: float = 0.95
-    ) -> "Guard":
+        self, id_data: Any, tpr: float = 0.95, *, guarantee: Guarantee = "marginal", confidence: float = 0.95,
+        ids: Any = None, distinct: bool = False,
+    ) -> "Guard":  # fmt: skip
         """Set the threshold from in-distribution samples kept apart; those that `tune` used are left out.
 
         Parameters
@@ -256,27 +292,34 @@ class Guard:
             In-distribution samples that training has not seen.
         tpr, guarantee, confidence
             As in `igeood.calibration.threshold`; `guard.promise` says in words what they promise.
+        ids : sequence of names or numbers, optional
+            (N,) as in `fit`.
+        distinct : bool
+            Declares that neither training nor `tune` has seen these samples, however equal: none is left out.
         """
         self._check_fitted("calibrate")
         needed = needed_samples(tpr, guarantee, confidence)
         self.inputs.check_weights(strict=True)
-        scores, _, keys = self._judge(id_data, "id_data", keyed=True)
-        fresh = unused(keys, self._tuned_on)
+        given, identified = self.inputs.named(id_data, ids, "id_data"), list[bool]()
+        scores, _, keys = self._judge(given, "id_data", identified=identified)
+        fresh = (Known() if distinct else self._tuned_on).unused(keys, all(identified))
         kept, left_out = int(fresh.sum()), int((~fresh).sum())
         if kept < needed:
             used = f" ({left_out} more were used by tune)" if left_out else ""
             cure = f"at least {needed} are needed that neither training nor tune has used"
             raise InputError(f"id_data: {kept} samples{used} cannot promise tpr={tpr:g}; {cure}")
-        trained_on = int(np.isin(keys[fresh.numpy()], self.fitted_on).sum())
-        calibration = Calibration(scores.cpu()[fresh], tpr, guarantee, confidence, left_out, trained_on)
-        if trained_on:
-            problem = f"{trained_on} of {kept} samples are training samples, which classifiers are surer of"
-            cure = "the threshold's promise does not hold; calibrate on samples kept apart"
-            warnings.warn(f"id_data: {problem}; {cure}", IgeoodWarning, stacklevel=2)
-        self.calibration = calibration
+        known = Known.of(keys[fresh.numpy()], all(identified))
+        trained_on = None if distinct else self.fitted_on.shared(known)
+        seen = 0 if trained_on is None else trained_on.count
+        self.calibration = Calibration(scores.cpu()[fresh], tpr, guarantee, confidence, left_out, seen)
         if left_out:
             log.warning("calibrate: left out %d of %d samples, which tune had used", left_out, len(keys))
-        return self
+        findings = health.of_calibration(self.calibration.scores, self._training_scores, trained_on)
+        counts, n_classes = np.unique(keys, return_counts=True)[1], self.detector.n_classes_
+        copies = health.of_counts(counts, n_classes, known.identified, "id_data")
+        contents = len(counts) if self.inputs.model is not None or not known.identified else 0  # ids say nothing of it
+        tied = health.of_scores(self.calibration.scores, contents, n_classes, "calibration")
+        return self._report("calibrate", [*findings, *copies, *tied])
 
     def score(self, data: Any, *, on_error: OnError = "raise") -> Array:
         """Scores (N,) of a tensor, a loader, or logits: higher is more out-of-distribution. Options as in `predict`."""
@@ -339,13 +382,16 @@ class Guard:
         return results
 
     def _judge(
-        self, data: Any, name: str = "x", *, keyed: bool = False, refused: Refused | None = None
+        self, data: Any, name: str = "x", *, identified: list[bool] | None = None, refused: Refused | None = None
     ) -> tuple[Tensor, Tensor, Keys]:
-        """Scores and the classifier's labels of all samples, and their keys if they are wanted; `refused` is filled."""
+        """Scores and labels of all samples; with a list, their keys, and whether ids made them; `refused` is filled."""
 
         def judge(clean: Outputs, outputs: Outputs, batch: Any) -> tuple[Tensor, Tensor, Keys]:
             score = self.detector._score(self.detector._scorable(outputs))
-            return score, clean.logits.argmax(dim=1), self.inputs.keys(batch) if keyed else NO_KEYS
+            if identified is None:
+                return score, clean.logits.argmax(dim=1), NO_KEYS
+            identified.append(batch.identified)
+            return score, clean.logits.argmax(dim=1), self.inputs.keys(batch)
 
         parts = self._each(data, name, judge, refused)
         some = next(part for part in parts if not isinstance(part, LostError))

@@ -50,6 +50,17 @@ class Inputs:
         """Errors in it name the batch; those of arrays name the row already."""
         return nullcontext() if self.model is None else at_batch(name, number)
 
+    def named(self, source: Any, ids: Any, name: str) -> Any:
+        """The same samples, known by their ids if there are any."""
+        if ids is None:
+            return source
+        if self.model is not None:
+            raise InputError("ids: a guard with a model knows its inputs by their content; leave them out")
+        first, *others = _blocks(source, None, name, None)
+        if others:
+            raise InputError(f"ids: {name} come in blocks; give each block its own: Outputs(logits, ids=...)")
+        return Outputs.of(first, ids=ids)
+
     def weights(self) -> str | None:
         """Fingerprint of the model's weights as they are."""
         return None if self.model is None else fingerprint(self.model)

@@ -16,6 +16,7 @@ from igeood.detectors.base import Samples
 from igeood.detectors.weighted import FEWEST as FEWEST_OOD
 from igeood.errors import InputError, MissingExtraError
 from igeood.guard.inputs import ArrayInputs, ModelInputs
+from igeood.guard.known import Known, occurrences
 from igeood.metrics import evaluate
 from igeood.model.batches import LABELS
 from igeood.model.layers import bare
@@ -30,10 +31,11 @@ Seen = tuple[list[Outputs], list[Outputs], Attack | None]
 SWEEP_RANGE = (0.1, 1000.0)
 SWEEP_POINTS = 33  # eight a decade
 REFINEMENTS = 2
-REFINED_POINTS = 9
+REFINED_POINTS = 8  # an even number: none of them is the best point itself
 BAYES_RANGE = (1.0, 1000.0)  # this and the next two are the paper's
 BAYES_TRIALS = 500
 BAYES_SEEDS = 5
+NAMED = "or give ids, or declare the sets distinct if they are"
 FEWEST = {"id_data": 20, "ood": FEWEST_OOD}  # 95% of fewer than 20 is all of them
 
 
@@ -55,12 +57,15 @@ class Tuning:
         Validation samples used.
     before, after : float
         TNR on the validation samples before tuning, and now: of weights, in folds that had not learnt from them.
+    auroc : float or None
+        AUROC on the validation samples: now, or before tuning where weights were learnt, which may turn a score round.
     attack : dict or None
         What the adversarial samples did, where those were used: `samples`, `linf`, `accuracy`.
     trials : list of dict
         Temperatures that were tried, in order, each with its `temperature`, `tnr` and `auroc`.
     steps : list of dict
-        Sizes of the input step that were tried, each with its `epsilon` and `tnr`; twice, where two temperatures were.
+        Sizes of the input step that were tried, each with its `epsilon`, `tnr` and `auroc`; twice, where two
+        temperatures were.
     left_out : dict of dict
         For each named kind of OOD sample the `tnr` and `auroc` on it of weights that were learnt from the other kinds
         alone, and the TNR `before` tuning: what to expect of a kind that nobody has shown the guard. Empty unless
@@ -74,6 +79,7 @@ class Tuning:
     n_ood: int
     before: float
     after: float
+    auroc: float | None
     attack: dict[str, float] | None
     trials: list[Trial]
     steps: list[Trial]
@@ -100,15 +106,18 @@ class Validation:
         How they are read.
     id_data, ood
         As in `Guard.tune`; they may be read more than once.
-    select : callable
-        Maps the in-distribution samples' keys (N,) to which of them to use, (N,) bool.
+    share, seed
+        Of the in-distribution samples.
     attack : float
         Size of the adversarial step.
+    distinct : bool
+        Take the OOD samples for others than the in-distribution ones, however equal.
     """
 
     def __init__(
-        self, inputs: ArrayInputs | ModelInputs, id_data: Any, ood: Any, select: Callable[[Keys], Tensor], attack: float
-    ) -> None:
+        self, inputs: ArrayInputs | ModelInputs, id_data: Any, ood: Any, share: float, seed: int, attack: float,
+        distinct: bool = False,
+    ) -> None:  # fmt: skip
         kinds = named_kinds(ood, inputs.model)
         self.names = {name: "ood" if kinds.keys() == {"ood"} else f"ood[{name!r}]" for name in kinds}  # in errors
         self.sources = {"id_data": id_data, **{self.names[name]: source for name, source in kinds.items()}}
@@ -118,8 +127,9 @@ class Validation:
             if isinstance(source, str) and (source, name) != ("fgsm", "ood"):
                 raise InputError(f"{name}: expected samples, got {source!r}; give an array or a loader, or ood='fgsm'")
         self.kinds: dict[str, int] = {}  # samples of each named kind of OOD samples, in order, once they are read
-        self.inputs, self.ood, self.select, self.attack = inputs, ood, select, attack
-        self.used: Keys = NO_KEYS  # keys of the in-distribution samples that `see` has read
+        self.inputs, self.ood, self.share, self.seed, self.attack = inputs, ood, share, seed, attack
+        self.distinct = distinct
+        self.used = Known()  # the in-distribution samples that `see` has read
 
     def see(self, detector: Detector, epsilons: Sequence[float]) -> Seen:
         """Outputs of both kinds for each size of the input step, and what the attack did, if there was one."""
@@ -133,37 +143,42 @@ class Validation:
             reports.append(report)
             return outputs
 
-        keys, inside = self._read("id_data", step)
-        if len(self.used) and not np.array_equal(np.sort(keys), np.sort(self.used)):
+        known, inside = self._read("id_data", step)
+        if self.used.rows and not np.array_equal(known.keys, self.used.keys):
             raise InputError("id_data: has other samples each time it is read; leave random augmentation out of it")
-        self.used = keys
+        self.used = known
         if isinstance(self.ood, str):
             _, outside = self._read("id_data", attack)
             return inside, outside, _total(reports) if reports else None
         parts: list[list[Outputs]] = []
         for kind, name in self.names.items():
-            keys, outside = self._read(name, step)
-            shared = int(np.isin(keys, self.used).sum())
-            if shared:
-                problem = f"{shared} of {len(keys)} samples are among the in-distribution ones"
-                raise InputError(f"{name}: {problem}; remove them")
-            if not len(keys) and len(self.names) > 1:
+            foreign, outside = self._read(name, step)
+            shared = None if self.distinct else self.used.shared(foreign)
+            if shared is not None:
+                cure = "remove them" if shared.chance is None else f"remove them, {NAMED}"
+                raise InputError(f"{name}: {shared.with_('in-distribution ones')}; {cure}")
+            if not foreign.rows and len(self.names) > 1:
                 raise InputError(f"{name}: no sample; give some of this kind, or leave it out")
-            self.kinds[kind] = len(keys)
+            self.kinds[kind] = foreign.rows
             parts += [[outputs.replace(labels=None) for outputs in outside]] * bool(outside)  # labels mean nothing here
         return inside, [Outputs.concat(column) for column in zip(*parts, strict=True)], None
 
-    def _read(self, name: str, run: Callable[[Any], list[Outputs]]) -> tuple[Keys, list[Outputs]]:
-        """Keys of the samples to use, and their outputs for each size of the step."""
-        keys, parts = [NO_KEYS], []
+    def _read(self, name: str, run: Callable[[Any], list[Outputs]]) -> tuple[Known, list[Outputs]]:
+        """The samples to use, and their outputs for each size of the step."""
+        seen, keys, parts, identified = NO_KEYS, [NO_KEYS], list[list[Outputs]](), True
         for number, batch in enumerate(self.inputs.batches(self.sources[name], name)):
             batch_keys = self.inputs.keys(batch)
-            rows = self.select(batch_keys) if name == "id_data" else torch.ones(len(batch_keys), dtype=torch.bool)
+            rows, identified = torch.ones(len(batch_keys), dtype=torch.bool), identified and batch.identified
+            if name == "id_data":
+                copies = 0 if batch.identified else occurrences(batch_keys, seen)
+                rows = chosen(batch_keys, self.share, self.seed, copies)
+                seen = NO_KEYS if batch.identified else np.concatenate([seen, batch_keys])
             if rows.any():
                 with self.inputs.at(name, number):
                     parts.append(run(batch[rows]))
                 keys.append(batch_keys[rows.numpy()])
-        return np.concatenate(keys), [Outputs.concat(column) for column in zip(*parts, strict=True)]
+        outputs = [Outputs.concat(column) for column in zip(*parts, strict=True)]
+        return Known.of(np.concatenate(keys), identified), outputs
 
 
 def named_kinds(ood: Any, model: nn.Module | None) -> dict[str, Any]:
@@ -233,12 +248,13 @@ def tune_detector(
     _check_enough(inside, "id_data")
     _check_enough(outside, "ood")
     clean, part = (inside[0], outside[0]), detector.softmax_part
-    before = _tnr(detector, inside[-1], outside[-1], tpr)
-    trials, candidates = list[Trial](), [detector]
+    first = _rates(detector, inside[-1], outside[-1], tpr)
+    before, trials, candidates = first["tnr"], list[Trial](), [detector]
     # adversarial samples are made to fool the output: they say nothing of a part's temperature
     if part is not None and (part is detector or attack is None):
         trials = tune_temperature(part, samples, *clean, tpr=tpr, search=search, seed=seed, progress=progress)
-        found = detector.at_temperature(max(trials, key=preference)["temperature"], samples)
+        least = before if part is detector and not epsilon else 0.0
+        found = detector.at_temperature(best(trials, len(clean[1]), least)["temperature"], samples)
         candidates = [found] if part is detector else [found, detector]
     steps, tried = list[Trial](), list[tuple[Detector, float | None, tuple[Outputs, Outputs]]]()
     for candidate in candidates:
@@ -246,18 +262,18 @@ def tune_detector(
         for size, pair in zip(epsilons, pairs, strict=True):
             ready = copy.copy(candidate)
             weights = ready.learn_weights(*pair, tpr=tpr, seed=seed)
-            tnr = _tnr(candidate, *pair, tpr) if weights is None else weights.tnr
-            steps.append({"epsilon": float(size), "tnr": tnr})
+            rates = _rates(candidate, *pair, tpr) if weights is None else {"tnr": weights.tnr, "auroc": weights.auroc}
+            steps.append({"epsilon": float(size), **rates})
             tried.append((ready, None if weights is None else weights.strength, pair))
-    # of equals, the smallest step; then the temperature that was found
-    best = max(range(len(steps)), key=lambda i: (steps[i]["tnr"], -steps[i]["epsilon"]))
-    (tuned, strength, pair), chosen = tried[best], steps[best]
+    chosen = best(steps, len(clean[1]), before)
+    tuned, strength, pair = tried[steps.index(chosen)]
     if before > chosen["tnr"] + 1e-9:  # the mean over folds may be rounded
-        tuned, strength, chosen = detector, None, {"epsilon": epsilon, "tnr": before}
+        tuned, strength, chosen = detector, None, {"epsilon": epsilon, **first}
     left_out = {} if strength is None else _left_out(detector, tuned, pair, kinds or {}, strength, tpr, seed)
     return tuned, Tuning(
         temperature=tuned.params()["temperature"] if trials else None, epsilon=chosen["epsilon"], strength=strength,
         n_id=len(clean[0]), n_ood=len(clean[1]), before=before, after=chosen["tnr"],
+        auroc=(chosen if strength is None else first)["auroc"],
         attack=None if attack is None else asdict(attack), trials=trials, steps=steps, left_out=left_out,
     )  # fmt: skip
 
@@ -276,8 +292,8 @@ def tune_on_id(
     _check_enough(inside, "id_data")
     *means, before = (-float(torch.as_tensor(detector.score(outputs)).mean()) for outputs in inside)
     steps = [{"epsilon": float(size), "tnr": mean} for size, mean in zip(epsilons, means, strict=True)]
-    best = max(steps, key=lambda step: (step["tnr"], -step["epsilon"]))
-    return Tuning(None, best["epsilon"], None, len(inside[0]), 0, before, best["tnr"], None, [], steps)
+    lowest = max(steps, key=lambda step: (step["tnr"], -step["epsilon"]))
+    return Tuning(None, lowest["epsilon"], None, len(inside[0]), 0, before, lowest["tnr"], None, None, [], steps)
 
 
 def _check_enough(outputs: list[Outputs], name: str) -> None:
@@ -311,17 +327,38 @@ def _left_out(
             result = evaluate(other.score(inside[~half]), other.score(outside[own]), tpr)
             results.append((result.tnr_at_tpr, result.auroc))
         tnr, auroc = np.mean(results, axis=0).tolist()
-        rates[name] = {"tnr": tnr, "auroc": auroc, "before": _tnr(before, inside, outside[own], tpr)}
+        rates[name] = {"tnr": tnr, "auroc": auroc, "before": _rates(before, inside, outside[own], tpr)["tnr"]}
     return rates
 
 
-def _tnr(detector: Detector, inside: Outputs, outside: Outputs, tpr: float) -> float:
-    return evaluate(detector.score(inside), detector.score(outside), tpr).tnr_at_tpr
+def _rates(detector: Detector, inside: Outputs, outside: Outputs, tpr: float) -> Trial:
+    rates = evaluate(detector.score(inside), detector.score(outside), tpr)
+    return {"tnr": rates.tnr_at_tpr, "auroc": rates.auroc}
 
 
-def preference(trial: Trial) -> tuple[float, float, float]:
-    """Order of preference of temperatures: TNR, then AUROC, then nearness to 1."""
-    return (trial["tnr"], trial["auroc"], -abs(math.log(trial["temperature"])))
+def best(trials: Sequence[Trial], n_ood: int, least: float = 0.0) -> Trial:
+    """The trial to prefer: of those whose TNR is the highest but for one OOD sample, the one with the highest AUROC.
+
+    A single sample tells nothing of others, AUROC is of them all. Of equals, the higher TNR; then the smallest input
+    step, or the temperature nearest to 1; then the first.
+
+    Parameters
+    ----------
+    trials : sequence of dict
+        Each with `tnr`, `auroc`, and `epsilon` or `temperature`.
+    n_ood : int
+        OOD samples that TNR was measured on.
+    least : float
+        Prefer none with a lower TNR to one that reaches it.
+    """
+    highest = max(trial["tnr"] for trial in trials)
+    enough = max(highest - 1.0 / n_ood, min(least, highest)) - 1e-9  # the mean over folds may be rounded
+
+    def preference(trial: Trial) -> tuple[float, float, float]:
+        size = trial["epsilon"] if "epsilon" in trial else abs(math.log(trial["temperature"]))
+        return (trial["auroc"], trial["tnr"], -size)
+
+    return max((trial for trial in trials if trial["tnr"] >= enough), key=preference)
 
 
 def tune_temperature(
@@ -351,7 +388,7 @@ def tune_temperature(
     Returns
     -------
     list of dict
-        `temperature`, `tnr` and `auroc` of each trial, by temperature. The best is the last by TNR, then by AUROC.
+        `temperature`, `tnr` and `auroc` of each trial, by temperature; `best` says which to take.
     """
     if search not in ("sweep", "bayes"):
         raise InputError(f"search: expected 'sweep' or 'bayes', got {search!r}")
@@ -362,27 +399,26 @@ def tune_temperature(
     def attempt(temperature: float) -> float:
         nonlocal latest
         latest = detector.at_temperature(temperature, samples, latest)  # each fit starts at its neighbour's solution
-        rates = evaluate(latest.score(id_validation), latest.score(ood_validation), tpr)
-        trials.append({"temperature": temperature, "tnr": rates.tnr_at_tpr, "auroc": rates.auroc})
+        trials.append({"temperature": temperature, **_rates(latest, id_validation, ood_validation, tpr)})
         if progress:
             progress(len(trials), total)
-        return rates.tnr_at_tpr
+        return trials[-1]["tnr"]
 
     if search == "sweep":
-        _sweep(attempt, trials)
+        _sweep(attempt, trials, len(ood_validation))
     else:
         _bayes(attempt, seed)
     return sorted(trials, key=lambda trial: trial["temperature"])
 
 
-def _sweep(attempt: Callable[[float], float], trials: list[Trial]) -> None:
+def _sweep(attempt: Callable[[float], float], trials: list[Trial], n_ood: int) -> None:
     """A logarithmic grid, then twice a finer one between the best point's neighbours."""
     grid = np.geomspace(*SWEEP_RANGE, SWEEP_POINTS)[::-1]  # downwards: a fit at 1000 can start anywhere
     for _ in range(REFINEMENTS + 1):
         for point in grid:
             attempt(float(f"{point:.6g}"))  # a number that can be read and typed again
         known = sorted(trial["temperature"] for trial in trials)
-        at = known.index(max(trials, key=preference)["temperature"])
+        at = known.index(best(trials, n_ood)["temperature"])
         low, high = known[max(at - 1, 0)], known[min(at + 1, len(known) - 1)]
         grid = np.geomspace(low, high, REFINED_POINTS + 2)[1:-1]
 
@@ -405,40 +441,16 @@ def _bayes(attempt: Callable[[float], float], seed: int) -> None:
         optuna.logging.set_verbosity(level)
 
 
-def chosen(keys: Keys, share: float, seed: int) -> Tensor:
+def chosen(keys: Keys, share: float, seed: int, occurrence: Any = 0) -> Tensor:
     """Which samples to use, (N,) bool: about `share` of them, drawn by their content and a seed.
 
-    A sample is drawn or not whatever its batch and place, so a loader can be read in any order.
+    A sample is drawn or not whatever its batch and place, so a loader can be read in any order. Of equal contents each
+    occurrence, counted from 0, is drawn on its own: all or none of a frequent one would make two unequal parts.
     """
     if not 0.0 < share <= 1.0:
         raise InputError(f"share: must lie in (0, 1], got {share!r}")
+    keys = keys + np.asarray(occurrence, dtype=np.uint64) * np.uint64(0xD6E8FEB86659FD93)
     mixed = (keys ^ np.uint64(seed * 0x9E3779B97F4A7C15 % 2**64)) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     uniform = ((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) / 2.0**53
     return torch.from_numpy(uniform < share)
-
-
-def merge(first: Keys, second: Keys) -> Keys:
-    """Contents used by either of two tunings, each as often as the one that used it more."""
-    contents = np.unique(np.concatenate([first, second]))
-    return np.repeat(contents, np.maximum(_times(first, contents), _times(second, contents)))
-
-
-def unused(keys: Keys, used: Keys) -> Tensor:
-    """Which of the samples were not used, (N,) bool. A content used m times takes out its first m occurrences.
-
-    >>> unused(np.array([7, 8, 7, 7], dtype=np.uint64), np.array([7, 7], dtype=np.uint64)).tolist()
-    [False, True, False, True]
-    """
-    contents, group, sizes = np.unique(keys, return_inverse=True, return_counts=True)
-    times = _times(used, contents)
-    order = np.argsort(group, kind="stable")
-    occurrence = np.empty(len(keys), dtype=np.int64)
-    occurrence[order] = np.arange(len(keys)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return torch.from_numpy(occurrence >= times[group])
-
-
-def _times(keys: Keys, contents: Keys) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """How often each content occurs among the keys."""
-    ordered = np.sort(keys)
-    return np.searchsorted(ordered, contents, "right") - np.searchsorted(ordered, contents, "left")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from operator import length_hint
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -42,6 +42,7 @@ class Batch:
     labels: Any = None
     first: int = 0
     refused: Refused | None = None
+    identified: ClassVar[bool] = True  # its keys are of inputs
 
     @property
     def x(self) -> Tensor:

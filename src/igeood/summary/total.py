@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from igeood.errors import GuardFileError, InputError
@@ -47,8 +48,10 @@ class Summary:
         "logits", "features", "statistics": those that the needs name.
     head : tuple of Tensor, optional
         Weight (C, k) and bias (C,) of the classifier's head, where the needs ask for it and there is a model.
-    keys : array of uint64
-        Sorted unique keys of the training rows, the smallest million of them.
+    keys, key_counts : array
+        Sorted unique keys of the training rows, the smallest million of them; and how many rows have each.
+    identified : bool
+        Whether the keys are of ids or of a model's inputs, in every batch; else they are of rows of outputs.
 
     Examples
     --------
@@ -68,7 +71,8 @@ class Summary:
         self.sums: dict[str, ClassSums] = {}
         self.samples: dict[str, Sample] = {}
         self.head: tuple[Tensor, Tensor] | None = None
-        self._keys = [NO_KEYS]
+        self.identified = True
+        self._keys, self._key_counts = [NO_KEYS], [np.empty(0, dtype=np.int64)]
 
     @classmethod
     def of(cls, outputs: Outputs, needs: Needs, *, budget: int = BUDGET) -> "Summary":
@@ -89,9 +93,11 @@ class Summary:
             sample.add(batch)
         if self.needs.is_summed:
             self._take_sums(batch, labels)
+        self.identified &= outputs.identified
         self._keys.append(batch.keys.copy())
+        self._key_counts.append(np.ones(len(batch), dtype=np.int64))
         if sum(map(len, self._keys[1:])) > max(len(self._keys[0]), 1 << 16):
-            self._keys = [self.keys]
+            self._compact_keys()
         return self
 
     def _needed(self, outputs: Outputs) -> Outputs:
@@ -136,8 +142,21 @@ class Summary:
     @property
     def keys(self) -> Keys:
         """Sorted unique keys of training rows."""
-        self._keys = [np.unique(np.concatenate(self._keys))[:KEYS]]
+        self._compact_keys()
         return self._keys[0]
+
+    @property
+    def key_counts(self) -> NDArray[np.int64]:
+        """How many training rows have each key: exact, for the keys that are kept were kept from the start."""
+        self._compact_keys()
+        return self._key_counts[0]
+
+    def _compact_keys(self) -> None:
+        if len(self._keys) > 1:
+            keys, place = np.unique(np.concatenate(self._keys), return_inverse=True)
+            counts = np.zeros(len(keys), dtype=np.int64)
+            np.add.at(counts, place, np.concatenate(self._key_counts))
+            self._keys, self._key_counts = [keys[:KEYS]], [counts[:KEYS]]
 
     @property
     def rows(self) -> int:
@@ -175,7 +194,9 @@ class Summary:
             joined.counts = joined.counts + part.counts
             joined.sums = {k: joined.sums[k] + v if k in joined.sums else v for k, v in part.sums.items()}
             joined.samples = {kind: joined.samples[kind] + sample for kind, sample in part.samples.items()}
+            joined.identified &= part.identified
             joined._keys.append(part.keys)
+            joined._key_counts.append(part.key_counts)
         _check_budget(joined.samples, joined.budget)  # of a wider type, rows are larger
         return joined
 
@@ -189,6 +210,7 @@ class Summary:
         """Write the summary to one safetensors file. It contains outputs of training rows."""
         shape = self._filled()
         tensors = {"counts": self.counts, "keys": torch.from_numpy(self.keys.view(np.int64).copy())}
+        tensors["key_counts"] = torch.from_numpy(self.key_counts)
         parts = {f"samples:{kind}": sample.state() for kind, sample in self.samples.items()}
         parts |= {"head": dict(zip(("weight", "bias"), self.head or (), strict=False))}
         parts |= {f"sums:{i}": vars(self.sums[block]) for i, block in enumerate(self.widths) if block in self.sums}
@@ -197,7 +219,7 @@ class Summary:
             "kind": "summary", "needs": self.described, "budget": self.budget, "model": self.model,
             "n_classes": shape.n_classes, "labelled": shape.labels is not None, "widths": list(self.widths.items()),
             "dtypes": {kind: str(sample.dtype).removeprefix("torch.") for kind, sample in self.samples.items()},
-            "contains": "outputs of training rows",
+            "identified": self.identified, "contains": "outputs of training rows",
         }  # fmt: skip
         write_record(path, record, tensors)
 
@@ -226,6 +248,7 @@ class Summary:
         labels = torch.empty(0, dtype=torch.int64) if record["labelled"] else None
         summary._start(Outputs.checked(torch.empty(0, n_classes, dtype=dtypes.get("logits")), features, labels))
         summary.counts, summary._keys = tensors["counts"], [tensors["keys"].numpy().view(np.uint64)]
+        summary.identified, summary._key_counts = record["identified"], [tensors["key_counts"].numpy()]
         if needs.is_summed:
             summary.sums = {block: ClassSums(**part(f"sums:{i}:")) for i, block in enumerate(widths)}
         for kind, sample in summary.samples.items():

@@ -1,0 +1,227 @@
+"""What a guard says of itself after fit, tune and calibrate: set-ups that are useless, or mistaken."""
+
+import math
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from igeood.detectors import Detector
+from igeood.errors import IgeoodWarning
+from igeood.guard.known import Shared
+from igeood.guard.tuning import NAMED, Tuning
+from igeood.metrics import auroc
+from igeood.outputs import Outputs, row_keys
+from igeood.summary import Sample, Summary
+
+STEPS = ("fit", "tune", "calibrate")
+ROWS = 2000  # of the training sample that are looked at
+FEW = 20  # rows of which nothing is said
+ALIKE = 1e-13  # of the scores' size: what rounding leaves between equal ones
+DRAWN = 30  # contents from which on their counts tell whether they were drawn at random
+UNLIKELY = 1e-3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong with a guard, or worth knowing.
+
+    Attributes
+    ----------
+    code : str
+        A short name, the same in every version: for programs.
+    level : {"warning", "info"}
+        A warning is also an `IgeoodWarning`, when it is found.
+    message, cure : str
+        What was found, and what to do: together a sentence.
+    """
+
+    code: str
+    level: Literal["warning", "info"]
+    message: str
+    cure: str
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.cure}"
+
+
+def warn(findings: Iterable[Finding], stacklevel: int = 3) -> None:
+    """Warn of those that are warnings."""
+    for finding in findings:
+        if finding.level == "warning":
+            warnings.warn(str(finding), IgeoodWarning, stacklevel=stacklevel)
+
+
+def _warning(code: str, message: str, cure: str) -> Finding:
+    return Finding(code, "warning", message, cure)
+
+
+# -- after fit
+
+
+def of_fit(detector: Detector, summary: Summary) -> Iterator[Finding]:
+    """What the training sample shows: its outputs, and how it scores beside itself with columns shuffled."""
+    sample = next(iter(summary.samples.values()), None)
+    if sample is not None:
+        drawn = _drawn(sample)
+        yield from _of_labels(drawn)
+        if not detector.probabilities:
+            yield from _of_outputs(drawn.logits)
+    yield from of_counts(summary.key_counts, summary.n_classes, summary.identified, "training samples")
+    rows = _scorable_rows(detector, summary)
+    if rows is not None and len(rows) >= FEW:
+        scores = _scores(detector, rows)
+        contents = len(np.unique(row_keys(rows.logits, *rows.features.values())))
+        tied = list(of_scores(scores, contents, 1, "training"))
+        yield from tied or _of_shuffled(detector, rows, scores)
+
+
+def training_scores(detector: Detector, summary: Summary | None) -> Tensor:
+    """Scores of up to 2,000 rows of the training sample; none where it has not what the detector scores."""
+    rows = None if summary is None else _scorable_rows(detector, summary)
+    return torch.empty(0, dtype=torch.float64) if rows is None else _scores(detector, rows)
+
+
+def _scorable_rows(detector: Detector, summary: Summary) -> Outputs | None:
+    kinds = (kind for kind in summary.samples.values() if set(detector.widths_) <= set(kind.widths))
+    sample = None if detector.needs.inputs else next(kinds, None)  # no model is run again
+    return None if sample is None else _drawn(sample)
+
+
+def _drawn(sample: Sample) -> Outputs:
+    """Up to 2,000 rows, each as often as its weight says: no randomness, whatever the batches were."""
+    outputs, weights = sample.outputs(per_class=-(-ROWS // sample.strata))
+    ends = weights.double().cumsum(dim=0)
+    n = min(ROWS, round(float(ends[-1])))
+    places = (torch.arange(n, dtype=torch.float64) + 0.5) * (float(ends[-1]) / n)
+    return outputs[torch.searchsorted(ends, places).clamp(max=len(outputs) - 1)]
+
+
+def _of_labels(rows: Outputs) -> Iterator[Finding]:
+    if rows.labels is None:
+        return
+    wrong = float((rows.logits.argmax(dim=1) != rows.labels).double().mean())
+    if wrong > 0.5:
+        problem = f"labels: the classifier disagrees with {100 * wrong:.0f}% of them"
+        yield _warning("labels-disagree", problem, "are classes and rows in the order of the logits?")
+
+
+def _of_outputs(logits: Tensor) -> Iterator[Finding]:
+    if bool(((logits < 0) | (logits > 1)).any()):
+        return
+    off = float(((logits.sum(dim=1) - 1.0).abs() > 1e-3).double().mean())
+    if off:
+        problem = f"logits: all lie in [0, 1], and {100 * off:.0f}% of the rows do not sum to 1, as sigmoids do"
+        yield _warning("sigmoid-outputs", problem, "give what the sigmoid gets, of one class a sample")
+    else:
+        problem = "logits: every row is ≥ 0 and sums to 1: are these probabilities? Then declare them so"
+        yield _warning("probabilities", problem, "else look at the classifier's last layer")
+
+
+def _of_shuffled(detector: Detector, rows: Outputs, scores: Tensor) -> Iterator[Finding]:
+    """Each column shuffled across rows: values as usual, which belong to no class together.
+
+    Only a method that knows classes by their features must see that. Shuffled logits are often those of a sure answer,
+    and a method without classes may look at each channel alone.
+    """
+    if not (detector.needs.labels and rows.features):
+        return
+    draw = torch.Generator().manual_seed(0)
+
+    def shuffled(value: Tensor) -> Tensor:
+        return torch.stack([column[torch.randperm(len(column), generator=draw)] for column in value.T], dim=1)
+
+    features = {block: shuffled(value) for block, value in rows.features.items()}
+    other = rows.replace(logits=shuffled(rows.logits), features=features)
+    other = other[other.logits.amax(dim=1).isfinite()]
+    if len(other) < FEW:
+        return
+    area, error = auroc(scores, _scores(detector, other)), _error(len(rows), len(other))
+    if area <= 0.5 + min(2.0 * error, 0.05):
+        problem = f"training samples are told from shuffled values no better than by chance, AUROC {area:.2f}"
+        yield _warning("no-better-than-chance", problem, "check logits, features and labels, or choose another method")
+
+
+def _scores(detector: Detector, rows: Outputs) -> Tensor:
+    with torch.no_grad():  # a sample's probabilities are logarithms already
+        return torch.as_tensor(detector._score(rows.only(detector.widths_))).double().cpu()
+
+
+def _error(n: int, m: int) -> float:
+    """Standard error of an AUROC of one half."""
+    return math.sqrt((n + m + 1) / (12.0 * n * m))
+
+
+# -- after every step
+
+
+def of_counts(counts: NDArray[np.int64], n_classes: int, identified: bool, what: str) -> Iterator[Finding]:
+    """Whether few distinct samples were given again and again.
+
+    Samples that are known by ids or inputs: most of them copies. Rows of outputs repeat in honest data too, but very
+    unequally: some are frequent. A tiled or resampled set has counts as of equally frequent rows, by Pearson's test.
+    """
+    n, distinct = int(counts.sum()), len(counts)
+    if n < max(FEW, 2 * distinct) or (not identified and distinct <= n_classes):
+        return
+    is_equal = bool((counts == counts[0]).all())
+    if not identified and not is_equal and distinct >= DRAWN and n >= 4 * distinct:
+        from scipy.stats import chi2  # noqa: PLC0415 (slow to import)
+
+        mean = n / distinct
+        is_equal = float(((counts - mean) ** 2).sum()) / mean <= chi2.isf(0.01, distinct - 1)
+    if identified or is_equal:
+        problem = f"{what}: of {n} only {distinct} are distinct, and each occurs about {n / distinct:.0f} times"
+        yield _warning("repeated-rows", problem, "give each sample once: copies say nothing new")
+
+
+def of_scores(scores: Tensor, contents: int, few: int, what: str) -> Iterator[Finding]:
+    """Whether all scores are the same, of so many distinct outputs.
+
+    Outputs that are sure of their class may all score the same, and foreign ones otherwise. Not so if the outputs are
+    as few as the classes (`few`; training samples may be so sure), or if most of them differ.
+    """
+    spread, size = float(scores.max() - scores.min()), float(scores.abs().max())
+    is_telling = few < contents <= len(scores) / 2
+    if len(scores) >= FEW and spread <= ALIKE * size and contents and not is_telling:
+        problem = f"all {len(scores)} {what} scores are equal: the guard tells no two inputs apart"
+        yield _warning("scores-tied", problem, "give logits, not answers of 0 and 1, or choose another method")
+
+
+def of_tune(tuning: Tuning, tpr: float, trained_on: Shared | None) -> Iterator[Finding]:
+    """What the validation samples show."""
+    if trained_on is not None:
+        cure = "tune on others" + f", {NAMED}" * (trained_on.chance is not None)
+        yield _warning("tuned-on-training-samples", f"id_data: {trained_on.with_('training samples')}", cure)
+    if tuning.auroc is not None and tuning.auroc < 0.5 - 2.0 * _error(tuning.n_id, tuning.n_ood):
+        problem = f"ood: scored as less foreign than in-distribution samples, AUROC {tuning.auroc:.2f}: swapped?"
+        yield _warning("swapped", problem, "give in-distribution samples first, OOD samples second")
+    if tuning.n_ood and tuning.after <= 1.0 - tpr + 1e-9:
+        problem = f"ood: {100 * tuning.after:.1f}% of the OOD samples are refused, as few as of in-distribution ones"
+        yield _warning("ood-not-refused", problem, "choose another method, or look at the samples")
+    temperatures = [trial["temperature"] for trial in tuning.trials]
+    if temperatures and tuning.temperature in (temperatures[0], temperatures[-1]):
+        problem = f"tune: the best temperature, {tuning.temperature:g}, is at the end of the range that was tried"
+        yield Finding("temperature-at-edge", "info", problem, "a method without temperature may do as well")
+
+
+def of_calibration(scores: Tensor, trained: Tensor, trained_on: Shared | None) -> Iterator[Finding]:
+    """What calibration samples show beside training samples."""
+    if trained_on is not None:
+        problem = f"id_data: {trained_on.with_('training samples')}, which classifiers are surer of"
+        cure = "the threshold's promise does not hold; calibrate on samples kept apart"
+        yield _warning("trained-on", problem, cure + f", {NAMED}" * (trained_on.chance is not None))
+    if len(trained):
+        from scipy.stats import ks_2samp  # noqa: PLC0415 (slow to import)
+
+        test = ks_2samp(scores.numpy(), trained.numpy(), method="asymp")
+        if test.pvalue < UNLIKELY:
+            side = "higher" if float(scores.median()) > float(trained.median()) else "lower"
+            problem = f"calibration scores are {side} than training scores, KS distance {test.statistic:.2f}"
+            cure = "a classifier is surer of what it was trained on; else look for another source or preparation"
+            yield Finding("calibration-shift", "info", problem, cure)
