@@ -150,7 +150,7 @@ def _blocks(source: Any, labels: Any, name: str, refused: Refused | None) -> Ite
         source, labels = source
     is_rows = isinstance(source, (list, tuple)) and not (source and _is_block(source[0]))
     if is_rows or hasattr(source, "__array__") or not isinstance(source, Iterable):
-        yield _numbered(Outputs.of(source, labels, name, refused), None, refused)
+        yield _numbered(Outputs.of(source, labels, name, refused=refused), None, refused)
         return
     if labels is not None:
         raise InputError(f"labels: {name} come in blocks; give each block its own: (logits, labels)")
