@@ -126,6 +126,7 @@ def unbalanced(seed: int) -> Split:
     """Half of the samples are of one class, and one in a hundred of another."""
     split, draw = logits(seed, n=1500), np.random.default_rng([seed, 2])
     kept = draw.uniform(size=1500) < np.select([split.labels == 0, split.labels == 9], [1.0, 0.02], 0.12)
+    kept[[9, 19]] = True  # of each class there is one
     return Split(split.train[kept], split.labels[kept], split.held_out[kept], split.ood, split.guard)
 
 
