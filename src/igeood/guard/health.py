@@ -47,6 +47,8 @@ class Finding:
     cure: str
 
     def __str__(self) -> str:
+        if self.message.endswith("?"):
+            return f"{self.message} {self.cure[0].upper()}{self.cure[1:]}"
         return f"{self.message}; {self.cure}"
 
 
@@ -119,8 +121,8 @@ def _of_outputs(logits: Tensor) -> Iterator[Finding]:
         problem = f"logits: all lie in [0, 1], and {100 * off:.0f}% of the rows do not sum to 1, as sigmoids do"
         yield _warning("sigmoid-outputs", problem, "give what the sigmoid gets, of one class a sample")
     else:
-        problem = "logits: every row is ≥ 0 and sums to 1: are these probabilities? Then declare them so"
-        yield _warning("probabilities", problem, "else look at the classifier's last layer")
+        problem = "logits: every row is ≥ 0 and sums to 1: are these probabilities?"
+        yield _warning("probabilities", problem, "then say so with probabilities=True")
 
 
 def _of_shuffled(detector: Detector, rows: Outputs, scores: Tensor) -> Iterator[Finding]:
