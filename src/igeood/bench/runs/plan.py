@@ -18,7 +18,7 @@ SETTINGS = (*PAPER, "white-box-step", "white-box-fgsm-step", "white-box-validati
 # those that the paper gives an input step
 STEPPED = ("odin", "energy", "igeood-logits", "deconf-c", "mahalanobis", "igeood", "igeood+")
 NO_VALIDATION = "none"
-RULES = 2  # how cells are tuned and measured: raise it when the same cell gets other numbers
+RULES = 3  # how cells are tuned and measured: raise it when the same cell gets other numbers
 TPR = 0.95  # the operating point
 ATTACK = 0.05  # size of adversarial samples, in pixel units
 # other settings: a named set, or none
