@@ -111,6 +111,7 @@ class Outputs:
             labels=torch.cat(labels) if labels else None,
             _keys=np.concatenate(keys) if len(keys) == len(items) else None,
             identified=all(item.identified for item in items),
+            refused=_joined_refused(items),
         )
 
     def __len__(self) -> int:
@@ -122,8 +123,19 @@ class Outputs:
 
     def __getitem__(self, rows: slice | Tensor) -> "Outputs":
         keys = None if self._keys is None else self._keys[rows if isinstance(rows, slice) else rows.cpu().numpy()]
-        first = self.first + ((rows.start or 0) if isinstance(rows, slice) else 0)
-        return self._mapped(lambda value: value[rows]).replace(_keys=keys, first=first)
+        part = self._mapped(lambda value: value[rows]).replace(_keys=keys)
+        start, _, step = rows.indices(len(self)) if isinstance(rows, slice) else (0, 0, 0)
+        if step == 1 or not self.refused:  # the numbers stay
+            return part.replace(first=self.first + start)
+        places = (
+            range(len(self))[rows]
+            if isinstance(rows, slice)
+            else rows.nonzero()[:, 0].tolist()
+            if (rows.dtype == torch.bool)
+            else rows.tolist()
+        )
+        why = (self.refused.get(self.first + place) for place in places)
+        return part.replace(first=0, refused={row: reason for row, reason in enumerate(why) if reason})
 
     def replace(self, **parts: Any) -> "Outputs":
         """The same samples with other attributes, which are not checked; keys of rows follow their new content."""
@@ -162,6 +174,18 @@ class Outputs:
     def like(self, result: Tensor) -> Array:
         """`result` in the kind that came in: NumPy for NumPy, the tensor itself for tensors."""
         return as_kind(result, self.numpy)
+
+
+def _joined_refused(items: Sequence[Outputs]) -> Refused | None:
+    """The rows that several `Outputs` have refused, by their numbers in all of them."""
+    if all(item.refused is items[0].refused for item in items):
+        return items[0].refused  # they are parts of one whole, numbered through
+    refused: Refused = {}
+    number = items[0].first
+    for item in items:
+        take_over(item, number, refused)
+        number += len(item)
+    return refused
 
 
 def returned_blocks(names: Iterable[str]) -> list[str]:

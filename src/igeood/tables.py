@@ -8,6 +8,7 @@ from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -66,7 +67,8 @@ class LogitsFile:
         shapes = [part.shapes(self._columns) for part in self._parts]
         self._widths = {name: max(shape[name][0] for shape in shapes) for name in self._columns}
         kinds = {name: [shape[name][1] for shape in shapes if shape[name][1]] for name in self._columns}
-        self._types = {name: np.result_type(*found) if found else np.float32 for name, found in kinds.items()}
+        types = {name: np.result_type(*found) if found else np.float32 for name, found in kinds.items()}
+        self._types = {name: kind if np.issubdtype(kind, np.floating) else np.float64 for name, kind in types.items()}
         if self._widths[logits] < 2:
             problem = "has one value in each row" if self._widths[logits] else "has no row"
             cure = "write all logits of a sample, as a list or in columns of a pattern such as 'logit_*'"
@@ -88,7 +90,7 @@ class LogitsFile:
             number = 0
             for part, batch, first in self._batches():
                 with part.named():
-                    block = self._outputs(batch, first)
+                    block = self._outputs(batch, first, keyed=not ids)  # who names rows knows none again
                     waiting.extend([self._ids(batch)] if ids and self._id else [])
                 if refused is not None:
                     take_over(block, number, refused)
@@ -120,7 +122,7 @@ class LogitsFile:
         if not total:
             yield part, pa.RecordBatch.from_pylist([], part.schema), 0
 
-    def _outputs(self, batch: pa.RecordBatch, first: int) -> Outputs:
+    def _outputs(self, batch: pa.RecordBatch, first: int, *, keyed: bool) -> Outputs:
         refused: Refused | None = {} if self.on_error == "refuse" else None
         arrays = {name: self._matrix(batch, name, first, refused) for name in self._columns}
         features = {layer: arrays[FEATURE + layer] for layer in self.layers}
@@ -129,14 +131,14 @@ class LogitsFile:
             raise InputError(f"{self._label}: row {first + labels.is_null().index(True).as_py()} is null; remove it")
         if labels is not None and pa.types.is_string(labels.type):
             labels = _classes(labels, self._label or "", np.arange(first, first + len(batch)))
-        if self._id is not None and self._identifies is not False:
+        if keyed and self._id is not None and self._identifies is not False:
             ids = self._ids(batch)
             keys = id_keys(ids)
             is_unique = len(np.unique(keys)) == len(keys)
             if self._asked and not is_unique:
                 raise InputError(f"{self._id}: rows share an id; name a column of unique ids, or none")
             if self._identifies is None and len(batch):
-                self._identifies = self._asked or (is_unique and not _numbers(ids, self.rows or len(batch)))
+                self._identifies = self._asked or (is_unique and _are_names(ids))
             keys = keys if self._identifies else None
         given: dict[str, Any] = {"keys": keys, "name": self._logits, "first": first, "refused": refused}
         return Outputs(arrays[self._logits], features, labels, **given)
@@ -153,7 +155,7 @@ class LogitsFile:
             raise InputError(f"{name}: row {first + at} has {lengths[at]} values, expected {width}; fix that row")
         for row in np.flatnonzero(~fits).tolist():
             refused.setdefault(first + row, f"{name}: {lengths[row]} values, expected {width}")
-        whole = np.full((len(batch), width), np.nan, np.result_type(kind, np.float16))
+        whole = np.full((len(batch), width), np.nan, kind)
         whole[fits] = values[np.repeat(fits, lengths)].reshape(-1, width)
         return whole
 
@@ -190,10 +192,10 @@ def _classes(texts: pa.Array, name: str, rows: NDArray[Any]) -> NDArray[Any]:
     return numbers.astype(np.int64)
 
 
-def _numbers(ids: pa.Array, rows: int) -> bool:
-    """Whether ids only number the rows, such as 0, 1, 2 or "image 1", "image 2": other files have the same ones."""
-    digits = ["".join(filter(str.isdecimal, str(one))) for one in ids.to_pylist()]
-    return all(0 < len(text) < 16 and int(text) <= rows for text in digits)
+def _are_names(ids: pa.Array) -> bool:
+    """Whether ids may name samples across files: text, and not of digits alone, which count the rows of many a file."""
+    is_text = pa.types.is_string(ids.type) or pa.types.is_large_string(ids.type)
+    return is_text and bool(pc.all(pc.match_substring_regex(ids, r"\D")).as_py())
 
 
 def read_logits(

@@ -13,7 +13,7 @@ import torch
 import igeood
 from igeood.errors import IgeoodWarning, InputError
 from igeood.guard.health import of_counts
-from igeood.guard.known import Known, occurrences
+from igeood.guard.known import Known, mark, occurrences
 from igeood.guard.tuning import best, chosen
 from igeood.outputs import Outputs
 
@@ -105,7 +105,9 @@ def test_ids_say_who_is_the_same_sample_whatever_the_outputs(classifier):
     assert (
         guard.calibrate(c.train, ids=[f"d{i}" for i in range(400)]).calibration.left_out == 0
     )  # equal outputs, others
-    assert guard.calibrate(c.held_out).calibration.left_out == 0  # nobody knows who they are
+    with pytest.warns(IgeoodWarning, match="samples that tune used are known by ids, these by outputs"):
+        guard.calibrate(c.held_out)
+    assert [finding.level for finding in guard.health if finding.code == "not-compared"] == ["info", "warning"]
     with pytest.raises(InputError, match="ood: 100 of 100 samples are in-distribution ones; remove them"):
         guard.tune(c.held_out, Outputs(c.ood[:100], ids=others[:100]), ids=others, share=1.0)
     for data, options, message in (
@@ -175,7 +177,7 @@ def test_equal_rows_are_split_at_random_and_left_out_as_often_as_they_were_used(
     assert np.array_equal(np.sort(keys[drawn]), np.sort(keys[order][again]))  # whatever the order
     halves = [occurrences(keys[:700]), occurrences(keys[700:], keys[:700])]  # and the batches
     assert np.array_equal(np.concatenate(halves), occurrences(keys))
-    used = Known.of(keys[drawn], False)
+    used = Known.of(keys[drawn], False, (mark(keys),))
     assert int(used.unused(keys, False).sum()) == len(keys) - int(drawn.sum())  # all of them are there again
     assert used.unused(keys[:900], False).all()  # others, by chance equal
     assert used.unused(keys, True).all()  # ids are no rows

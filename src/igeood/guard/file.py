@@ -21,7 +21,7 @@ from igeood.guard.known import Known
 from igeood.guard.names import checked_names
 from igeood.guard.tuning import Tuning
 from igeood.model.fingerprint import fingerprint
-from igeood.outputs import Outputs
+from igeood.outputs import Keys, Outputs
 
 CALIBRATION_FIELDS = ("tpr", "guarantee", "confidence", "left_out", "trained_on")
 
@@ -43,7 +43,7 @@ def save(guard: Guard, path: str | os.PathLike[str]) -> None:
         "model": guard.inputs.fingerprint, "preparation": guard.preparation,
         "contains": "outputs of training rows" if has_bank else "statistics of training rows",
         "tuning": None if guard.tuning is None else asdict(guard.tuning), "calibration": None, "classes": guard.classes,
-        "known": {name: [of.rows, of.repeated, of.identified] for name, of in known.items()},
+        "known": {name: [of.rows, of.repeated, of.identified, of.chosen_from] for name, of in known.items()},
         "health": {step: [asdict(finding) for finding in found] for step, found in guard._findings.items()},
     }  # fmt: skip
     if guard.calibration is not None:
@@ -114,18 +114,36 @@ def _restored(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Modu
         inputs.settle()
     guard = Guard(detector, inputs, record["access"])
     keys = {name: tensors[name].numpy().view(np.uint64) for name in ("fitted_on", "tuned_on")}
-    known = {name: Known(keys[name], *record["known"][name]) for name in keys}
+    known = {name: _known(keys[name], record.get("known", {}).get(name), model is not None) for name in keys}
     guard.fitted_on, guard._tuned_on, guard._first_tuned_on = known["fitted_on"], *[known["tuned_on"]] * 2
-    guard._findings = {step: [Finding(**each) for each in record["health"].get(step, [])] for step in STEPS}
-    guard._training_scores, guard.preparation = tensors["training_scores"], preparation
+    findings = record.get("health", {})
+    guard._findings = {step: [_finding(each) for each in findings.get(step, [])] for step in STEPS}
+    guard._training_scores = tensors.get("training_scores", torch.empty(0)).double().reshape(-1)
+    guard.preparation = preparation
     if record.get("classes") is not None:
         guard.classes = checked_names(record["classes"], classes)
-    guard.tuning = None if record["tuning"] is None else Tuning(**record["tuning"])
+    guard.tuning = None if record["tuning"] is None else Tuning(**{"auroc": None, **record["tuning"]})
     if record["calibration"] is not None:
         fields = {name: record["calibration"][name] for name in CALIBRATION_FIELDS}
         guard.calibration = Calibration(tensors["calibration.scores"], **fields)
     _try_out(detector)
     return guard
+
+
+def _known(keys: Keys, about: list[Any] | None, has_model: bool) -> Known:
+    """Samples that a file remembers; an older one has their keys only."""
+    rows, repeated, identified, chosen_from = about or (len(keys), 0, has_model, ())
+    if not (0 <= int(repeated) <= int(rows) and isinstance(identified, bool) and keys.ndim == 1):
+        raise InputError(f"known: {about!r}")
+    return Known(np.sort(keys), int(rows), int(repeated), identified, tuple((int(n), int(s)) for n, s in chosen_from))
+
+
+def _finding(about: dict[str, Any]) -> Finding:
+    finding = Finding(**about)
+    texts = (finding.code, finding.message, finding.cure)
+    if finding.level not in ("warning", "info") or not all(text and text.isprintable() for text in texts):
+        raise InputError(f"health: {about!r}")
+    return finding
 
 
 def _try_out(detector: Detector) -> None:

@@ -144,7 +144,7 @@ class Guard:
         self.tuning = self.calibration = None
         self.fitted_on, self._tuned_on = Known.of_summary(summary), self._first_tuned_on
         self._score_training_sample()
-        return self._report("fit", health.of_fit(fresh, summary))
+        return self._report("fit", health.of_fit(fresh, summary, self._training_scores))
 
     def _score_training_sample(self) -> None:
         """For `calibrate` to compare; with an input step there is nothing to compare."""
@@ -314,12 +314,14 @@ class Guard:
         self.calibration = Calibration(scores.cpu()[fresh], tpr, guarantee, confidence, left_out, seen)
         if left_out:
             log.warning("calibrate: left out %d of %d samples, which tune had used", left_out, len(keys))
-        findings = health.of_calibration(self.calibration.scores, self._training_scores, trained_on)
+        findings = [*health.of_calibration(self.calibration.scores, self._training_scores, trained_on)]
+        findings += [] if distinct else health.of_kinds(self.fitted_on, self._tuned_on, known.identified)
         counts, n_classes = np.unique(keys, return_counts=True)[1], self.detector.n_classes_
         copies = health.of_counts(counts, n_classes, known.identified, "id_data")
         contents = len(counts) if self.inputs.model is not None or not known.identified else 0  # ids say nothing of it
-        tied = health.of_scores(self.calibration.scores, contents, n_classes, "calibration")
-        return self._report("calibrate", [*findings, *copies, *tied])
+        if 0 < contents <= n_classes:  # answers; that a method ties all scores is seen by fit
+            findings += health.of_scores(self.calibration.scores, contents, n_classes, "calibration")
+        return self._report("calibrate", [*findings, *copies])
 
     def score(self, data: Any, *, on_error: OnError = "raise") -> Array:
         """Scores (N,) of a tensor, a loader, or logits: higher is more out-of-distribution. Options as in `predict`."""
@@ -378,7 +380,7 @@ class Guard:
                 except LostError as lost:  # noqa: PERF203 (a batch is much work)
                     results.append(lost)
                     _check_lost(results, name, refused, CHUNK)
-        _check_lost(results, name, refused, 1)
+        _check_lost(results, name, refused, 2)
         return results
 
     def _judge(
@@ -394,7 +396,8 @@ class Guard:
             return score, clean.logits.argmax(dim=1), self.inputs.keys(batch)
 
         parts = self._each(data, name, judge, refused)
-        some = next(part for part in parts if not isinstance(part, LostError))
+        nothing = torch.empty(0, dtype=torch.float64), torch.empty(0, dtype=torch.int64)
+        some = next((part for part in parts if not isinstance(part, LostError)), nothing)
         whole = [(*(t.new_empty(len(p)) for t in some[:2]), NO_KEYS) if isinstance(p, LostError) else p for p in parts]
         scores, labels, keys = zip(*whole, strict=True)
         score, label = torch.cat(scores), torch.cat(labels)

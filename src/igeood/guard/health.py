@@ -10,17 +10,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from igeood.detectors import Detector
 from igeood.errors import IgeoodWarning
-from igeood.guard.known import Shared
+from igeood.guard.known import Known, Shared
 from igeood.guard.tuning import NAMED, Tuning
 from igeood.metrics import auroc
 from igeood.outputs import Outputs, row_keys
 from igeood.summary import Sample, Summary
 
 STEPS = ("fit", "tune", "calibrate")
-ROWS = 2000  # of the training sample that are looked at
+ROWS = 500  # of the training sample that are looked at: enough, and of a large bank no more than a moment
 FEW = 20  # rows of which nothing is said
 ALIKE = 1e-13  # of the scores' size: what rounding leaves between equal ones
 DRAWN = 30  # contents from which on their counts tell whether they were drawn at random
@@ -66,8 +67,8 @@ def _warning(code: str, message: str, cure: str) -> Finding:
 # -- after fit
 
 
-def of_fit(detector: Detector, summary: Summary) -> Iterator[Finding]:
-    """What the training sample shows: its outputs, and how it scores beside itself with columns shuffled."""
+def of_fit(detector: Detector, summary: Summary, scores: Tensor) -> Iterator[Finding]:
+    """What the training sample shows: its outputs, and its scores beside those of itself with columns shuffled."""
     sample = next(iter(summary.samples.values()), None)
     if sample is not None:
         drawn = _drawn(sample)
@@ -75,16 +76,19 @@ def of_fit(detector: Detector, summary: Summary) -> Iterator[Finding]:
         if not detector.probabilities:
             yield from _of_outputs(drawn.logits)
     yield from of_counts(summary.key_counts, summary.n_classes, summary.identified, "training samples")
-    rows = _scorable_rows(detector, summary)
-    if rows is not None and len(rows) >= FEW:
-        scores = _scores(detector, rows)
+    rows = _scorable_rows(detector, summary) if len(scores) >= FEW else None
+    if rows is not None:
         contents = len(np.unique(row_keys(rows.logits, *rows.features.values())))
-        tied = list(of_scores(scores, contents, 1, "training"))
+        # a network that is sure of all its rows ties their scores, but not that of an answer that is not sure
+        unsure = [rows[:1].replace(logits=torch.zeros_like(rows.logits[:1]))] * (contents > len(rows) / 2)
+        tied = list(
+            of_scores(torch.cat([scores, *(_scores(detector, row) for row in unsure)]), contents, 1, "training")
+        )
         yield from tied or _of_shuffled(detector, rows, scores)
 
 
 def training_scores(detector: Detector, summary: Summary | None) -> Tensor:
-    """Scores of up to 2,000 rows of the training sample; none where it has not what the detector scores."""
+    """Scores of up to 500 rows of the training sample; none where it has not what the detector scores."""
     rows = None if summary is None else _scorable_rows(detector, summary)
     return torch.empty(0, dtype=torch.float64) if rows is None else _scores(detector, rows)
 
@@ -96,7 +100,7 @@ def _scorable_rows(detector: Detector, summary: Summary) -> Outputs | None:
 
 
 def _drawn(sample: Sample) -> Outputs:
-    """Up to 2,000 rows, each as often as its weight says: no randomness, whatever the batches were."""
+    """Up to 500 rows, each as often as its weight says: no randomness, whatever the batches were."""
     outputs, weights = sample.outputs(per_class=-(-ROWS // sample.strata))
     ends = weights.double().cumsum(dim=0)
     n = min(ROWS, round(float(ends[-1])))
@@ -117,6 +121,8 @@ def _of_outputs(logits: Tensor) -> Iterator[Finding]:
     if bool(((logits < 0) | (logits > 1)).any()):
         return
     off = float(((logits.sum(dim=1) - 1.0).abs() > 1e-3).double().mean())
+    if off and float(logits.amax(dim=1).median()) <= 0.5:
+        return  # small numbers, such as cosines
     if off:
         problem = f"logits: all lie in [0, 1], and {100 * off:.0f}% of the rows do not sum to 1, as sigmoids do"
         yield _warning("sigmoid-outputs", problem, "give what the sigmoid gets, of one class a sample")
@@ -131,7 +137,7 @@ def _of_shuffled(detector: Detector, rows: Outputs, scores: Tensor) -> Iterator[
     Only a method that knows classes by their features must see that. Shuffled logits are often those of a sure answer,
     and a method without classes may look at each channel alone.
     """
-    if not (detector.needs.labels and rows.features):
+    if not (detector.needs.labels and rows.features) or _channel_knows(rows):
         return
     draw = torch.Generator().manual_seed(0)
 
@@ -147,6 +153,18 @@ def _of_shuffled(detector: Detector, rows: Outputs, scores: Tensor) -> Iterator[
     if area <= 0.5 + min(2.0 * error, 0.05):
         problem = f"training samples are told from shuffled values no better than by chance, AUROC {area:.2f}"
         yield _warning("no-better-than-chance", problem, "check logits, features and labels, or choose another method")
+
+
+def _channel_knows(rows: Outputs) -> bool:
+    """Whether one channel tells most of the class by itself: shuffled, it looks the same."""
+    classes = functional.one_hot(rows.labels if rows.labels is not None else rows.logits.argmax(dim=1)).double()
+    counts = classes.sum(dim=0).clamp(min=1.0)
+    for value in rows.features.values():
+        x = value.double() - value.double().mean(dim=0)
+        between = (counts[:, None] * (classes.T @ x / counts[:, None]).square()).sum(dim=0)
+        if bool((between > 0.5 * x.square().sum(dim=0).clamp(min=1e-300)).any()):
+            return True
+    return False
 
 
 def _scores(detector: Detector, rows: Outputs) -> Tensor:
@@ -172,7 +190,7 @@ def of_counts(counts: NDArray[np.int64], n_classes: int, identified: bool, what:
     if n < max(FEW, 2 * distinct) or (not identified and distinct <= n_classes):
         return
     is_equal = bool((counts == counts[0]).all())
-    if not identified and not is_equal and distinct >= DRAWN and n >= 4 * distinct:
+    if not identified and not is_equal and distinct >= DRAWN and n >= 4 * distinct and n_classes > 2:
         from scipy.stats import chi2  # noqa: PLC0415 (slow to import)
 
         mean = n / distinct
@@ -210,6 +228,19 @@ def of_tune(tuning: Tuning, tpr: float, trained_on: Shared | None) -> Iterator[F
     if temperatures and tuning.temperature in (temperatures[0], temperatures[-1]):
         problem = f"tune: the best temperature, {tuning.temperature:g}, is at the end of the range that was tried"
         yield Finding("temperature-at-edge", "info", problem, "a method without temperature may do as well")
+
+
+def of_kinds(fitted_on: Known, tuned_on: Known, identified: bool) -> Iterator[Finding]:
+    """Whether samples of an earlier step cannot be known again."""
+    levels: tuple[tuple[Known, str, Literal["warning", "info"]], ...] = (
+        (fitted_on, "training samples", "info"),
+        (tuned_on, "samples that tune used", "warning"),
+    )
+    for known, what, level in levels:
+        if known.is_of_other_kind(identified):
+            theirs, these = ("ids", "outputs") if known.identified else ("outputs", "ids")
+            problem = f"id_data: {what} are known by {theirs}, these by {these}, so none can be known again"
+            yield Finding("not-compared", level, problem, "give ids to all, or to none")
 
 
 def of_calibration(scores: Tensor, trained: Tensor, trained_on: Shared | None) -> Iterator[Finding]:

@@ -44,18 +44,21 @@ class Known:
         Samples that have these keys, and those among them that share theirs with another.
     identified : bool
         Whether keys are of ids or inputs. If not, they are of outputs, which may be equal by chance.
+    chosen_from : tuple
+        Marks (`mark`) of the sets that they were drawn from.
     """
 
     keys: Keys = field(default_factory=NO_KEYS.copy)
     rows: int = 0
     repeated: int = 0
     identified: bool = True
+    chosen_from: tuple[tuple[int, int], ...] = ()
 
     @classmethod
-    def of(cls, keys: Keys, identified: bool) -> "Known":
+    def of(cls, keys: Keys, identified: bool, chosen_from: tuple[tuple[int, int], ...] = ()) -> "Known":
         """All samples of one set."""
         counts = np.unique(keys, return_counts=True)[1]
-        return cls(np.sort(keys), len(keys), int(counts[counts > 1].sum()), identified)
+        return cls(np.sort(keys), len(keys), int(counts[counts > 1].sum()), identified, chosen_from)
 
     @classmethod
     def of_summary(cls, summary: Summary) -> "Known":
@@ -67,7 +70,11 @@ class Known:
         """Samples of either, each as often as in the one that has it more often."""
         if self.rows and self.identified != other.identified:  # keys of two kinds: the new ones
             return other
-        return Known.of(merge(self.keys, other.keys), other.identified)
+        return Known.of(merge(self.keys, other.keys), other.identified, self.chosen_from + other.chosen_from)
+
+    def is_of_other_kind(self, identified: bool) -> bool:
+        """Whether these are known by ids and others by outputs, or the other way round: none can be known again."""
+        return bool(self.rows) and self.identified != identified
 
     @property
     def repeat_limit(self) -> float:
@@ -103,13 +110,18 @@ class Known:
     def unused(self, keys: Keys, identified: bool) -> Tensor:
         """Which of the samples that have these keys are others than these, (N,) bool.
 
-        Equal rows of outputs are the same samples if all of these are among them, or more than chance explains.
+        Equal rows of outputs are the same samples if these were drawn from that very set, or if there are more of them
+        than chance explains.
         """
-        other = Known.of(keys, identified)
         is_again = self.identified == identified and (
-            identified or not bool(unused(self.keys, keys).any()) or self.shared(other) is not None
+            identified or mark(keys) in self.chosen_from or self.shared(Known.of(keys, identified)) is not None
         )
         return unused(keys, self.keys) if is_again else torch.ones(len(keys), dtype=torch.bool)
+
+
+def mark(keys: Keys) -> tuple[int, int]:
+    """Number and sum of a set's keys: the same for the same rows in any order, and for others almost surely not."""
+    return len(keys), int(keys.sum(dtype=np.uint64))
 
 
 def occurrences(keys: Keys, earlier: Keys = NO_KEYS) -> NDArray[np.int64]:

@@ -16,7 +16,7 @@ from igeood.detectors.base import Samples
 from igeood.detectors.weighted import FEWEST as FEWEST_OOD
 from igeood.errors import InputError, MissingExtraError
 from igeood.guard.inputs import ArrayInputs, ModelInputs
-from igeood.guard.known import Known, occurrences
+from igeood.guard.known import Known, mark, occurrences
 from igeood.metrics import evaluate
 from igeood.model.batches import LABELS
 from igeood.model.layers import bare
@@ -178,7 +178,7 @@ class Validation:
                     parts.append(run(batch[rows]))
                 keys.append(batch_keys[rows.numpy()])
         outputs = [Outputs.concat(column) for column in zip(*parts, strict=True)]
-        return Known.of(np.concatenate(keys), identified), outputs
+        return Known.of(np.concatenate(keys), identified, (mark(seen),) if len(seen) else ()), outputs
 
 
 def named_kinds(ood: Any, model: nn.Module | None) -> dict[str, Any]:

@@ -91,11 +91,19 @@ class _Failure:
     reason: str
 
 
-@dataclass(frozen=True)
 class _Samples:
-    """A data set that gives a `_Failure` in place of an exception."""
+    """A data set that gives a `_Failure` in place of an exception; all else is the data set's own."""
 
-    dataset: Any
+    def __init__(self, dataset: Any) -> None:
+        vars(self)["dataset"] = dataset
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "dataset":  # while it is unpickled
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.dataset, name, value)
 
     def __getitem__(self, index: Any) -> Any:
         try:

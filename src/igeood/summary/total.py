@@ -248,7 +248,8 @@ class Summary:
         labels = torch.empty(0, dtype=torch.int64) if record["labelled"] else None
         summary._start(Outputs.checked(torch.empty(0, n_classes, dtype=dtypes.get("logits")), features, labels))
         summary.counts, summary._keys = tensors["counts"], [tensors["keys"].numpy().view(np.uint64)]
-        summary.identified, summary._key_counts = record["identified"], [tensors["key_counts"].numpy()]
+        summary.identified = record.get("identified", summary.model is not None)  # older files have neither
+        summary._key_counts = [tensors.get("key_counts", torch.ones(len(tensors["keys"]), dtype=torch.int64)).numpy()]
         if needs.is_summed:
             summary.sums = {block: ClassSums(**part(f"sums:{i}:")) for i, block in enumerate(widths)}
         for kind, sample in summary.samples.items():
