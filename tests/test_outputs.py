@@ -160,3 +160,18 @@ def test_equal_rows_have_equal_keys_others_have_not_and_keys_are_uniform_and_of_
     outputs = Outputs(ROWS, keys=ids)
     assert np.array_equal(outputs[1:3].keys, ids[1:3])
     assert np.array_equal(outputs.only([]).keys, ids)
+
+
+def test_rows_that_are_refused_follow_slices_and_joins():
+    logits = np.zeros((10, 3), np.float32)
+    logits[5] = np.nan
+    outputs, good = Outputs(logits, refused={}), Outputs(logits[:3])
+    for part, rows in (
+        (outputs[torch.tensor([5, 6])], [0]),
+        (outputs[torch.arange(10) > 3], [1]),
+        (outputs[-6:], [1]),
+        (outputs[1::2], [2]),
+        (Outputs.concat([good, outputs]), [8]),
+        (Outputs.concat([outputs[:4], outputs[4:]]), [5]),
+    ):
+        assert [row - part.first for row in part.refused if 0 <= row - part.first < len(part)] == rows

@@ -116,7 +116,7 @@ def test_the_column_id_identifies_samples_unless_every_file_may_have_the_same_id
     path = tmp_path / f"a{suffix}"
     texts = [f"{i * 7919 + 5000:x}-{i * 7919 + 5000}" for i in range(50)]
     for ids, identifies in (
-        (texts, True), (np.arange(50) + 9000, True), (np.arange(50), False), (np.arange(50) + 1, False),
+        (texts, True), (np.arange(50) + 9000, False), (np.arange(50), False), (np.arange(50) + 1, False),
         ([f"image {i}" for i in reversed(range(50))], False), ([*texts[:49], texts[0]], False),
     ):  # fmt: skip
         write_logits(path, ROWS, ids=ids)
@@ -254,3 +254,15 @@ def test_writing_what_does_not_fit(tmp_path, suffix):
         with pytest.raises(InputError, match=message):
             write_logits(tmp_path / f"a{suffix}", *arguments, **options)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_integer_is_missing_and_digits_name_no_sample(tmp_path):
+    rows = [[1, 2, 3]] * 120
+    rows[110] = [1, None, 3]
+    for name, ids in (("digits", [str(i) for i in range(120)]), ("names", [f"a{i}" for i in range(120)])):
+        table = pa.table({"logits": pa.array(rows, pa.list_(pa.int8())), "id": ids})
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+        with pytest.raises(InputError, match="logits: row 110 has NaN"):
+            list(read_logits(tmp_path / f"{name}.parquet"))
+        pq.write_table(table.slice(0, 100), tmp_path / f"{name}.parquet")
+        assert [block.identified for block in read_logits(tmp_path / f"{name}.parquet")] == [name == "names"]

@@ -193,9 +193,17 @@ def _classes(texts: pa.Array, name: str, rows: NDArray[Any]) -> NDArray[Any]:
 
 
 def _are_names(ids: pa.Array) -> bool:
-    """Whether ids may name samples across files: text, and not of digits alone, which count the rows of many a file."""
-    is_text = pa.types.is_string(ids.type) or pa.types.is_large_string(ids.type)
-    return is_text and bool(pc.all(pc.match_substring_regex(ids, r"\D")).as_py())
+    """Whether ids may name samples across files: text, neither plain numbers nor a count, such as "row 0", "row 1"."""
+    if not (pa.types.is_string(ids.type) or pa.types.is_large_string(ids.type)):
+        return False
+    digits = pc.replace_substring_regex(ids, r"\D", "")
+    if pc.any(pc.equal(digits, ids)).as_py():
+        return False
+    try:
+        numbers = np.sort(np.asarray(digits.cast(pa.int64())))
+    except pa.ArrowInvalid:  # no digits, or too many
+        return True
+    return not (numbers[0] in (0, 1) and np.array_equal(numbers, np.arange(len(ids)) + numbers[0]))
 
 
 def read_logits(
@@ -218,7 +226,7 @@ def read_logits(
     identity : str, optional
         A column of ids that are unique across all files: a sample is then recognised by its id, not by its row (for
         logits that were computed twice, and differ by rounding). Without it the column `id` serves, unless its first
-        ids repeat, or only number the rows: then it names rows in results.
+        ids repeat, are plain numbers, or count the rows: then it names rows in results.
     layers : sequence of str, optional
         Read the features of these layers only; by default of all.
     labelled : bool

@@ -56,6 +56,25 @@ def test_another_model_is_refused_by_its_fingerprint(guard, model, data, path, t
         igeood.load(tmp_path / "arrays.safetensors", model)
 
 
+def test_a_file_without_health_is_read_and_a_false_finding_is_refused(guard, model, data, path):
+    record, tensors = read_record(path)
+    older = {name: value for name, value in record.items() if name not in ("known", "health", "sha256")}
+    write_record(path, older, {name: value for name, value in tensors.items() if name != "training_scores"})
+    loaded = igeood.load(path, model)
+    assert torch.equal(loaded.score(data.test), guard.score(data.test))
+    assert (loaded.health, loaded.fitted_on.identified) == ([], True)
+    finding = {"code": "a", "level": "info", "message": "b", "cure": "c"}
+    for name, value in (
+        ("health", {"fit": [{**finding, "level": "error"}]}),
+        ("health", {"fit": [{**finding, "message": "\x1b[2J"}]}),
+        ("health", {"fit": [{**finding, "cure": ""}]}),
+        ("known", {"fitted_on": [1, 2, True, []]}),
+    ):
+        write_record(path, {**older, name: value}, tensors)
+        with pytest.raises(GuardFileError, match=name):
+            igeood.load(path, model)
+
+
 def test_files_that_are_refused(model, path):
     record, tensors = read_record(path)
     forged = {
