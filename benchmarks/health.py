@@ -261,7 +261,7 @@ def tuned(split: Split, id_data: Any, ood: Any) -> igeood.Guard:
 
 
 MISTAKEN: dict[str, tuple[str, Callable[[], igeood.Guard]]] = {
-    "labels counted from 1": ("labels-disagree", lambda: fitted(SURE(), labels=(SURE().labels + 1) % 10)),
+    "labels shifted by one": ("labels-disagree", lambda: fitted(SURE(), labels=(SURE().labels + 1) % 10)),
     "labels of other rows": ("labels-disagree", lambda: fitted(SURE(), labels=shuffled(SURE().labels))),
     "columns of logits in another order": ("labels-disagree", lambda: fitted(SURE(), lambda rows: rows[:, ::-1])),
     "a network that was never trained": ("labels-disagree", lambda: fitted(logits(0, margin=0.0))),

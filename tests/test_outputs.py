@@ -66,7 +66,7 @@ REFUSED = {
         (with_value(1e200), r"row 1 has .* or a value beyond 1e\+100.*remove"),
     ],
     "labels": [
-        (torch.ones(4, dtype=torch.bool), "bool.*one class each"),
+        (torch.ones(4, dtype=torch.bool), "bool.*convert them to integers"),
         (np.eye(4, 3), r"\(4, 3\).*one class each"),
         ([0, 1, 3, 3], r"row 2 has a class outside 0…2 \(2 of 4.*number the classes"),
         (torch.tensor([0, -1, 0, 0]), "row 1 has a class outside.*number the classes"),

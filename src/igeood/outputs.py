@@ -294,9 +294,10 @@ def _check_labels(value: ArrayLike, logits: Tensor, first: int) -> Tensor:
     array: Any = value if isinstance(value, Tensor) else np.asarray(value)
     if array.shape != (n,) or (n and "int" not in _kind(array)):
         given = f"{_kind(array)} of shape {tuple(array.shape)}"
-        cure = "give one class each"
+        cure = "convert them to integers, numbers of the columns of logits"
         if array.ndim == 2:
-            cure += ": labels.argmax(1) of one-hot rows; guards are not for several classes a sample (multi-hot)"
+            cure = "give one class each: labels.argmax(1) of one-hot rows; "
+            cure += "guards are not for several classes a sample (multi-hot)"
         raise InputError(f"labels: expected {n} integers, one for each row of logits; got {given}; {cure}")
     tensor = array if isinstance(array, Tensor) else torch.from_numpy(array.astype(np.int64))
     tensor = tensor.to(logits.device, torch.int64)

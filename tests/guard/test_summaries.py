@@ -108,6 +108,7 @@ class Tokens(torch.nn.Module):
         return self.fc(x * mask)
 
 
+@pytest.mark.filterwarnings("ignore:ood. .*OOD samples are refused")  # the network is not trained
 def test_a_mapping_of_the_models_keywords_is_one_kind_of_ood_samples():
     torch.manual_seed(0)
     x, y = torch.randn(400, 6), torch.arange(400) % 3

@@ -124,8 +124,8 @@ def _of_outputs(logits: Tensor) -> Iterator[Finding]:
     if off and float(logits.amax(dim=1).median()) <= 0.5:
         return  # small numbers, such as cosines
     if off:
-        problem = f"logits: all lie in [0, 1], and {100 * off:.0f}% of the rows do not sum to 1, as sigmoids do"
-        yield _warning("sigmoid-outputs", problem, "give what the sigmoid gets, of one class a sample")
+        problem = f"logits: all lie in [0, 1], and {100 * off:.0f}% of the rows do not sum to 1: are these sigmoids?"
+        yield _warning("sigmoid-outputs", problem, "give logits of a classifier that chooses one class")
     else:
         problem = "logits: every row is ≥ 0 and sums to 1: are these probabilities?"
         yield _warning("probabilities", problem, "then say so with probabilities=True")
@@ -218,16 +218,25 @@ def of_tune(tuning: Tuning, tpr: float, trained_on: Shared | None) -> Iterator[F
     if trained_on is not None:
         cure = "tune on others" + f", {NAMED}" * (trained_on.chance is not None)
         yield _warning("tuned-on-training-samples", f"id_data: {trained_on.with_('training samples')}", cure)
-    if tuning.auroc is not None and tuning.auroc < 0.5 - 2.0 * _error(tuning.n_id, tuning.n_ood):
+    error = _error(tuning.n_id, tuning.n_ood) if tuning.n_ood else 0.0
+    is_swapped = tuning.auroc is not None and tuning.auroc < 0.5 - 2.0 * error
+    if is_swapped:
         problem = f"ood: scored as less foreign than in-distribution samples, AUROC {tuning.auroc:.2f}: swapped?"
         yield _warning("swapped", problem, "give in-distribution samples first, OOD samples second")
-    if tuning.n_ood and tuning.after <= 1.0 - tpr + 1e-9:
-        problem = f"ood: {100 * tuning.after:.1f}% of the OOD samples are refused, as few as of in-distribution ones"
+    elif tuning.n_ood and _is_chance(tuning, tpr, 0.5 + 3.0 * error):
+        problem = f"ood: {100 * tuning.after:.1f}% of the OOD samples are refused, as in-distribution ones may be too"
         yield _warning("ood-not-refused", problem, "choose another method, or look at the samples")
     temperatures = [trial["temperature"] for trial in tuning.trials]
     if temperatures and tuning.temperature in (temperatures[0], temperatures[-1]):
         problem = f"tune: the best temperature, {tuning.temperature:g}, is at the end of the range that was tried"
         yield Finding("temperature-at-edge", "info", problem, "a method without temperature may do as well")
+
+
+def _is_chance(tuning: Tuning, tpr: float, area: float) -> bool:
+    """Whether as many are refused as of in-distribution samples; or a few more, the best of what was tried."""
+    spread = math.sqrt(tpr * (1.0 - tpr) * (1.0 / tuning.n_id + 1.0 / tuning.n_ood))
+    is_near = tuning.auroc is not None and tuning.auroc <= area
+    return tuning.after <= 1.0 - tpr + (4.0 * spread if is_near else 1e-9)
 
 
 def of_kinds(fitted_on: Known, tuned_on: Known, identified: bool) -> Iterator[Finding]:
@@ -246,8 +255,10 @@ def of_kinds(fitted_on: Known, tuned_on: Known, identified: bool) -> Iterator[Fi
 def of_calibration(scores: Tensor, trained: Tensor, trained_on: Shared | None) -> Iterator[Finding]:
     """What calibration samples show beside training samples."""
     if trained_on is not None:
-        problem = f"id_data: {trained_on.with_('training samples')}, which classifiers are surer of"
-        cure = "the threshold's promise does not hold; calibrate on samples kept apart"
+        problem = (
+            f"id_data: {trained_on.with_('training samples')}; classifiers are surer of those, so nothing is promised"
+        )
+        cure = "calibrate on samples kept apart"
         yield _warning("trained-on", problem, cure + f", {NAMED}" * (trained_on.chance is not None))
     if len(trained):
         from scipy.stats import ks_2samp  # noqa: PLC0415 (slow to import)

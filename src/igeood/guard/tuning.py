@@ -35,7 +35,7 @@ REFINED_POINTS = 8  # an even number: none of them is the best point itself
 BAYES_RANGE = (1.0, 1000.0)  # this and the next two are the paper's
 BAYES_TRIALS = 500
 BAYES_SEEDS = 5
-NAMED = "or give ids, or declare the sets distinct if they are"
+NAMED = "or give ids, or distinct=True if they are others"
 FEWEST = {"id_data": 20, "ood": FEWEST_OOD}  # 95% of fewer than 20 is all of them
 
 
