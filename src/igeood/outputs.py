@@ -134,7 +134,7 @@ class Outputs:
             if (rows.dtype == torch.bool)
             else rows.tolist()
         )
-        why = (self.refused.get(self.first + place) for place in places)
+        why = (self.refused.get(self.first + place % len(self)) for place in places)
         return part.replace(first=0, refused={row: reason for row, reason in enumerate(why) if reason})
 
     def replace(self, **parts: Any) -> "Outputs":
@@ -178,7 +178,9 @@ class Outputs:
 
 def _joined_refused(items: Sequence[Outputs]) -> Refused | None:
     """The rows that several `Outputs` have refused, by their numbers in all of them."""
-    if all(item.refused is items[0].refused for item in items):
+    ends = [item.first + len(item) for item in items]
+    follow = all(item.first == end for item, end in zip(items[1:], ends, strict=False))
+    if follow and all(item.refused is items[0].refused for item in items):
         return items[0].refused  # they are parts of one whole, numbered through
     refused: Refused = {}
     number = items[0].first

@@ -197,7 +197,7 @@ def _are_names(ids: pa.Array) -> bool:
     if not (pa.types.is_string(ids.type) or pa.types.is_large_string(ids.type)):
         return False
     digits = pc.replace_substring_regex(ids, r"\D", "")
-    if pc.any(pc.equal(digits, ids)).as_py():
+    if pc.all(pc.equal(digits, ids)).as_py():
         return False
     try:
         numbers = np.sort(np.asarray(digits.cast(pa.int64())))

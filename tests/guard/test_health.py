@@ -13,8 +13,8 @@ import torch
 import igeood
 from igeood.errors import IgeoodWarning, InputError
 from igeood.guard.health import of_counts
-from igeood.guard.known import Known, mark, occurrences
-from igeood.guard.tuning import best, chosen
+from igeood.guard.known import Known, chosen, mark, occurrences
+from igeood.guard.tuning import best
 from igeood.outputs import Outputs
 
 SETUPS = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "health.py")))
@@ -177,7 +177,7 @@ def test_equal_rows_are_split_at_random_and_left_out_as_often_as_they_were_used(
     assert np.array_equal(np.sort(keys[drawn]), np.sort(keys[order][again]))  # whatever the order
     halves = [occurrences(keys[:700]), occurrences(keys[700:], keys[:700])]  # and the batches
     assert np.array_equal(np.concatenate(halves), occurrences(keys))
-    used = Known.of(keys[drawn], False, (mark(keys),))
+    used = Known.of(keys[drawn], False, ((*mark(keys), 0.5, 0),))
     assert int(used.unused(keys, False).sum()) == len(keys) - int(drawn.sum())  # all of them are there again
     assert used.unused(keys[:900], False).all()  # others, by chance equal
     assert used.unused(keys, True).all()  # ids are no rows

@@ -43,7 +43,7 @@ def save(guard: Guard, path: str | os.PathLike[str]) -> None:
         "model": guard.inputs.fingerprint, "preparation": guard.preparation,
         "contains": "outputs of training rows" if has_bank else "statistics of training rows",
         "tuning": None if guard.tuning is None else asdict(guard.tuning), "calibration": None, "classes": guard.classes,
-        "known": {name: [of.rows, of.repeated, of.identified, of.chosen_from] for name, of in known.items()},
+        "known": {name: [of.rows, of.repeated, of.identified, of.draws] for name, of in known.items()},
         "health": {step: [asdict(finding) for finding in found] for step, found in guard._findings.items()},
     }  # fmt: skip
     if guard.calibration is not None:
@@ -132,10 +132,11 @@ def _restored(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Modu
 
 def _known(keys: Keys, about: list[Any] | None, has_model: bool) -> Known:
     """Samples that a file remembers; an older one has their keys only."""
-    rows, repeated, identified, chosen_from = about or (len(keys), 0, has_model, ())
+    rows, repeated, identified, draws = about or (len(keys), 0, has_model, ())
     if not (0 <= int(repeated) <= int(rows) and isinstance(identified, bool) and keys.ndim == 1):
         raise InputError(f"known: {about!r}")
-    return Known(np.sort(keys), int(rows), int(repeated), identified, tuple((int(n), int(s)) for n, s in chosen_from))
+    drawn = tuple((int(n), int(total), float(share), int(seed)) for n, total, share, seed in draws)
+    return Known(np.sort(keys), int(rows), int(repeated), identified, drawn)
 
 
 def _finding(about: dict[str, Any]) -> Finding:

@@ -14,7 +14,6 @@ from torch import Tensor
 from igeood.calibration import Calibration, Guarantee, needed_samples
 from igeood.detectors import Detector, method_name
 from igeood.detectors import detector as make_detector
-from igeood.detectors.base import warn_of_probabilities
 from igeood.errors import InputError, NotReadyError
 from igeood.guard import health
 from igeood.guard.explain import Explanation, explain
@@ -173,8 +172,8 @@ class Guard:
                         inputs.prepare(batch, needs)
                         summary.head = inputs.head if needs.head else None
                     read = inputs.outputs(batch, labels=True, keys=True)
-                    if number == 0 and not (self.detector.probabilities or needs.samples):  # no sample to look at later
-                        warn_of_probabilities(read.logits)
+                    if number == 0:
+                        summary.glimpse = read.only(()).detached()[: health.ROWS]
                     yield self.detector.read(read)
 
         with random_state_kept(), torch.inference_mode(False):
@@ -256,6 +255,7 @@ class Guard:
                 )  # fmt: skip
         self.detector, self.tuning, self.calibration = tuned, tuning, None
         self.inputs.epsilon = tuning.epsilon
+        unlike = [] if distinct else [*health.of_kinds(self.fitted_on, self._tuned_on, validation.used.identified)]
         self._tuned_on = self._tuned_on.joined(validation.used)
         self._score_training_sample()
         if tuning.n_ood and tuning.after <= tuning.before:
@@ -264,7 +264,7 @@ class Guard:
         if worse:
             log.warning("tune: of %s, left out in turn, fewer are refused than before tuning", ", ".join(worse))
         trained_on = None if distinct else self.fitted_on.shared(validation.used)
-        return self._report("tune", health.of_tune(tuning, tpr, trained_on))
+        return self._report("tune", [*health.of_tune(tuning, tpr, trained_on), *unlike])
 
     def _step_sizes(self, ood: Any, epsilons: Sequence[float] | None) -> Sequence[float]:
         """Sizes of the input step that `tune` tries, once it can."""

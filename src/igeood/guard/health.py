@@ -70,8 +70,8 @@ def _warning(code: str, message: str, cure: str) -> Finding:
 def of_fit(detector: Detector, summary: Summary, scores: Tensor) -> Iterator[Finding]:
     """What the training sample shows: its outputs, and its scores beside those of itself with columns shuffled."""
     sample = next(iter(summary.samples.values()), None)
-    if sample is not None:
-        drawn = _drawn(sample)
+    drawn = summary.glimpse if sample is None else _drawn(sample)
+    if drawn is not None:
         yield from _of_labels(drawn)
         if not detector.probabilities:
             yield from _of_outputs(drawn.logits)
@@ -121,7 +121,7 @@ def _of_outputs(logits: Tensor) -> Iterator[Finding]:
     if bool(((logits < 0) | (logits > 1)).any()):
         return
     off = float(((logits.sum(dim=1) - 1.0).abs() > 1e-3).double().mean())
-    if off and float(logits.amax(dim=1).median()) <= 0.5:
+    if off and float(logits.amax(dim=1).median()) <= 0.9:
         return  # small numbers, such as cosines
     if off:
         problem = f"logits: all lie in [0, 1], and {100 * off:.0f}% of the rows do not sum to 1: are these sigmoids?"
@@ -156,13 +156,13 @@ def _of_shuffled(detector: Detector, rows: Outputs, scores: Tensor) -> Iterator[
 
 
 def _channel_knows(rows: Outputs) -> bool:
-    """Whether one channel tells most of the class by itself: shuffled, it looks the same."""
+    """Whether one channel tells much of the class by itself: shuffled, it looks the same."""
     classes = functional.one_hot(rows.labels if rows.labels is not None else rows.logits.argmax(dim=1)).double()
     counts = classes.sum(dim=0).clamp(min=1.0)
     for value in rows.features.values():
         x = value.double() - value.double().mean(dim=0)
         between = (counts[:, None] * (classes.T @ x / counts[:, None]).square()).sum(dim=0)
-        if bool((between > 0.5 * x.square().sum(dim=0).clamp(min=1e-300)).any()):
+        if bool((between > 0.2 * x.square().sum(dim=0).clamp(min=1e-300)).any()):
             return True
     return False
 
@@ -183,19 +183,19 @@ def _error(n: int, m: int) -> float:
 def of_counts(counts: NDArray[np.int64], n_classes: int, identified: bool, what: str) -> Iterator[Finding]:
     """Whether few distinct samples were given again and again.
 
-    Samples that are known by ids or inputs: most of them copies. Rows of outputs repeat in honest data too, but very
-    unequally: some are frequent. A tiled or resampled set has counts as of equally frequent rows, by Pearson's test.
+    Samples of few values repeat in honest data too, but very unequally: some are frequent. A tiled or resampled set has
+    counts as of equally frequent samples, by Pearson's test.
     """
     n, distinct = int(counts.sum()), len(counts)
     if n < max(FEW, 2 * distinct) or (not identified and distinct <= n_classes):
         return
     is_equal = bool((counts == counts[0]).all())
-    if not identified and not is_equal and distinct >= DRAWN and n >= 4 * distinct and n_classes > 2:
+    if not is_equal and distinct >= DRAWN and n >= 4 * distinct and (identified or n_classes > 2):
         from scipy.stats import chi2  # noqa: PLC0415 (slow to import)
 
         mean = n / distinct
         is_equal = float(((counts - mean) ** 2).sum()) / mean <= chi2.isf(0.01, distinct - 1)
-    if identified or is_equal:
+    if is_equal:
         problem = f"{what}: of {n} only {distinct} are distinct, and each occurs about {n / distinct:.0f} times"
         yield _warning("repeated-rows", problem, "give each sample once: copies say nothing new")
 

@@ -170,8 +170,9 @@ def _blocks(source: Any, labels: Any, name: str, refused: Refused | None) -> Ite
 def _numbered(block: Outputs, first: int | None, refused: Refused | None) -> Outputs:
     """A block whose rows are numbered from `first`; rows that it has refused are noted, or else an error."""
     if refused is None:
-        for why in (block.refused or {}).values():
-            raise InputError(f"{why}; remove that row, or use on_error='refuse'")
+        for row, why in (block.refused or {}).items():
+            if 0 <= row - block.first < len(block):
+                raise InputError(f"row {row}: {why}; remove that row, or use on_error='refuse'")
         return block if first is None else block.replace(first=first)
     if block.refused is not refused:
         take_over(block, first or 0, refused)

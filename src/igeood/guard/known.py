@@ -8,8 +8,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from igeood.errors import InputError
 from igeood.outputs import NO_KEYS, Keys
 from igeood.summary.total import KEYS, Summary
+
+Draw = tuple[int, int, float, int]
 
 UNLIKELY = 1e-3  # a smaller probability is no chance
 CONFIDENCE = 0.95  # of the upper limit of the share of rows that repeat by chance
@@ -44,21 +47,21 @@ class Known:
         Samples that have these keys, and those among them that share theirs with another.
     identified : bool
         Whether keys are of ids or inputs. If not, they are of outputs, which may be equal by chance.
-    chosen_from : tuple
-        Marks (`mark`) of the sets that they were drawn from.
+    draws : tuple
+        For each set of outputs that they were drawn from its `mark`, and share and seed of the draw.
     """
 
     keys: Keys = field(default_factory=NO_KEYS.copy)
     rows: int = 0
     repeated: int = 0
     identified: bool = True
-    chosen_from: tuple[tuple[int, int], ...] = ()
+    draws: tuple[Draw, ...] = ()
 
     @classmethod
-    def of(cls, keys: Keys, identified: bool, chosen_from: tuple[tuple[int, int], ...] = ()) -> "Known":
+    def of(cls, keys: Keys, identified: bool, draws: tuple[Draw, ...] = ()) -> "Known":
         """All samples of one set."""
         counts = np.unique(keys, return_counts=True)[1]
-        return cls(np.sort(keys), len(keys), int(counts[counts > 1].sum()), identified, chosen_from)
+        return cls(np.sort(keys), len(keys), int(counts[counts > 1].sum()), identified, draws)
 
     @classmethod
     def of_summary(cls, summary: Summary) -> "Known":
@@ -70,7 +73,7 @@ class Known:
         """Samples of either, each as often as in the one that has it more often."""
         if self.rows and self.identified != other.identified:  # keys of two kinds: the new ones
             return other
-        return Known.of(merge(self.keys, other.keys), other.identified, self.chosen_from + other.chosen_from)
+        return Known.of(merge(self.keys, other.keys), other.identified, self.draws + other.draws)
 
     def is_of_other_kind(self, identified: bool) -> bool:
         """Whether these are known by ids and others by outputs, or the other way round: none can be known again."""
@@ -113,10 +116,26 @@ class Known:
         Equal rows of outputs are the same samples if these were drawn from that very set, or if there are more of them
         than chance explains.
         """
-        is_again = self.identified == identified and (
-            identified or mark(keys) in self.chosen_from or self.shared(Known.of(keys, identified)) is not None
-        )
+        drawn = [draw[2:] for draw in self.draws if not identified and draw[:2] == mark(keys)]
+        if drawn:  # the very rows are drawn again
+            return ~torch.stack([chosen(keys, share, seed, occurrences(keys)) for share, seed in drawn]).any(dim=0)
+        is_again = self.identified == identified and (identified or self.shared(Known.of(keys, identified)) is not None)
         return unused(keys, self.keys) if is_again else torch.ones(len(keys), dtype=torch.bool)
+
+
+def chosen(keys: Keys, share: float, seed: int, occurrence: Any = 0) -> Tensor:
+    """Which samples to use, (N,) bool: about `share` of them, drawn by their content and a seed.
+
+    A sample is drawn or not whatever its batch and place, so a loader can be read in any order. Of equal contents each
+    occurrence, counted from 0, is drawn on its own: all or none of a frequent one would make two unequal parts.
+    """
+    if not 0.0 < share <= 1.0:
+        raise InputError(f"share: must lie in (0, 1], got {share!r}")
+    keys = keys + np.asarray(occurrence, dtype=np.uint64) * np.uint64(0xD6E8FEB86659FD93)
+    mixed = (keys ^ np.uint64(seed * 0x9E3779B97F4A7C15 % 2**64)) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    uniform = ((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) / 2.0**53
+    return torch.from_numpy(uniform < share)
 
 
 def mark(keys: Keys) -> tuple[int, int]:

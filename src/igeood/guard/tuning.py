@@ -16,12 +16,12 @@ from igeood.detectors.base import Samples
 from igeood.detectors.weighted import FEWEST as FEWEST_OOD
 from igeood.errors import InputError, MissingExtraError
 from igeood.guard.inputs import ArrayInputs, ModelInputs
-from igeood.guard.known import Known, mark, occurrences
+from igeood.guard.known import Known, chosen, mark, occurrences
 from igeood.metrics import evaluate
 from igeood.model.batches import LABELS
 from igeood.model.layers import bare
 from igeood.model.step import Attack
-from igeood.outputs import NO_KEYS, Keys, Outputs
+from igeood.outputs import NO_KEYS, Outputs
 
 Search = Literal["sweep", "bayes"]
 Progress = Callable[[int, int], None]  # done, of how many
@@ -178,7 +178,9 @@ class Validation:
                     parts.append(run(batch[rows]))
                 keys.append(batch_keys[rows.numpy()])
         outputs = [Outputs.concat(column) for column in zip(*parts, strict=True)]
-        return Known.of(np.concatenate(keys), identified, (mark(seen),) if len(seen) else ()), outputs
+        return Known.of(
+            np.concatenate(keys), identified, ((*mark(seen), self.share, self.seed),) if len(seen) else ()
+        ), outputs
 
 
 def named_kinds(ood: Any, model: nn.Module | None) -> dict[str, Any]:
@@ -439,18 +441,3 @@ def _bayes(attempt: Callable[[float], float], seed: int) -> None:
             )
     finally:
         optuna.logging.set_verbosity(level)
-
-
-def chosen(keys: Keys, share: float, seed: int, occurrence: Any = 0) -> Tensor:
-    """Which samples to use, (N,) bool: about `share` of them, drawn by their content and a seed.
-
-    A sample is drawn or not whatever its batch and place, so a loader can be read in any order. Of equal contents each
-    occurrence, counted from 0, is drawn on its own: all or none of a frequent one would make two unequal parts.
-    """
-    if not 0.0 < share <= 1.0:
-        raise InputError(f"share: must lie in (0, 1], got {share!r}")
-    keys = keys + np.asarray(occurrence, dtype=np.uint64) * np.uint64(0xD6E8FEB86659FD93)
-    mixed = (keys ^ np.uint64(seed * 0x9E3779B97F4A7C15 % 2**64)) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    uniform = ((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) / 2.0**53
-    return torch.from_numpy(uniform < share)

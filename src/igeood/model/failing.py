@@ -69,7 +69,8 @@ def _line(error: Exception) -> str:
 
 def tolerant(source: Any) -> Any:
     """A loader like this one, which gives `Collated` batches; others than loaders of single samples as they are."""
-    is_of_samples = isinstance(source, DataLoader) and source.batch_sampler is not None
+    is_plain = isinstance(source, DataLoader) and type(source).__iter__ is DataLoader.__iter__
+    is_of_samples = is_plain and source.batch_sampler is not None
     if not is_of_samples or isinstance(source.dataset, IterableDataset):
         return source
     loader = copy.copy(source)
@@ -101,6 +102,9 @@ class _Samples:
         if name == "dataset":  # while it is unpickled
             raise AttributeError(name)
         return getattr(self.dataset, name)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self.dataset, name, value)

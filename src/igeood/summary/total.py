@@ -72,6 +72,7 @@ class Summary:
         self.samples: dict[str, Sample] = {}
         self.head: tuple[Tensor, Tensor] | None = None
         self.identified = True
+        self.glimpse: Outputs | None = None  # the first rows, to look at once
         self._keys, self._key_counts = [NO_KEYS], [np.empty(0, dtype=np.int64)]
 
     @classmethod
