@@ -105,7 +105,7 @@ ON = $(addprefix --network ,$(1)) $(addprefix --ood ,$(2)) --out $(RESULTS)
 BENCH = $(BIN)/igeood bench
 PAPER = $(BIN)/igeood paper --results $(RESULTS) --out docs/reproduction
 
-reproduction: install  ## docs/reproduction.md from $$IGEOOD_DATA: hours, a quarter of an hour or more from kept outputs
+reproduction: install  ## docs/reproduction.md from $$IGEOOD_DATA: hours, 20 minutes of CPU from kept outputs
 	$(BENCH) $(call ON,$(NETWORKS),$(SETS)) --setting black-box --validation $(VALIDATION)
 	$(BENCH) $(call ON,$(NETWORKS),$(SETS)) $(GREY) --validation $(VALIDATION)
 	$(BENCH) $(call ON,$(NETWORKS),$(COPIES)) $(GREY) --validation tiny-imagenet-nearest --validation chars74k
