@@ -1,5 +1,6 @@
 """`on_error="refuse"`: a bad sample is refused with a reason, and the others get what they would get."""
 
+import copy
 import errno
 
 import numpy as np
@@ -116,7 +117,7 @@ def fussy(request, model, data):
     build = {"grey": lambda m: igeood.grey_box(m, epsilon=0.001)}.get(
         request.param, getattr(igeood, f"{request.param}_box", None)
     )
-    net = Fussy(model).train()
+    net = Fussy(copy.deepcopy(model)).train()
     return build(net).fit(data.train).calibrate(data.held_out)
 
 

@@ -117,7 +117,7 @@ def _restored(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Modu
     known = {name: _known(keys[name], record.get("known", {}).get(name), model is not None) for name in keys}
     guard.fitted_on, guard._tuned_on, guard._first_tuned_on = known["fitted_on"], *[known["tuned_on"]] * 2
     findings = record.get("health", {})
-    guard._findings = {step: [_finding(each) for each in findings.get(step, [])] for step in STEPS}
+    guard._findings = {step: [_finding(each) for each in findings[step]] for step in STEPS if step in findings}
     guard._training_scores = tensors.get("training_scores", torch.empty(0)).double().reshape(-1)
     guard.preparation = preparation
     if record.get("classes") is not None:

@@ -85,6 +85,7 @@ def test_records_have_what_it_takes_to_redo_them_and_tuning_shares_nothing_with_
             torch.testing.assert_close(scores[f"{side}_parts"].double().sum(1), scores[side], rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:ood. ")  # the network is not trained
 @pytest.mark.parametrize(
     ("setting", "method"), [("black-box", "odin"), ("black-box", "igeood-logits"), ("white-box", "igeood+")]
 )
