@@ -146,25 +146,6 @@ def test_a_model_inside_a_detector_is_left_as_found(model, data):
     assert all(torch.equal(value, before[name]) for name, value in inner.state_dict().items())
 
 
-class Older:
-    """Logits by the name of features, beside a way through its model."""
-
-    def fit(self, data_loader):  # noqa: ARG002
-        raise AssertionError
-
-    def fit_features(self, logits, labels):  # noqa: ARG002
-        self.shift = logits.mean()
-
-    def predict_features(self, logits):
-        return self.shift - logits.amax(dim=1)
-
-
-def test_what_is_called_features_may_be_logits(known):
-    guard = igeood.black_box(method=igeood.wrap(Older(), higher_is="ood")).fit(known.train.logits)
-    expected = known.train.logits.mean() - known.test.logits.amax(dim=1)
-    torch.testing.assert_close(guard.score(known.test.logits), expected.double(), rtol=1e-5, atol=1e-5)
-
-
 def test_scikit_learn_is_scored_by_its_scores(known):
     forest = igeood.wrap(IsolationForest(n_estimators=20, random_state=0), higher_is="id", on="features")
     guard = igeood.white_box(method=forest).fit(known.train).calibrate(known.held_out)
