@@ -5,9 +5,8 @@ import pytest
 import torch
 
 import igeood
-from igeood.detectors import Igeood, IgeoodFeatures, Mahalanobis, MahalanobisLayers
+from igeood.detectors import Igeood, Mahalanobis, MahalanobisLayers
 from igeood.errors import IgeoodWarning, InputError
-from igeood.outputs import Outputs
 
 BLACK = [
     name
@@ -38,20 +37,6 @@ def test_logits_that_look_like_probabilities_are_a_warning_unless_one_row_is_non
     for off in (-2e-3, 2e-3):
         with pytest.raises(InputError, match=r"row 0 has .* or a sum that is not 1 \(1 of 1 rows here do\)"):
             detector.score(torch.tensor([[0.5, 0.25, 0.25 + off]]))
-
-
-@pytest.mark.parametrize("kind", [Igeood, IgeoodFeatures, MahalanobisLayers])
-def test_layers_keep_their_order_whatever_order_a_file_gives(known, kind):
-    """Twelve of them, for 10 comes before 2 in the alphabet, with names that look like places."""
-    names = [f"{(7 * i) % 12}:block:{i}" for i in range(12)]
-    features = {name: known.train.features["early"] * (i + 1) + 0.1 * i for i, name in enumerate(names)}
-    train = Outputs(known.train.logits, features, known.train.labels)
-    fitted = kind().fit(train)
-    state = fitted.state()
-    for keys in (sorted(state), sorted(state, reverse=True)):
-        loaded = kind().load_state({key: state[key] for key in keys}, 10, fitted.widths_)
-        assert loaded.columns_[-12:] == list(loaded.widths_) == names
-        assert torch.equal(loaded.score(train), fitted.score(train))
 
 
 def test_the_input_steps_of_layers(known):

@@ -49,11 +49,6 @@ def test_gram_sums_of_channels_of_very_different_scales_do_not_vanish():
     torch.testing.assert_close(gram(nn.Identity(), x, "second").double(), explicit_gram(x.double()), rtol=1e-5, atol=0)
 
 
-def test_pieces_of_a_large_batch_are_the_whole():
-    x = torch.randn(40, 16, 32, 32, generator=torch.Generator().manual_seed(0))  # 16,384 values a sample
-    torch.testing.assert_close(gram(nn.Identity(), x, "second")[30:], gram(nn.Identity(), x[30:], "second"))
-
-
 def hand_made_norm(kind, k=3):
     norm = kind(k, eps=0.5).eval()
     norm.running_mean.copy_(torch.arange(k) - 1.0)
