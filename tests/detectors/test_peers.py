@@ -195,6 +195,8 @@ def test_the_last_layer_is_the_input_of_the_head_where_there_is_one(model, data)
     one = igeood.white_box(linear).fit(data.train)
     assert one.layers == [HEAD]
     assert one.score(data.test).isfinite().all()
+    with pytest.raises(InputError, match=r"^layers: the model has none but its head; use a method of the last layer"):
+        igeood.white_box(linear, method="probe").fit(data.train)
     head = [m for m in model.modules() if isinstance(m, torch.nn.Linear)][-1]
     react = igeood.white_box(model, method="react").fit(data.train).detector
     assert torch.equal(react.weight_, head.weight.detach().double())

@@ -1,11 +1,9 @@
 """Detectors of other libraries: those of pytorch-ood give the same scores inside a guard as alone."""
 
 import copy
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import sys
 import types
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -18,36 +16,20 @@ from igeood.errors import InputError
 from igeood.outputs import HEAD
 
 
-class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Empty modules in place of torchvision: pytorch-ood imports it, and its detectors do not use it."""
+class Absent(types.ModuleType):
+    """In place of torchvision: pytorch-ood imports it, and its detectors do not use it."""
 
-    def find_spec(self, name, *_):
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if name.startswith("torchvision") else None
-
-    def create_module(self, spec):
-        def attribute(name):
-            if name.startswith("__"):
-                raise AttributeError(name)
-            return type(name, (), {})
-
-        module = types.ModuleType(spec.name)
-        module.__path__, module.__getattr__ = [], attribute
-        return module
-
-    def exec_module(self, module):
-        pass
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return sys.modules.get(f"{self.__name__}.{name}", type(name, (), {}))
 
 
 @pytest.fixture(scope="module")
 def theirs():
-    if importlib.util.find_spec("pytorch_ood") is None:
-        pytest.skip("pytorch-ood is not installed: make test installs it")
-    absent = Absent()
-    sys.meta_path.append(absent)
-    import pytorch_ood.detector as module  # noqa: PLC0415
-
-    yield module
-    sys.meta_path.remove(absent)
+    parts = ("", ".datasets", ".datasets.utils", ".models", ".models.resnet", ".transforms", ".transforms.functional")
+    with patch.dict(sys.modules, {f"torchvision{part}": Absent(f"torchvision{part}") for part in parts}):
+        yield pytest.importorskip("pytorch_ood.detector", reason="pytorch-ood is not installed: make test installs it")
 
 
 @pytest.fixture(scope="module")

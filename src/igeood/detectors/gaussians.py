@@ -8,6 +8,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from igeood.detectors.base import ColumnDetector, StepScores
+from igeood.errors import UnsuitedError
 from igeood.geometry import gaussian
 from igeood.geometry.precision import by_rows, row_chunks, wide
 from igeood.outputs import Array, Outputs
@@ -43,6 +44,10 @@ class LayerDetector(ColumnDetector):
 
     def _learn(self, summary: Summary) -> None:
         self.mean_ = {layer: sums.mean for layer, sums in summary.sums.items()}
+        if not self.mean_:
+            raise UnsuitedError(
+                "layers: the model has none but its head; use a method of the last layer, such as 'knn'"
+            )
         alone = (summary.counts == 1).nonzero()[:, 0].tolist()
         if alone:
             which = f"class {alone[0]} has a single sample ({len(alone)} of {len(summary.counts)} classes do)"
