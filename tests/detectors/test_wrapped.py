@@ -118,3 +118,22 @@ def test_a_model_inside_a_detector_is_left_as_found(model, data):
     assert inner.training
     assert all((weight.grad == 1).all() for weight in inner.parameters())
     assert all(torch.equal(value, before[name]) for name, value in inner.state_dict().items())
+
+
+class Older:
+    """Logits by the name of features, beside a way through its model."""
+
+    def fit(self, data_loader):  # noqa: ARG002
+        raise AssertionError
+
+    def fit_features(self, logits, labels):  # noqa: ARG002
+        self.shift = logits.mean()
+
+    def predict_features(self, logits):
+        return self.shift - logits.amax(dim=1)
+
+
+def test_what_is_called_features_may_be_logits(known):
+    guard = igeood.black_box(method=igeood.wrap(Older(), higher_is="ood")).fit(known.train.logits)
+    expected = known.train.logits.mean() - known.test.logits.amax(dim=1)
+    torch.testing.assert_close(guard.score(known.test.logits), expected.double(), rtol=1e-5, atol=1e-5)

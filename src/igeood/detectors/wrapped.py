@@ -120,9 +120,16 @@ def _method(owner: Any, *names: str) -> Any:
 
 
 def _chosen(owner: Any, verb: str, reads: str) -> Any:
-    """The method that fits or predicts."""
+    """The method that fits or predicts; where `predict_features` takes logits, `fit_features` does too."""
+    named = "features" if reads == "logits" and _features_are_logits(owner) else reads
     scores = ("score_samples", "decision_function") if verb == "predict" else ()  # scikit-learn's predict is a verdict
-    return _method(owner, f"{verb}_{reads}", *scores, verb)
+    return _method(owner, f"{verb}_{reads}", f"{verb}_{named}", *scores, verb)
+
+
+def _features_are_logits(owner: Any) -> bool:
+    """Whether `predict_features` is there, and its argument is called `logits`, as in older pytorch-ood."""
+    by_features = _method(owner, "predict_features")
+    return by_features is not None and "logits" in inspect.signature(by_features).parameters
 
 
 def _models(owner: Any) -> list[nn.Module]:
@@ -156,7 +163,7 @@ def _reads(detector: Any) -> Reads:
     if _method(detector, "predict_logits"):
         return "logits"
     if _method(detector, "predict_features"):
-        return "features"
+        return "logits" if _features_are_logits(detector) else "features"
     if _models(detector):
         return "inputs"
     arguments = inspect.signature(_method(detector, "predict") or detector).parameters
