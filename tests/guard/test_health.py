@@ -41,10 +41,6 @@ def test_an_honest_setup_is_left_in_peace(name):
     assert [*chain(*SETUPS.alarms(name, 2))] == []
 
 
-def test_there_are_enough_setups():
-    assert min(len(SETUPS.MISTAKEN), len(SETUPS.HONEST)) > 20
-
-
 def test_findings_follow_their_steps_and_travel_in_the_file(classifier, tmp_path):
     c, guard = classifier, igeood.black_box()
     with pytest.warns(IgeoodWarning, match="^labels: the classifier disagrees") as caught:
@@ -102,9 +98,7 @@ def test_ids_say_who_is_the_same_sample_whatever_the_outputs(classifier):
     guard.tune(c.held_out, Outputs(c.ood, ids=[f"c{i}" for i in range(400)]), ids=others)
     n_id = guard.tuning.n_id
     assert guard.calibrate(c.held_out + noise, ids=others).calibration.left_out == n_id
-    assert (
-        guard.calibrate(c.train, ids=[f"d{i}" for i in range(400)]).calibration.left_out == 0
-    )  # equal outputs, others
+    assert guard.calibrate(c.train, ids=[f"d{i}" for i in range(400)]).calibration.left_out == 0  # others, if equal
     with pytest.warns(IgeoodWarning, match="samples that tune used are known by ids, these by outputs"):
         guard.calibrate(c.held_out)
     assert [finding.level for finding in guard.health if finding.code == "not-compared"] == ["info", "warning"]
@@ -134,9 +128,7 @@ def test_distinct_declares_that_nothing_is_to_be_compared(classifier):
     assert guard.calibration.trained_on == 0
     assert guard.promise.startswith("at least 95%")
     mixed = torch.cat([c.ood, c.test[:100]])
-    with pytest.raises(
-        InputError, match=r"^ood: \d+ of 500 samples and in-distribution ones have equal outputs, perhaps"
-    ):
+    with pytest.raises(InputError, match=r"^ood: \d+ of 500 samples and in-distribution ones have equal outputs"):
         guard.tune(c.test, mixed)
     assert guard.tune(c.test, mixed, distinct=True).tuning.n_ood == 500
 

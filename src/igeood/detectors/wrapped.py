@@ -52,10 +52,8 @@ class Wrapped(Detector):
         """What the detector reads of checked outputs."""
         if self.reads == "logits":
             return batch.logits
-        x = self._last_features(batch)
-        if self.reads == "features":
-            return x
-        return x.reshape(-1, *map(int, next(iter(self.widths_)).split()[1:]))
+        x, (*_, block) = self._last_features(batch), self.widths_
+        return x if self.reads == "features" else x.reshape(-1, *map(int, block.split()[1:]))
 
     def _score(self, batch: Outputs) -> Tensor:
         predict = _chosen(self._mine, "predict", self.reads) or self._mine
@@ -123,16 +121,13 @@ def _method(owner: Any, *names: str) -> Any:
 
 def _chosen(owner: Any, verb: str, reads: str) -> Any:
     """The method that fits or predicts; where `predict_features` takes logits, `fit_features` does too."""
-    names = [f"{verb}_{reads}"]
-    if reads == "logits" and _features_are_logits(owner):
-        names.append(f"{verb}_features")
-    if verb == "predict":
-        names += ["score_samples", "decision_function"]  # scikit-learn's own predict is a verdict
-    return _method(owner, *names, verb)
+    named = "features" if reads == "logits" and _features_are_logits(owner) else reads
+    scores = ("score_samples", "decision_function") if verb == "predict" else ()  # scikit-learn's predict is a verdict
+    return _method(owner, f"{verb}_{reads}", f"{verb}_{named}", *scores, verb)
 
 
 def _features_are_logits(owner: Any) -> bool:
-    """Whether `predict_features` is there, and its argument is called `logits`."""
+    """Whether `predict_features` is there, and its argument is called `logits`, as in older pytorch-ood."""
     by_features = _method(owner, "predict_features")
     return by_features is not None and "logits" in inspect.signature(by_features).parameters
 
