@@ -41,6 +41,10 @@ def test_an_honest_setup_is_left_in_peace(name):
     assert [*chain(*SETUPS.alarms(name, 2))] == []
 
 
+def test_there_are_enough_setups():
+    assert min(len(SETUPS.MISTAKEN), len(SETUPS.HONEST)) > 20
+
+
 def test_findings_follow_their_steps_and_travel_in_the_file(classifier, tmp_path):
     c, guard = classifier, igeood.black_box()
     with pytest.warns(IgeoodWarning, match="^labels: the classifier disagrees") as caught:

@@ -213,7 +213,7 @@ class IgeoodLogits(CentroidDetector):
             self.notes_ = ("two classes: FR₀ is constant between the centroids, so the minimum distance is used",)
         sample, fitted_at = samples["logits"], self.centroid_temperature or self.temperature
         start = None if near is None else categorical.retemper(near.centroids_, near.temperature, fitted_at)
-        effort: dict[str, Any] = {"tolerance": 0.0, "max_passes": 2} if roughly else {}
+        effort: dict[str, Any] = {"tolerance": 0.0, "max_passes": 2, "keep_bytes": 64 << 20} if roughly else {}
         if self.solver == "sgd":
             centroids = descend(chunks(sample, roughly), sample.n_classes, fitted_at)
         else:

@@ -52,8 +52,10 @@ class Wrapped(Detector):
         """What the detector reads of checked outputs."""
         if self.reads == "logits":
             return batch.logits
-        x, (*_, block) = self._last_features(batch), self.widths_
-        return x if self.reads == "features" else x.reshape(-1, *map(int, block.split()[1:]))
+        x = self._last_features(batch)
+        if self.reads == "features":
+            return x
+        return x.reshape(-1, *map(int, next(iter(self.widths_)).split()[1:]))
 
     def _score(self, batch: Outputs) -> Tensor:
         predict = _chosen(self._mine, "predict", self.reads) or self._mine

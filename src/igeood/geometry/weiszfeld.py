@@ -32,7 +32,7 @@ Chunks = Callable[[], Iterable[Piece]]
 
 def solve(
     chunks: Chunks, n_classes: int, temperature: float = 1.0, *, start: Tensor | None = None, tolerance: float = 1e-11,
-    max_passes: int = 500,
+    max_passes: int = 500, keep_bytes: int = 16 << 20,
 ) -> Tensor:  # fmt: skip
     """Fisher–Rao centroids (Eq. 3) of weighted samples that are read again in each pass; see `centroids`.
 
@@ -43,18 +43,17 @@ def solve(
         every class needs a sample.
     n_classes, temperature, start, tolerance, max_passes
         As in `centroids`.
+    keep_bytes : int
+        Points on the sphere are kept between passes if they are no larger than this, else computed again.
 
     Returns
     -------
     Tensor
         (C, C) log-probabilities.
     """
-    mean, counts = torch.zeros(()), torch.zeros(n_classes)
-    for points, labels, weights in _read(chunks, n_classes, temperature):
-        mean = mean + class_sums(points, labels, n_classes, weights)
-        counts = counts.to(weights) + torch.bincount(labels, weights, n_classes)
+    kept, mean, counts = _first_pass(_read(chunks, n_classes, temperature), n_classes, keep_bytes)
     centre = normalize(mean, dim=1) if start is None else sphere(start)
-    here = _sums(_read(chunks, n_classes, temperature), centre, counts)
+    here = _sums(_read(chunks, n_classes, temperature) if kept is None else kept, centre, counts)
     moves = turns = centre.new_empty(n_classes, 0, n_classes)  # (C, m, C)
     plain, stretch = torch.ones_like(counts, dtype=torch.bool), torch.ones_like(counts)
     shortest = _ROUNDING * torch.finfo(centre.dtype).eps
@@ -62,9 +61,10 @@ def solve(
         unfinished = (here.gap > tolerance) & (torch.linalg.vector_norm(here.step, dim=1) > shortest)
         if not bool(unfinished.any()):
             return 2.0 * centre.log()
+        kept = kept and _only(kept, unfinished)
         step = _where(plain, stretch[:, None] * here.step, _accelerated(here.step, moves, turns))
         trial = _where(unfinished, _moved(centre, step), centre)
-        there = _sums(_read(chunks, n_classes, temperature, unfinished), trial, counts)
+        there = _sums(_read(chunks, n_classes, temperature, unfinished) if kept is None else kept, trial, counts)
         taken = unfinished & ((there.angle <= here.angle * (1.0 + 1e-12)) | (there.gap < 0.5 * here.gap))
         moves = torch.cat([moves, (trial - centre)[:, None]], dim=1)[:, -_MEMORY:]
         turns = torch.cat([turns, (there.step - here.step)[:, None]], dim=1)[:, -_MEMORY:]
@@ -98,6 +98,27 @@ def _read(chunks: Chunks, n_classes: int, temperature: float, wanted: Tensor | N
                 order = order[wanted[labels[order].long()]]
             if len(order):
                 yield sphere(logits[order], temperature), labels[order].long(), wide(weights[order])
+
+
+def _only(pieces: list[Piece], wanted: Tensor) -> list[Piece]:
+    """The samples of the wanted classes, (C,) bool."""
+    left = []
+    for points, labels, weights in pieces:
+        rows = wanted[labels]
+        left.append((points, labels, weights) if bool(rows.all()) else (points[rows], labels[rows], weights[rows]))
+    return left
+
+
+def _first_pass(pieces: Iterator[Piece], n_classes: int, keep_bytes: int) -> tuple[list[Piece] | None, Tensor, Tensor]:
+    """The samples if they are few, the sum of each class's points (C, C), and of its weights (C,)."""
+    kept, size = list[Piece](), 0
+    total, counts = torch.zeros(()), torch.zeros(n_classes)
+    for points, labels, weights in pieces:
+        total = total + class_sums(points, labels, n_classes, weights)
+        counts = counts.to(weights) + torch.bincount(labels, weights, n_classes)
+        size += points.nbytes
+        kept = [*kept, (points, labels, weights)] if size <= keep_bytes else []
+    return kept if size <= keep_bytes else None, total, counts
 
 
 def _sums(pieces: Iterable[Piece], centre: Tensor, counts: Tensor) -> _Sums:

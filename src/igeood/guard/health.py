@@ -239,11 +239,14 @@ def _is_chance(tuning: Tuning, tpr: float, area: float) -> bool:
 
 def of_kinds(fitted_on: Known, tuned_on: Known, identified: bool) -> Iterator[Finding]:
     """Whether samples of an earlier step cannot be known again."""
-    for known, what in ((fitted_on, "training samples"), (tuned_on, "samples that tune used")):
-        if known.rows and known.identified != identified:
+    levels: tuple[tuple[Known, str, Literal["warning", "info"]], ...] = (
+        (fitted_on, "training samples", "info"),
+        (tuned_on, "samples that tune used", "warning"),
+    )
+    for known, what, level in levels:
+        if known.is_of_other_kind(identified):
             theirs, these = ("ids", "outputs") if known.identified else ("outputs", "ids")
             problem = f"id_data: {what} are known by {theirs}, these by {these}, so none can be known again"
-            level: Literal["warning", "info"] = "info" if known is fitted_on else "warning"
             yield Finding("not-compared", level, problem, "give ids to all, or to none")
 
 

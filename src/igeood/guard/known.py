@@ -75,6 +75,10 @@ class Known:
             return other
         return Known.of(merge(self.keys, other.keys), other.identified, self.draws + other.draws)
 
+    def is_of_other_kind(self, identified: bool) -> bool:
+        """Whether these are known by ids and others by outputs, or the other way round: none can be known again."""
+        return bool(self.rows) and self.identified != identified
+
     @property
     def repeat_limit(self) -> float:
         """Upper confidence limit of the chance that a new row equals one of these, if it is another sample.
