@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from igeood.detectors import Detector
 from igeood.detectors.base import warn_of_probabilities
 from igeood.errors import IgeoodWarning, InputError
-from igeood.model.batches import Batch, at_batch, batches
+from igeood.model.batches import Batch, NoRowsError, at_batch, batches, unpadded
 from igeood.model.failing import LostError, surviving
 from igeood.model.fingerprint import Versions, fingerprint
 from igeood.model.layers import Layers
@@ -155,7 +156,7 @@ def _blocks(source: Any, labels: Any, name: str, refused: Refused | None) -> Ite
     if labels is not None:
         raise InputError(f"labels: {name} come in blocks; give each block its own: (logits, labels)")
     block, first = None, 0
-    for item in source:
+    for item in unpadded(source, name):
         logits, classes = item if isinstance(item, (tuple, list)) and len(item) == 2 else (item, None)
         given: dict[str, Any] = {"labels": classes, "name": name, "first": first, "refused": refused}
         block = item if isinstance(item, Outputs) else Outputs(logits, **given)
@@ -164,7 +165,7 @@ def _blocks(source: Any, labels: Any, name: str, refused: Refused | None) -> Ite
         first += len(block)
         yield block
     if block is None:
-        raise InputError(f"{name}: empty: no block of logits; give a new source if it was a generator, read already")
+        raise NoRowsError(f"{name}: empty: no block of logits; give a new source if it was a generator, read already")
 
 
 def _numbered(block: Outputs, first: int | None, refused: Refused | None) -> Outputs:
@@ -206,7 +207,8 @@ class ModelInputs(Inputs):
     ) -> None:  # fmt: skip
         super().__init__(layers)
         check_epsilon(epsilon)
-        self.model: nn.Module = model
+        # as it is, it exchanges buffers in every pass, of which ranks may have unequal numbers
+        self.model: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
         self.epsilon = epsilon
         self.mean = None if mean is None else check_channels(mean, "mean")
         self.std = check_channels(std, "std", positive=True)
