@@ -171,12 +171,20 @@ class Sample:
         budget = min(self.budget, other.budget)
         dtype = torch.promote_types(self.dtype, other.dtype)
         joined = Sample(self.n_classes, self.widths, self.strata, budget, dtype)
-        joined.totals = self.totals + other.totals
         for part in (self, other):
-            rows = part.order
-            joined._insert([part._values], rows, np.take(part._beside, rows, axis=1))
+            joined += part
         joined._compact()
         return joined
+
+    def __iadd__(self, other: "Sample") -> "Sample":
+        """Take in the rows of another sample: in place, unless it has a smaller budget or a wider type."""
+        if other.budget < self.budget or torch.promote_types(self.dtype, other.dtype) != self.dtype:
+            return self + other
+        self.totals = self.totals + other.totals
+        beside = other._beside[:, : len(other)]
+        rows = np.flatnonzero(beside[1].view(np.uint64) <= self._cutoff[beside[0]])
+        self._insert([other._values], rows, np.take(beside, rows, axis=1))
+        return self
 
     def state(self) -> dict[str, Tensor]:
         """Tensors to save."""
@@ -188,8 +196,9 @@ class Sample:
     def load(self, state: Mapping[str, Tensor]) -> "Sample":
         """Take over what `state` returned."""
         self.totals = state["totals"].numpy().copy()
-        beside = np.stack([state[name].numpy() for name in BESIDE])
-        self._insert([state["values"]], np.arange(len(state["values"])), beside)
+        self._values = state["values"].to(self.dtype)
+        self._beside = np.stack([state[name].numpy() for name in BESIDE])
+        self._size, self._compacted = len(self._values), False
         self._compact()
         return self
 
