@@ -136,8 +136,8 @@ class Guard:
             group; False is for a process that works alone.
         """
         params, epsilon = self._first
-        fresh, ranks, names = type(self.detector)(**params), Ranks(group), (classes, data, self.inputs.bare, self)
-        inputs, summary, names = learn(self.inputs, fresh, ranks, (data, labels, ids), budget, names)
+        fresh, ranks, knowing = type(self.detector)(**params), Ranks(group), (classes, data, self.inputs.bare, self)
+        inputs, summary, names = learn(self.inputs, fresh, ranks, (data, labels, ids), budget, knowing)
         inputs.epsilon = epsilon
         self.detector, self.inputs, self.summary, self.classes = fresh, inputs, summary, names
         self.tuning = self.calibration = None

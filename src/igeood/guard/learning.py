@@ -85,14 +85,13 @@ def learn(
 def read(inputs: Inputs, detector: Detector, summary: Summary, data: Any, labels: Any) -> None:
     """Add training samples to a summary, in one pass, and prepare the inputs for such samples."""
     before, needs = inputs.weights(), detector.needs
-    summary.model = before
 
     def outputs() -> Iterator[Outputs]:
         for number, batch in enumerate(filter(len, inputs.batches(data, "data", labels))):
             with inputs.at("data", number):
                 if number == 0:
                     inputs.prepare(batch, needs)
-                    summary.head = inputs.head if needs.head else None
+                    summary.model, summary.head = before, inputs.head if needs.head else None
                 outputs = inputs.outputs(batch, labels=True, keys=True)
                 if number == 0:
                     summary.glimpse = outputs.only(()).detached()[:ROWS]

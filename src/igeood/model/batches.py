@@ -139,7 +139,7 @@ class _Unpadded:
 def _distributed_sampler(source: Any) -> DistributedSampler[Any] | None:
     batch_sampler = source.batch_sampler if isinstance(source, DataLoader) else None
     sampler = getattr(source if batch_sampler is None else batch_sampler, "sampler", None)
-    return sampler if isinstance(sampler, (DistributedSampler)) else None
+    return sampler if isinstance(sampler, DistributedSampler) else None
 
 
 def unpadded(source: Any, name: str | None = None) -> Any:
@@ -154,11 +154,9 @@ def unpadded(source: Any, name: str | None = None) -> Any:
     if name is not None and sampler.rank == 0:
         what = "%s: left out %d samples, which the DistributedSampler repeats so that %d ranks get equally many"
         log.warning(what, name, repeated, sampler.num_replicas)
-    loader, changes = copy.copy(source), {"sampler": _Unpadded(sampler), "_iterator": None}
-    if source.batch_sampler is not None:
-        changes = {"batch_sampler": copy.copy(source.batch_sampler), "_iterator": None}
-        changes["batch_sampler"].sampler = _Unpadded(sampler)
-    vars(loader).update(changes)  # a loader does not let them be set
+    loader, batch_sampler = copy.copy(source), copy.copy(source.batch_sampler)
+    (loader if batch_sampler is None else batch_sampler).__dict__["sampler"] = _Unpadded(sampler)
+    vars(loader).update(batch_sampler=batch_sampler, _iterator=None)  # a loader does not let them be set
     return loader
 
 

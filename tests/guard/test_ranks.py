@@ -1,0 +1,244 @@
+"""Guards under `torch.distributed`: several ranks, each with its shard, are one process with all the data.
+
+The file is also the program that the ranks run: it imports torch once, and forks.
+"""
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+import warnings
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+import igeood
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the ranks are forked")
+SIZES = (1, 2, 3, 4)
+KINDS = ("fisher-rao-product", "mahalanobis", "mahalanobis++", "arrays", "sampler", "array-sampler")
+BOUNDS = {1: [0, 203], 2: [0, 150, 203], 3: [0, 120, 120, 203], 4: [0, 9, 100, 101, 203]}  # rank 1 of 3 has no row
+
+
+def make_model():
+    torch.manual_seed(0)
+    layers = nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(96, 24), nn.ReLU()
+    return nn.Sequential(*layers, nn.Linear(24, 4)).double()
+
+
+def make_data(seed, n=203):
+    """Images whose class shows; those of class 3 come last, so that the first rank has none."""
+    draw = torch.Generator().manual_seed(seed)
+    y = (torch.arange(n) % 4).sort().values
+    x = torch.randn(n, 1, 6, 6, generator=draw, dtype=torch.float64)
+    x[torch.arange(n), 0, y, y] += 3.0
+    return x, y
+
+
+def run(kind, rank, size):
+    """A guard that was fitted and calibrated on this rank's shards, and what it scores."""
+    model, rows, on_arrays = make_model().eval(), slice(*BOUNDS[size][rank : rank + 2]), kind.startswith("array")
+    method = {"method": kind} if kind.startswith("mahalanobis") else {}
+    guard = igeood.black_box() if on_arrays else igeood.white_box(model, **method)
+
+    def shard(seed):
+        x, y = make_data(seed)
+        with torch.no_grad():
+            x = model(x) if on_arrays else x
+        if "sampler" in kind:
+            dataset = TensorDataset(x, y)
+            sampler = DistributedSampler(dataset, size, rank, seed=seed)
+            given = {"sampler": sampler, "batch_size": 16} if on_arrays else {}
+            return DataLoader(dataset, **(given or {"batch_sampler": BatchSampler(sampler, 16, drop_last=False)}))
+        x, y = x[rows], y[rows]
+        return (x.numpy(), y.numpy()) if on_arrays else list(zip(x.split(16), y.split(16), strict=True)) * bool(len(x))
+
+    guard.fit(shard(1)).calibrate(shard(2), tpr=0.9)
+    return guard, guard.score(shard(3)[0] if kind == "arrays" else shard(3))
+
+
+def work(rank, size, folder):
+    """Every kind of guard, saved; and two ranks of three."""
+    for kind in KINDS:
+        guard, scores = run(kind, rank, size)
+        guard.save(folder / f"{kind}-{size}-{rank}.guard")
+        guard.summary.save(folder / f"{kind}-{size}-{rank}.summary")
+        np.save(folder / f"{kind}-{size}-{rank}.npy", np.asarray(scores))
+    if size == 3:
+        fit = partial(igeood.black_box(method="energy").fit, torch.randn(10 + rank, 4), group=dist.new_group([1, 2]))
+        write(folder / f"part-{rank}.json", outcome(lambda: fit().summary.rows))
+
+
+def fail(rank, _, folder):
+    """What each of two ranks raises where something is wrong with one of them, or with both."""
+    x, y = make_data(1)
+    logits, labels, model = x.flatten(1)[:, :4].numpy(), y.numpy(), make_model()
+    fitted = igeood.black_box() if rank else igeood.black_box().fit(logits, labels, group=False)
+
+    def broken():
+        yield x[:9], y[:9]
+        raise OSError("disk is gone")
+
+    cases = {
+        "failing": lambda: igeood.black_box(model).fit(broken() if rank else (x, y)),
+        "labels": lambda: igeood.black_box().fit(logits, labels + 9 * rank),
+        "classes": lambda: igeood.black_box().fit(x.flatten(1)[:, : 4 + rank].numpy(), labels),
+        "layers": lambda: igeood.white_box(model, layers=["2" if rank else "5"], method="igeood").fit((x, y)),
+        "model": lambda: igeood.black_box(model.float() if rank else model).fit((x, y)),
+        "empty of another model": lambda: igeood.black_box(make_model() if rank else model.float()).fit(
+            [(x, y)] * rank
+        ),
+        "no rows": lambda: igeood.black_box().fit(logits[:0], labels[:0]),
+        "few": lambda: igeood.black_box().fit(logits, labels).calibrate(-logits[: 5 + rank]),
+        "names": lambda: igeood.black_box().fit(logits, labels, classes=["a"] * (4 + rank)),
+        "one is not fitted": lambda: fitted.score(logits),
+        "alone": lambda: igeood.black_box(method="energy").fit(logits[rank:], group=False).summary.rows,
+    }
+    write(folder / f"fail-{rank}.json", {name: outcome(case) for name, case in cases.items()})
+
+
+def outcome(case):
+    try:
+        return case()
+    except Exception as error:  # noqa: BLE001
+        return f"{type(error).__name__}: {error}"
+
+
+def write(path, value):
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+def die(rank, size, folder):
+    """Rank 1 dies in the middle of its data."""
+    x, y = make_data(1)
+    data = [(x, y)] if rank == 0 else (os._exit(3) for _ in range(1))
+    write(folder / "die.json", outcome(lambda: igeood.black_box(make_model()).fit(data)))
+
+
+def stay_away(rank, size, folder):
+    """Rank 1 does not come."""
+    if rank == 1:
+        time.sleep(4)
+    else:
+        write(folder / "stay_away.json", outcome(lambda: igeood.black_box(make_model()).fit(make_data(1))))
+
+
+def child(task, rank, size, folder, seconds):
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    store, options = f"file://{folder}/store-{task.__name__}-{size}", {"rank": rank, "world_size": size}
+    sys.stderr = (folder / f"log-{task.__name__}-{size}-{rank}.txt").open("w", buffering=1)
+    dist.init_process_group("gloo", store, timeout=timedelta(seconds=seconds), **options)
+    task(rank, size, folder)
+    dist.destroy_process_group()
+
+
+def main(folder):
+    fork = multiprocessing.get_context("fork").Process
+    for task, size, seconds in [*((work, size, 60) for size in SIZES), (fail, 2, 60), (die, 2, 60), (stay_away, 2, 2)]:
+        ranks = [fork(target=child, args=(task, rank, size, folder, seconds)) for rank in range(size)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(60)
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What all ranks have written."""
+    path = tmp_path_factory.mktemp("ranks")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    subprocess.run([sys.executable, __file__, str(path)], env=environment, check=True, timeout=300)
+    logs = [log for log in path.glob("log-*.txt") if "Traceback" in log.read_text()]
+    assert logs == [], logs[0].read_text()
+    return path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", SIZES[1:])
+def test_ranks_with_shards_are_one_process_with_all(folder, kind, size):
+    """Sums agree to 1e-12, the sample to the row, scores to 1e-9; ranks among themselves to the bit."""
+    alone = igeood.Summary.load(folder / f"{kind}-1-0.summary")
+    scores, guard = np.load(folder / f"{kind}-1-0.npy"), folder / f"{kind}-{size}-0.guard"
+    assert guard.read_bytes() == (folder / f"{kind}-{size}-{size - 1}.guard").read_bytes()
+    models = [] if kind.startswith("array") else [make_model()]
+    one, many = (igeood.load(folder / f"{kind}-{n}-0.guard", *models) for n in (1, size))
+    assert (many.layers, many.health, many.classes) == (one.layers, one.health, one.classes)
+    assert many.promise == one.promise
+    assert many.threshold == pytest.approx(one.threshold, rel=1e-9)
+    for rank in range(size):
+        summary = igeood.Summary.load(folder / f"{kind}-{size}-{rank}.summary")
+        assert summary.rows == alone.rows == 203
+        assert torch.equal(summary.counts, alone.counts)
+        for block, sums in alone.sums.items():
+            for name, value in vars(sums.pooled()).items():
+                scale = float(value.abs().max()) if value.numel() else 1.0
+                torch.testing.assert_close(
+                    getattr(summary.sums[block].pooled(), name), value, rtol=1e-12, atol=1e-12 * scale
+                )
+            torch.testing.assert_close(summary.sums[block].mean, sums.mean, rtol=1e-12, atol=1e-12)
+        for part, sample in alone.samples.items():
+            (mine, weights), (all_, all_weights) = summary.samples[part].outputs(), sample.outputs()
+            assert np.array_equal(mine.keys, all_.keys)
+            assert torch.equal(weights, all_weights)
+        np.testing.assert_allclose(np.load(folder / f"{kind}-{size}-{rank}.npy"), scores, rtol=1e-9)
+
+
+def test_the_samples_that_a_sampler_repeats_are_counted(folder):
+    first, second = ((folder / f"log-work-3-{rank}.txt").read_text() for rank in (0, 1))
+    for name in ("data", "id_data", "x", "logits"):
+        line = f"{name}: left out 1 samples, which the DistributedSampler repeats so that 3 ranks get equally many"
+        assert line in first
+    assert second == ""
+    assert "left out" not in (folder / "log-work-1-0.txt").read_text()
+
+
+def test_an_error_ends_all_ranks(folder):
+    first, second = (json.loads((folder / f"fail-{rank}.json").read_text()) for rank in (0, 1))
+    of_rank_1 = {
+        "failing": "OSError: disk is gone",
+        "labels": "InputError: labels: row 0 has a class outside",
+        "names": "InputError: classes: 5 names for 4",
+        "one is not fitted": "NotReadyError: score: the guard",
+    }
+    for name, message in of_rank_1.items():
+        assert second[name].startswith(message), second
+        assert first[name].startswith(f"IgeoodError: rank 1: {message}"), first
+    for name, message in {
+        "classes": "InputError: rank 1: outputs: a batch has widths [('logits', 5)]",
+        "layers": "InputError: rank 1: outputs: a batch has widths [('logits', 4), ('2', 6)]",
+        "model": "InputError: rank 1: summary: model differ",
+        "no rows": "InputError: data: no training row",
+        "few": "InputError: id_data: 11 samples cannot promise",
+    }.items():
+        assert first[name] == second[name], name
+        assert first[name].startswith(message), first[name]
+    assert (first["alone"], second["alone"]) == (203, 202)
+
+
+def test_a_rank_that_dies_or_stays_away_ends_the_others(folder):
+    for name in ("die", "stay_away"):
+        message = json.loads((folder / f"{name}.json").read_text())
+        assert message.startswith("IgeoodError: group: another rank has died, or was too slow ("), message
+        assert "init_process_group(timeout=...)" in message
+
+
+def test_a_part_of_the_ranks(folder):
+    outside, *inside = (json.loads((folder / f"part-{rank}.json").read_text()) for rank in range(3))
+    assert inside == [23, 23]
+    assert outside.startswith("InputError: group: expected a ProcessGroup that has this rank")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
