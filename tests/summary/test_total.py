@@ -166,7 +166,7 @@ def test_save_and_load(rows, tmp_path):
 
 def test_many_add_in_place_and_travel_as_bytes_even_without_a_row(rows):
     parts = [Summary.of(rows[i::7], ALL, budget=2 * SMALL) for i in range(7)] + [Summary(ALL)]
-    parts[0].classes, parts[7].preparation = tuple("abcde"), {"size": 8}
+    parts[0].about, parts[7].about = {"classes": ["a", "b"]}, {"preparation": {"size": 8}}
     total = Summary(ALL, budget=4 * SMALL)
     for part in parts:
         content = part.to_bytes()
@@ -174,9 +174,9 @@ def test_many_add_in_place_and_travel_as_bytes_even_without_a_row(rows):
         assert part.to_bytes() == content
     assert_same(total, Summary.of(rows, ALL, budget=2 * SMALL))
     again = Summary.from_bytes(total.to_bytes())
-    assert (again.classes, again.preparation) == (tuple("abcde"), {"size": 8})
+    assert again.about == {"classes": ["a", "b"], "preparation": {"size": 8}}
     other = Summary(ALL)
-    other.classes = tuple("edcba")
+    other.about = {"classes": ["b", "a"]}
     with pytest.raises(InputError, match="summary: classes differ"):
         total += other
     for damaged in (content[:-1], b"", b"no summary at all"):

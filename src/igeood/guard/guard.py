@@ -21,6 +21,7 @@ from igeood.guard.health import STEPS, Finding
 from igeood.guard.inputs import ArrayInputs, ModelInputs, is_numpy
 from igeood.guard.known import Known
 from igeood.guard.learning import learn
+from igeood.guard.names import class_names
 from igeood.guard.ranks import Group, Ranks
 from igeood.guard.tuning import Progress, Search, Tuning, Validation, tune_detector, tune_on_id
 from igeood.guard.verdict import Verdict
@@ -136,9 +137,12 @@ class Guard:
             group; False is for a process that works alone.
         """
         params, epsilon = self._first
-        fresh, ranks, knowing = type(self.detector)(**params), Ranks(group), (classes, data, self.inputs.bare, self)
-        inputs, summary, names = learn(self.inputs, fresh, ranks, (data, labels, ids), budget, knowing)
-        inputs.epsilon = epsilon
+        fresh, ranks = type(self.detector)(**params), Ranks(group)
+        inputs, summary = learn(self.inputs, fresh, ranks, (data, labels, ids), budget)
+        inputs.epsilon, names = epsilon, None
+        with ranks.agreed():
+            names = class_names(classes, fresh.n_classes_, summary, inputs.bare, self)
+        names = tuple(ranks.first(names) or ()) or None
         self.detector, self.inputs, self.summary, self.classes = fresh, inputs, summary, names
         self.tuning = self.calibration = None
         self.fitted_on, self._tuned_on = Known.of_summary(summary), self._first_tuned_on
@@ -163,7 +167,7 @@ class Guard:
     def tune(  # noqa: PLR0913 (each is one of the user's choices)
         self, id_data: Any, ood: Any = None, *, share: float = 0.5, tpr: float = 0.95, search: Search = "sweep",
         epsilons: Sequence[float] | None = None, attack: float = 0.05, seed: int = 0,
-        progress: Progress | None = None, ids: Any = None, distinct: bool = False,
+        progress: Progress | None = None, ids: Any = None, distinct: bool = False, budget: int = BUDGET,
     ) -> "Guard":  # fmt: skip
         """Choose temperature, input step and weights that refuse most OOD samples at `tpr`; calibrate afterwards.
 
@@ -200,6 +204,8 @@ class Guard:
         distinct : bool
             Declares that training, in-distribution and OOD samples are different ones, however equal: nothing is
             compared.
+        budget : int
+            Bytes of validation samples' outputs to hold; of more samples a seeded part is used.
         """
         self._check_fitted("tune")
         if self.summary is None and self.detector.needs.samples:
@@ -208,7 +214,7 @@ class Guard:
         check_epsilon(attack, "attack")
         self.inputs.check_weights(strict=True)
         id_data = self.inputs.named(id_data, ids, "id_data")
-        validation = Validation(self.inputs, id_data, ood, share, seed, attack, distinct)
+        validation = Validation(self.inputs, id_data, ood, share, seed, attack, distinct, budget)
         samples = {} if self.summary is None else self.summary.samples
         with random_state_kept(), torch.inference_mode(False), torch.no_grad():
             if ood is None:

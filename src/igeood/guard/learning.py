@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,24 +41,22 @@ def summarise(guard: "Guard", data: Any, labels: Any = None, *, budget: int = BU
 
 
 def learn(
-    inputs: Inputs, detector: Detector, ranks: Ranks, samples: tuple[Any, Any, Any], budget: int, names: Sequence[Any]
-) -> tuple[Inputs, Summary, tuple[str, ...] | None]:
-    """Fit a detector to all ranks' samples; returns inputs that read what it needs, the summary, names of classes.
+    inputs: Inputs, detector: Detector, ranks: Ranks, samples: tuple[Any, Any, Any], budget: int
+) -> tuple[Inputs, Summary]:
+    """Fit a detector to all ranks' samples, in place; returns inputs that read what it needs, and the summary.
 
     Parameters
     ----------
     inputs : Inputs
         Of the guard; they are not changed.
     detector : Detector
-        Learns in place; all ranks' ends up equal to the bit.
+        To fit; those of all ranks end up equal to the bit.
     ranks : Ranks
         Who has the shards.
     samples : tuple
         This rank's data, labels and ids, as in `Guard.fit`.
     budget : int
         Bytes of training rows to keep.
-    names : sequence
-        Names that were given, or None, and what else may know them: see `class_names`.
     """
     own, (data, labels, ids) = copy.copy(inputs), samples
     summary = data if isinstance(data, Summary) else Summary(detector.needs, budget=budget)
@@ -67,19 +65,16 @@ def learn(
             read(own, detector, summary, own.named(data, ids, "data"), labels)
     must_follow = summary is data or summary.shape is None
     summary = add_up(summary, ranks)
-    layouts = ranks.first({} if must_follow else dict(own.layouts))
     with ranks.agreed():
-        own = follow(inputs, detector, summary, layouts) if must_follow else own
+        own = follow(inputs, detector, summary) if must_follow else own
         detector.learn(summary)
-        classes = class_names(names[0], summary.n_classes, *names[1:])
-    if not ranks.alone:  # machines may round differently
+    if not ranks.alone:  # machines may round differently: all take over what the first has learnt
         state = {name: value.detach().cpu().contiguous().clone() for name, value in detector.state().items()}
         first, *_ = ranks.each_bytes(save(state) if ranks.rank == 0 else b"")
         detector.load_state(load(first), detector.n_classes_, detector.widths_)
-        classes = tuple(ranks.first(classes) or ()) or None
     for note in (*detector.notes_, *_sample_notes(summary)):
         log.warning(note)
-    return own, summary, classes
+    return own, summary
 
 
 def read(inputs: Inputs, detector: Detector, summary: Summary, data: Any, labels: Any) -> None:
@@ -100,6 +95,10 @@ def read(inputs: Inputs, detector: Detector, summary: Summary, data: Any, labels
     with random_state_kept(), torch.inference_mode(False):
         for block in recut(outputs()):
             summary.add(block)
+    if summary.rows:
+        summary.about = {"probabilities": detector.probabilities, "layouts": dict(inputs.layouts)}
+        names = class_names(None, summary.n_classes, data, inputs.bare)
+        summary.about |= {} if names is None else {"classes": list(names)}
     inputs.settle(before)
 
 
@@ -119,7 +118,7 @@ def add_up(summary: Summary, ranks: Ranks) -> Summary:
     return total
 
 
-def follow(inputs: Inputs, detector: Detector, summary: Summary, layouts: Mapping[str, str]) -> Inputs:
+def follow(inputs: Inputs, detector: Detector, summary: Summary) -> Inputs:
     """Inputs that read the layers that the method needs of those that a summary has."""
     inputs, needs = copy.copy(inputs), detector.needs
     weights, blocks = inputs.weights(), needs.blocks(summary.widths)
@@ -129,7 +128,9 @@ def follow(inputs: Inputs, detector: Detector, summary: Summary, layouts: Mappin
     mine = needs.blocks([*needs.named(inputs.layers), *returned_blocks(needs.returns)])
     if inputs.wanted != "auto" and mine != blocks:
         raise InputError(f"summary: has layers {blocks}, this guard reads {inputs.layers}; make it with this guard")
-    inputs.read(blocks, layouts, needs.statistic)
+    if summary.about.get("probabilities", detector.probabilities) != detector.probabilities:
+        raise InputError("summary: probabilities differ: make it and this guard with the same probabilities=")
+    inputs.read(blocks, summary.about.get("layouts"), needs.statistic)
     inputs.settle()
     return inputs
 

@@ -52,8 +52,9 @@ class Summary:
         Sorted unique keys of the training rows, the smallest million of them; and how many rows have each.
     identified : bool
         Whether the keys are of ids or of a model's inputs, in every batch; else they are of rows of outputs.
-    classes, preparation
-        Names of the classes, and how images become inputs, where they are known.
+    about : dict
+        What is the same for all rows, as JSON values, where it is known: `classes`, their names; `preparation`, how
+        images become inputs; `probabilities`, whether the model gives these.
 
     Examples
     --------
@@ -74,8 +75,7 @@ class Summary:
         self.samples: dict[str, Sample] = {}
         self.head: tuple[Tensor, Tensor] | None = None
         self.identified = True
-        self.classes: tuple[str, ...] | None = None
-        self.preparation: dict[str, Any] | None = None
+        self.about: dict[str, Any] = {}
         self.glimpse: Outputs | None = None  # the first rows, to look at once
         self._keys, self._key_counts = [NO_KEYS], [np.empty(0, dtype=np.int64)]
 
@@ -168,6 +168,11 @@ class Summary:
             self._keys, self._key_counts = [keys[:KEYS]], [counts[:KEYS]]
 
     @property
+    def classes(self) -> list[str] | None:
+        """Names of the classes, where they are known."""
+        return self.about.get("classes")
+
+    @property
     def rows(self) -> int:
         """Training rows."""
         return int(self.counts.sum())
@@ -205,7 +210,7 @@ class Summary:
             self.needs = other.needs
         self.budget = min(self.budget, other.budget)
         self.model, self.head = self.model or other.model, self.head or other.head
-        self.classes, self.preparation = self.classes or other.classes, self.preparation or other.preparation
+        self.about = {**other.about, **self.about}
         if other.shape is None:
             return self
         if self.shape is None:
@@ -246,8 +251,7 @@ class Summary:
         record = {
             "kind": "summary", "needs": self.described, "budget": self.budget, "model": self.model,
             "n_classes": None if shape is None else shape.n_classes, "widths": list(widths.items()),
-            "labelled": shape is not None and shape.labels is not None,
-            "classes": self.classes, "preparation": self.preparation,
+            "labelled": shape is not None and shape.labels is not None, "about": self.about,
             "dtypes": {kind: str(sample.dtype).removeprefix("torch.") for kind, sample in self.samples.items()},
             "identified": self.identified, "contains": "outputs of training rows",
         }  # fmt: skip
@@ -277,8 +281,7 @@ class Summary:
         needs = Needs(**{**described, **tuples, "transform": None})
         summary = cls(needs, budget=record["budget"], model=record["model"])
         summary.described = {**needs.describe(), "transform": described["transform"]}
-        summary.preparation, names = record.get("preparation"), record.get("classes")
-        summary.classes = names and tuple(names)
+        summary.about = record.get("about", {})
         if n_classes is None:  # no row
             return summary
 
@@ -313,8 +316,7 @@ def _check_addable(one: Summary, other: Summary) -> None:
     if one.shape is not None and other.shape is not None:
         check_alike(one.shape, other.shape)
         pairs.append(("model", one.model, other.model))
-    about = ((name, getattr(one, name), getattr(other, name)) for name in ("classes", "preparation"))
-    pairs += [(name, first, second) for name, first, second in about if first and second]
+    pairs += [(name, value, other.about.get(name, value)) for name, value in one.about.items()]
     for name, first, second in pairs:
         if first != second:
             raise InputError(f"summary: {name} differ: {first!r} and {second!r}; add those of one method and model")
