@@ -86,6 +86,7 @@ def fail(rank, _, folder):
     x, y = make_data(1)
     logits, labels, model = x.flatten(1)[:, :4].numpy(), y.numpy(), make_model()
     fitted = igeood.black_box() if rank else igeood.black_box().fit(logits, labels, group=False)
+    wrapped = nn.parallel.DistributedDataParallel(make_model())  # exchanges buffers in each pass of its own
 
     def broken():
         yield x[:9], y[:9]
@@ -104,6 +105,7 @@ def fail(rank, _, folder):
         "few": lambda: igeood.black_box().fit(logits, labels).calibrate(-logits[: 5 + rank]),
         "names": lambda: igeood.black_box().fit(logits, labels, classes=["a"] * (4 + rank)),
         "one is not fitted": lambda: fitted.score(logits),
+        "wrapped": lambda: igeood.black_box(wrapped).fit([(x, y)] * (1 + rank)).summary.rows,
         "alone": lambda: igeood.black_box(method="energy").fit(logits[rank:], group=False).summary.rows,
     }
     write(folder / f"fail-{rank}.json", {name: outcome(case) for name, case in cases.items()})
@@ -178,17 +180,16 @@ def test_ranks_with_shards_are_one_process_with_all(folder, kind, size):
     assert guard.read_bytes() == (folder / f"{kind}-{size}-{size - 1}.guard").read_bytes()
     models = [] if kind.startswith("array") else [make_model()]
     one, many = (igeood.load(folder / f"{kind}-{n}-0.guard", *models) for n in (1, size))
-    assert (many.layers, many.health, many.classes) == (one.layers, one.health, one.classes)
-    assert many.promise == one.promise
+    assert (many.layers, many.promise) == (one.layers, one.promise)
+    assert many.health == (one.health if alone.samples else [])  # without a sample labels are not looked at
     assert many.threshold == pytest.approx(one.threshold, rel=1e-9)
     for rank in range(size):
         summary = igeood.Summary.load(folder / f"{kind}-{size}-{rank}.summary")
         assert summary.rows == alone.rows == 203
         assert torch.equal(summary.counts, alone.counts)
         for block, sums in alone.sums.items():
-            torch.testing.assert_close(summary.sums[block].mean, sums.mean, rtol=1e-12, atol=0.0)
-            largest = float(sums.scatter.abs().max())
-            torch.testing.assert_close(summary.sums[block].scatter, sums.scatter, rtol=1e-12, atol=1e-12 * largest)
+            for value, expected in ((summary.sums[block].mean, sums.mean), (summary.sums[block].scatter, sums.scatter)):
+                assert (value - expected).abs().max() <= 1e-12 * expected.abs().max()
         for part, sample in alone.samples.items():
             (mine, weights), (all_, all_weights) = summary.samples[part].outputs(), sample.outputs()
             assert np.array_equal(mine.keys, all_.keys)
@@ -226,6 +227,7 @@ def test_an_error_ends_all_ranks(folder):
         assert first[name] == second[name], name
         assert first[name].startswith(message), first[name]
     assert (first["alone"], second["alone"]) == (203, 202)
+    assert first["wrapped"] == second["wrapped"] == 3 * 203
 
 
 def test_a_rank_that_dies_or_stays_away_ends_the_others(folder):

@@ -18,7 +18,7 @@ from igeood.errors import InputError, NotReadyError
 from igeood.guard import health
 from igeood.guard.explain import Explanation, explain
 from igeood.guard.health import STEPS, Finding
-from igeood.guard.inputs import ArrayInputs, ModelInputs, is_numpy
+from igeood.guard.inputs import ArrayInputs, ModelInputs, OnError, check_lost, collector, is_numpy
 from igeood.guard.known import Known
 from igeood.guard.learning import learn
 from igeood.guard.names import class_names
@@ -36,7 +36,6 @@ log = logging.getLogger("igeood")
 
 T = TypeVar("T")
 Access = Literal["black box", "grey box", "white box"]
-OnError = Literal["raise", "refuse"]
 
 _NOTHING = torch.empty(0, dtype=torch.float64), torch.empty(0, dtype=torch.int64), NO_KEYS  # judged of no sample
 EPSILONS = tuple(round(0.0002 * i, 4) for i in range(21))  # the paper's 21 sizes of the input step
@@ -316,7 +315,7 @@ class Guard:
         with ranks.agreed():
             self._check_fitted("score")
             self.inputs.check_weights(strict=False)
-            scores, _, _ = self._judge(data, refused=_collector(on_error))
+            scores, _, _ = self._judge(data, refused=collector(on_error))
             places = places if ranks.alone else sampled_places(data)[: len(scores)]
         scores, places = ranks.joined(scores if ranks.alone else scores.double()), ranks.joined(places)
         if len(places) == len(scores):
@@ -335,7 +334,7 @@ class Guard:
             refused with the smallest p-value, and `Verdict.reason` says why. What concerns all samples is an error.
         """
         self._check_fitted("predict")
-        calibration, refused = self._calibrated("predict"), _collector(on_error)
+        calibration, refused = self._calibrated("predict"), collector(on_error)
         self.inputs.check_weights(strict=False)
         score, label, _ = self._judge(data, refused=refused)
         return Verdict.of(score, label, calibration, refused, self.classes, to_numpy=is_numpy(data))
@@ -372,8 +371,8 @@ class Guard:
                         results.append(take(clean, outputs, batch))
                 except LostError as lost:  # noqa: PERF203 (a batch is much work)
                     results.append(lost)
-                    _check_lost(results, name, refused, CHUNK)
-        _check_lost(results, name, refused, 2)
+                    check_lost(results, name, refused, CHUNK)
+        check_lost(results, name, refused, 2)
         return results
 
     def _judge(
@@ -420,18 +419,3 @@ class Guard:
         layers = f", layers={self.layers}" if self.layers else ""
         promise = self.calibration.promise if self.calibration else "not calibrated"
         return f"Guard({self.access}: {self.detector!r}{layers}{step}; {promise})"
-
-
-def _collector(on_error: OnError) -> Refused | None:
-    """What notes bad samples, or None where they are errors."""
-    if on_error not in ("raise", "refuse"):
-        raise InputError.unknown("on_error", on_error, ["raise", "refuse"])
-    return {} if on_error == "refuse" else None
-
-
-def _check_lost(results: Sequence[Any], name: str, refused: Refused | None, least: int) -> None:
-    """Raise if no batch could be read, of `least` samples or more: then the fault is not a sample's."""
-    lost = [batch for batch in results if isinstance(batch, LostError)]
-    if refused and len(lost) == len(results) and sum(map(len, lost)) >= least:
-        problem = f"none of {sum(map(len, lost))} samples can be read; the first: {next(iter(refused.values()))}"
-        raise InputError(f"{name}: {problem}; fix that") from lost[0].__cause__

@@ -4,7 +4,7 @@ import copy
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,8 @@ from igeood.model.reader import Reader, choose_layers
 from igeood.model.step import Attack, Channels, check_channels, check_epsilon, check_steppable, fgsm, stepped
 from igeood.outputs import HEAD, INPUT, Keys, Outputs, Refused, recut, returned_blocks, take_over
 from igeood.summary import Needs
+
+OnError = Literal["raise", "refuse"]
 
 
 class Inputs:
@@ -287,3 +289,18 @@ def is_numpy(data: Any) -> bool:
     if isinstance(data, (list, tuple)):
         return bool(data) and (isinstance(data[0], (int, float)) or is_numpy(data[0]))
     return data.numpy if isinstance(data, Outputs) else hasattr(data, "__array__") and not isinstance(data, Tensor)
+
+
+def collector(on_error: OnError) -> Refused | None:
+    """What notes bad samples, or None where they are errors."""
+    if on_error not in ("raise", "refuse"):
+        raise InputError.unknown("on_error", on_error, ["raise", "refuse"])
+    return {} if on_error == "refuse" else None
+
+
+def check_lost(results: Sequence[Any], name: str, refused: Refused | None, least: int) -> None:
+    """Raise if no batch could be read, of `least` samples or more: then the fault is not a sample's."""
+    lost = [batch for batch in results if isinstance(batch, LostError)]
+    if refused and len(lost) == len(results) and sum(map(len, lost)) >= least:
+        problem = f"none of {sum(map(len, lost))} samples can be read; the first: {next(iter(refused.values()))}"
+        raise InputError(f"{name}: {problem}; fix that") from lost[0].__cause__
