@@ -132,8 +132,8 @@ class Guard:
             Bytes of training rows to keep; above it, a sample of each class is kept.
         group : ProcessGroup or False, optional
             Where `torch.distributed` is initialised, each rank gives its own shard (of which a `DistributedSampler`'s
-            repeated samples are left out), and all get the same guard to the bit. By default the ranks of the default
-            group; False is for a process that works alone.
+            repeated samples are left out) or its summary, and all get the same guard to the bit. By default the ranks
+            of the default group; False is for a process that works alone.
         """
         params, epsilon = self._first
         fresh, ranks = type(self.detector)(**params), Ranks(group)
