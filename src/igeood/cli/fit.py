@@ -161,5 +161,8 @@ def _accuracy(guard: "Guard") -> float | None:
     sample = next(iter(summary.samples.values()), None)
     if sample is None or len(summary.counts) == 1:
         return None
-    outputs, weights = sample.outputs()
-    return float(weights[outputs.logits.argmax(dim=1) == outputs.labels].sum() / weights.sum())
+    right = total = 0.0
+    for outputs, weights in sample.batches():
+        right += float(weights[outputs.logits.argmax(dim=1) == outputs.labels].sum())
+        total += float(weights.sum())
+    return right / total

@@ -91,7 +91,7 @@ class Sample:
         return min(wanted, self._beside.shape[1] - self._size)
 
     def _compact(self) -> None:
-        """Join equal rows, and keep the q smallest keys of each stratum; nothing is copied whole."""
+        """Join equal rows, and keep the q smallest keys of each stratum: the last rows fill the holes of others."""
         if self._compacted:
             return
         order, limit = self._by_key(), self.quota
@@ -104,18 +104,24 @@ class Sample:
         last, kept = beside[:, ranks == limit - 1], ranks < limit
         if int(self.totals.sum()) > self.capacity:  # while all rows fit, a class may still grow
             self._cutoff[last[0]] = last[1].view(np.uint64)
-        order, beside = order[starts[kept]], beside[:, kept]
-        back = np.argsort(order)  # rows only move down, so they can move in place
-        self._size = len(order)
-        for start in range(0, self._size, self._step):
-            chunk = order[back[start : start + self._step]]
-            self._values[start : start + len(chunk)] = self._values[torch.from_numpy(chunk)]
-        self._beside[:, : self._size] = np.take(beside, back, axis=1)
+        rows, beside = order[starts[kept]], beside[:, kept]
+        is_kept = np.zeros(self._size, dtype=bool)
+        is_kept[rows] = True
+        self._size = len(rows)
+        holes, tail = np.flatnonzero(~is_kept[: self._size]), np.flatnonzero(is_kept[self._size :]) + self._size
+        for start in range(0, len(holes), self._step):
+            here = slice(start, start + self._step)
+            self._values[torch.from_numpy(holes[here])] = self._values[torch.from_numpy(tail[here])]
+        place = np.arange(len(is_kept))
+        place[tail] = holes
+        self._beside[:, place[rows]] = beside
         self._compacted = True
 
     def _by_key(self) -> NDArray[np.int64]:
         labels, keys, _ = self._beside[:, : self._size]
-        return np.lexsort((keys.view(np.uint64), labels))
+        by_key = np.argsort(keys.view(np.uint64), kind="stable")
+        small = labels.astype(np.min_scalar_type(self.strata))  # up to 16 bits are sorted by radix
+        return by_key[np.argsort(small[by_key], kind="stable")]
 
     def _ranks(self, labels: NDArray[np.int64]) -> NDArray[np.int64]:
         """Place of each row within its stratum; the labels are sorted."""

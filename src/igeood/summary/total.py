@@ -157,7 +157,7 @@ class Summary:
         is_small = keys <= (self._keys[0][-1] if len(self._keys[0]) == KEYS else np.uint64(2**64 - 1))
         self._keys.append(keys[is_small])
         self._key_counts.append(counts[is_small])
-        if sum(map(len, self._keys[1:])) > max(len(self._keys[0]), 1 << 16):
+        if sum(map(len, self._keys[1:])) > max(len(self._keys[0]) >> 2, 1 << 16):
             self._compact_keys()
 
     def _compact_keys(self) -> None:
