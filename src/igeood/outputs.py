@@ -122,19 +122,13 @@ class Outputs:
         return f"Outputs({len(self)} samples, {self.n_classes} classes{blocks}{', labels' * (self.labels is not None)})"
 
     def __getitem__(self, rows: slice | Tensor) -> "Outputs":
-        keys = None if self._keys is None else self._keys[rows if isinstance(rows, slice) else rows.cpu().numpy()]
+        at = rows if isinstance(rows, slice) else rows.cpu().numpy()
+        keys = None if self._keys is None else self._keys[at]
         part = self._mapped(lambda value: value[rows]).replace(_keys=keys)
         start, _, step = rows.indices(len(self)) if isinstance(rows, slice) else (0, 0, 0)
         if step == 1 or not self.refused:  # the numbers stay
             return part.replace(first=self.first + start)
-        places = (
-            range(len(self))[rows]
-            if isinstance(rows, slice)
-            else rows.nonzero()[:, 0].tolist()
-            if (rows.dtype == torch.bool)
-            else rows.tolist()
-        )
-        why = (self.refused.get(self.first + place % len(self)) for place in places)
+        why = (self.refused.get(self.first + place) for place in np.arange(len(self))[at].tolist())
         return part.replace(first=0, refused={row: reason for row, reason in enumerate(why) if reason})
 
     def replace(self, **parts: Any) -> "Outputs":

@@ -40,7 +40,10 @@ def find_sources(name: str) -> list[Path | IO[bytes]]:
     path = Path(name)
     if name == "-" or path.is_fifo():
         with nullcontext(sys.stdin.buffer) if name == "-" else path.open("rb") as pipe:
-            return [_spooled(pipe)]
+            copy = TemporaryFile()  # noqa: SIM115 (without a name: nobody has to remove it)
+            shutil.copyfileobj(pipe, copy)
+            copy.flush()
+            return [copy]
     if path.is_dir():
         files = [file for file in sorted(path.rglob("*")) if file.is_file() and not _is_hidden(file, path)]
         chosen = ([file for file in files if file.name.endswith(endings)] for endings in _ENDINGS)
@@ -62,14 +65,6 @@ def _is_hidden(file: Path, folder: Path) -> bool:
     """Whether it is no part of the data, such as Spark's `_SUCCESS`: a name below the folder starts with `_` or `.`."""
     inner = file.parts[len(folder.parts) :]
     return any(name.startswith(("_", ".")) for name in inner)
-
-
-def _spooled(pipe: IO[bytes]) -> IO[bytes]:
-    """A copy of what can be read once, in a temporary file without a name, which nobody has to remove."""
-    copy = TemporaryFile()  # noqa: SIM115
-    shutil.copyfileobj(pipe, copy)
-    copy.flush()
-    return copy
 
 
 class Part:

@@ -186,9 +186,8 @@ def _classes(texts: pa.Array, name: str, rows: NDArray[Any]) -> NDArray[Any]:
     fails = ~(numbers % 1 == 0)  # NaN too
     if fails.any():
         at = int(np.argmax(fails))
-        raise InputError(
-            f"{name}: row {rows[at]} has {texts[at].as_py()!r}, which is no class; number the classes from 0"
-        )
+        problem = f"row {rows[at]} has {texts[at].as_py()!r}, which is no class"
+        raise InputError(f"{name}: {problem}; number the classes from 0")
     return numbers.astype(np.int64)
 
 

@@ -11,7 +11,7 @@ import igeood
 from igeood.guard import Guard
 from igeood.outputs import Outputs
 
-CLASSES, LAYERS = 5, {"early": 4, "block.late": 6}
+CLASSES, LAYERS = 5, {"early": 4, "block:late": 6}
 
 
 def make_outputs(seed: int, rows: int = 200, *, is_ood: bool = False) -> Outputs:

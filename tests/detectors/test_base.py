@@ -5,9 +5,8 @@ import pytest
 import torch
 
 import igeood
-from igeood.detectors import Igeood, IgeoodFeatures, Mahalanobis, MahalanobisLayers
+from igeood.detectors import Igeood, Mahalanobis, MahalanobisLayers
 from igeood.errors import IgeoodWarning, InputError
-from igeood.outputs import Outputs
 
 BLACK = [
     name
@@ -26,37 +25,18 @@ def likely(n: int = 6, n_classes: int = 3) -> torch.Tensor:
 def test_logits_that_look_like_probabilities_are_a_warning_unless_one_row_is_none():
     said = r"^logits: .*are these probabilities\? Then say so with probabilities=True$"
     with pytest.warns(IgeoodWarning, match=said) as at_fit:
-        detector = igeood.MaxSoftmax().fit(likely())
-    with pytest.warns(IgeoodWarning, match=said) as at_score:
-        detector.score(likely(1))
-    assert len(at_fit) == len(at_score) == 1
-    assert at_fit[0].filename == at_score[0].filename == __file__
+        igeood.MaxSoftmax().fit(likely())
+    assert [warning.filename for warning in at_fit] == [__file__]
     for row in ([1.2, -0.1, -0.1], [0.5, 0.3, 0.1], [0.5, 0.3, 0.3]):
         rows = torch.cat([likely(), torch.tensor([row])])
-        detector = igeood.MaxSoftmax().fit(rows)  # a warning would be an error
-        assert detector.score(rows).isfinite().all()
-        assert len(detector.score(rows[:0])) == 0
+        igeood.MaxSoftmax().fit(rows)  # a warning would be an error
     # those that are declared may be off by a thousandth
     detector = igeood.MaxSoftmax(probabilities=True).fit(likely())
     for off in (-9e-4, 9e-4):
         assert detector.score(torch.tensor([[0.5, 0.25, 0.25 + off]])).isfinite().all()
     for off in (-2e-3, 2e-3):
-        with pytest.raises(InputError, match=rf"row 0 sums to {1 + off:g}, .*\(1 of 1 rows are not\)"):
+        with pytest.raises(InputError, match=r"row 0 has .* or a sum that is not 1 \(1 of 1 rows here do\)"):
             detector.score(torch.tensor([[0.5, 0.25, 0.25 + off]]))
-
-
-@pytest.mark.parametrize("kind", [Igeood, IgeoodFeatures, MahalanobisLayers])
-def test_layers_keep_their_order_whatever_order_a_file_gives(known, kind):
-    """Twelve of them, for 10 comes before 2 in the alphabet, with names that look like places."""
-    names = [f"{(7 * i) % 12}:block:{i}" for i in range(12)]
-    features = {name: known.train.features["early"] * (i + 1) + 0.1 * i for i, name in enumerate(names)}
-    train = Outputs(known.train.logits, features, known.train.labels)
-    fitted = kind().fit(train)
-    state = fitted.state()
-    for keys in (sorted(state), sorted(state, reverse=True)):
-        loaded = kind().load_state({key: state[key] for key in keys}, 10, fitted.widths_)
-        assert loaded.columns_[-12:] == list(loaded.widths_) == names
-        assert torch.equal(loaded.score(train), fitted.score(train))
 
 
 def test_the_input_steps_of_layers(known):

@@ -187,9 +187,16 @@ def test_a_class_that_is_never_right_and_percentiles_that_are_none(world):
 
 
 def test_the_last_layer_is_the_input_of_the_head_where_there_is_one(model, data):
-    for method, block in (("react", HEAD), ("vim", HEAD), ("knn", HEAD)):
-        guard = igeood.white_box(model, method=method).fit(data.train)
-        assert guard.layers == [block]
+    for method in ("react", "vim", "knn"):
+        assert igeood.white_box(model, method=method).fit(data.train).layers == [HEAD]
+    for method in ("fisher-rao-product", "probe"):
+        assert igeood.white_box(model, method=method).fit(data.train).layers[-1] == HEAD
+    linear = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 4))  # its input is all there is to read
+    one = igeood.white_box(linear).fit(data.train)
+    assert one.layers == [HEAD]
+    assert one.score(data.test).isfinite().all()
+    with pytest.raises(InputError, match=r"^layers: the model has none but its head; use a method of the last layer"):
+        igeood.white_box(linear, method="probe").fit(data.train)
     head = [m for m in model.modules() if isinstance(m, torch.nn.Linear)][-1]
     react = igeood.white_box(model, method="react").fit(data.train).detector
     assert torch.equal(react.weight_, head.weight.detach().double())

@@ -2,7 +2,6 @@
 
 import math
 
-import mpmath
 import numpy as np
 import pytest
 import torch
@@ -11,7 +10,7 @@ import igeood
 from igeood.detectors.logits_product import centred_energy
 from igeood.detectors.product import Bank, signed_roots
 from igeood.errors import InputError
-from igeood.outputs import HEAD, Outputs
+from igeood.outputs import Outputs
 
 LAYERS = {"first": 5, "before": 6, "last": 8}
 
@@ -28,15 +27,10 @@ def draw(seed, rows=400, classes=4, *, signed=True, is_ood=False):
     return Outputs(logits, features, labels)
 
 
-def split(z):
-    return [max(v, 0.0) for v in z] + [max(-v, 0.0) for v in z]
-
-
 def fisher_rao(z, w, power):
-    """2 arccos Σ√(p q) of p ∝ |z|^a, positive and negative parts apart; in 30 digits."""
-    p, q = ([mpmath.mpf(v) ** power for v in split(row)] for row in (z, w))
-    inner = sum(mpmath.sqrt(a * b) for a, b in zip(p, q, strict=True)) / mpmath.sqrt(sum(p) * sum(q))
-    return float(2 * mpmath.acos(min(inner, 1)))
+    """2 arccos Σ√(p q) of p ∝ |z|^a, positive and negative parts apart, for a row z and rows w."""
+    p, q = (np.concatenate([np.maximum(rows, 0), np.maximum(-rows, 0)], axis=-1) ** power for rows in (z, w))
+    return 2 * np.arccos(np.minimum(np.sqrt(p * q).sum(-1) / np.sqrt(p.sum(-1) * q.sum(-1)), 1))
 
 
 def terms_of(train, per_class, k):
@@ -51,14 +45,14 @@ def terms_of(train, per_class, k):
         return min(math.sqrt((r**2).sum()) for r in rho)
 
     def neighbour(layer, z, power):
-        return sorted(fisher_rao(z, train.features[layer][i].tolist(), power) for i in bank)[k - 1]
+        return sorted(fisher_rao(z, train.features[layer].double().numpy()[bank], power))[k - 1]
 
     def of_row(outputs, i):
         before, last = (outputs.features[layer][i].double().numpy() for layer in ("before", "last"))
         f = outputs.logits[i].double().numpy()
         energy = math.log(np.exp(f - f.mean()).sum())
         distances = (nearest("before", before), nearest("last", last))
-        near = (neighbour("before", before.tolist(), 1), neighbour("last", last.tolist(), 2))
+        near = (neighbour("before", before, 1), neighbour("last", last, 2))
         return [*(0.5 * math.log(d) for d in distances), *(math.log(d) for d in near), -math.log(energy)]
 
     return of_row
@@ -132,7 +126,7 @@ def test_degenerate_rows():
         assert huge.isfinite().all()
     near = torch.tensor([[1.0, 1e-4]], dtype=torch.float64)
     bank = Bank(signed_roots(torch.tensor([[1.0, 0.0]]).double(), 2), 2)
-    assert bank.distance(near, 1).item() == pytest.approx(fisher_rao([1.0, 1e-4], [1.0, 0.0], 2), rel=1e-9)
+    assert bank.distance(near, 1).item() == pytest.approx(2e-4, rel=1e-7)  # 2 atan 1e-4
     masked = torch.tensor([[1.0, 3.0, -torch.inf]])
     assert centred_energy(masked).item() == pytest.approx(math.log(math.exp(-1) + math.exp(1)))
     shifted = centred_energy(torch.tensor([[1.0, 2.0]]).double() + 1e6)
@@ -153,17 +147,6 @@ def test_logits_product_is_its_formula():
     nearest = igeood.detector("igeood-logits-min", temperature=5.0).fit(train).score(test)
     energy = [math.log(np.exp(f - f.mean()).sum()) for f in test.logits.double().numpy()]
     np.testing.assert_allclose(fitted.score(test), np.log(nearest.numpy()) - np.log(energy), rtol=1e-9)
-
-
-@pytest.mark.parametrize("method", ["fisher-rao-product", "probe"])
-def test_any_classifier_with_a_readable_layer(method, model, data, classifier):
-    guard = igeood.white_box(model, method=method).fit(data.train).calibrate(data.held_out)
-    assert guard.layers[-1] == HEAD
-    assert guard.predict(data.foreign).is_ood.double().mean() > 0.3
-    linear = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 4))  # its input is all there is to read
-    one = igeood.white_box(linear).fit(data.train).calibrate(data.held_out)
-    assert one.layers == [HEAD]
-    assert one.score(data.test).isfinite().all()
 
 
 def test_the_probe_is_the_product_until_it_is_tuned_and_then_learns_the_kind_it_is_shown(tmp_path):
@@ -190,22 +173,24 @@ def test_the_probe_is_the_product_until_it_is_tuned_and_then_learns_the_kind_it_
     assert len(str(loaded.explain(test[:1]))) < 400  # of hundreds of columns the largest
 
 
-def test_left_out_kinds_are_judged_by_weights_that_have_not_seen_them():
+def test_left_out_kinds_are_judged_by_weights_that_have_not_seen_them_and_have_any_name():
     train, held_out = draw(0), draw(2, 300)
-    kinds = {"flipped": draw(4, 120, is_ood=True), "known": draw(6, 120)}  # the second is no OOD at all
+    kinds = {"it's": draw(4, 120, is_ood=True), 3: draw(6, 120)}  # the second is no OOD at all
     for method in ("probe", "igeood"):
         rates = igeood.white_box(method=method).fit(train).tune(held_out, kinds, share=1.0).tuning.left_out
-        assert rates["known"]["auroc"] < 0.75 < rates["flipped"]["auroc"] + 0.5
-        assert rates["known"]["tnr"] < 0.3
+        assert rates["3"]["auroc"] < 0.75 < rates["it's"]["auroc"] + 0.5
+        assert rates["3"]["tnr"] < 0.3
+    known = {"a": draw(6, 120), "b": draw(7, 120)}  # nothing to learn from: it stays as it was
+    tuning = igeood.white_box(method="igeood").fit(train).tune(held_out, known, share=1.0).tuning
+    assert (tuning.strength is None) == (tuning.left_out == {})
     with pytest.raises(InputError, match=r"^ood\['x'\]: expected samples, got 'fgsm'"):
         igeood.white_box(method="igeood").fit(train).tune(held_out, {"x": "fgsm"})
 
 
 def test_channels_that_wake_up_after_tuning_do_not_decide():
     def asleep(outputs):
-        return outputs.replace(
-            features={k: torch.cat([v.clamp(min=0), 0 * v[:, :2]], 1) for k, v in outputs.features.items()}
-        )
+        features = {k: torch.cat([v.clamp(min=0), 0 * v[:, :2]], 1) for k, v in outputs.features.items()}
+        return outputs.replace(features=features)
 
     train, held_out, ood, test = (asleep(part) for part in (draw(0), draw(2), draw(4, is_ood=True), draw(3)))
     probe = igeood.white_box(method="probe").fit(train).tune(held_out, ood, share=1.0)
@@ -213,12 +198,3 @@ def test_channels_that_wake_up_after_tuning_do_not_decide():
     for value in test.features.values():
         value[:, -1] = 0.5
     assert (probe.score(test) - before).abs().max() < 1e3  # it was 1e150, by a division by nearly nothing
-
-
-def test_kinds_have_any_name_and_a_guard_that_stays_as_it_was_has_no_rates():
-    train, held_out = draw(0), draw(2, 300)
-    kinds = {"it's": draw(4, 120, is_ood=True), 3: draw(5, 120, is_ood=True)}
-    assert set(igeood.white_box(method="probe").fit(train).tune(held_out, kinds).tuning.left_out) == {"it's", "3"}
-    known = {"a": draw(6, 120), "b": draw(7, 120)}  # nothing to learn from
-    tuning = igeood.white_box(method="igeood").fit(train).tune(held_out, known, share=1.0).tuning
-    assert (tuning.strength is None) == (tuning.left_out == {})

@@ -73,9 +73,7 @@ def test_classes_of_few_rows_and_layers_of_few_directions():
     parts = flat.contributions(Outputs(test.logits, tested))
     assert (parts[:, :2] == 0).all()
     assert parts[:, 2].isfinite().all()
-    with pytest.raises(
-        InputError, match=r"^data: training rows move in fewer than two directions on every layer; give"
-    ):
+    with pytest.raises(InputError, match=r"^data: training rows move in fewer than two directions on every layer"):
         FlowLayers().fit(Outputs(train.logits, {"line": lines["line"]}, train.labels))
     with pytest.raises(InputError, match=r"^epochs: expected a whole number, at least 1 or 0, got -1"):
         FlowLayers(epochs=-1)

@@ -34,14 +34,6 @@ def test_univariate_of_float32_is_exact_to_1e_5(shift, ratio, std):
     assert distance.item() == pytest.approx(exact(*map(float, arguments)), rel=1e-5)
 
 
-def test_diagonal_distance_adds_in_squares():
-    generator = torch.Generator().manual_seed(0)
-    mean_p, mean_q = torch.randn(2, 7, generator=generator)
-    std_p, std_q = torch.rand(2, 7, generator=generator) + 0.1
-    expected = math.sqrt(sum(exact(*map(float, v)) ** 2 for v in zip(mean_p, std_p, mean_q, std_q, strict=True)))
-    assert gaussian.distance(mean_p, std_p, mean_q, std_q).item() == pytest.approx(expected, rel=1e-5)
-
-
 def test_against_the_length_of_the_geodesic():
     """The metric is (dμ² + 2dσ²)/σ²: with x = μ/√2 a hyperbolic half-plane, whose geodesics are half circles."""
     mean_p, std_p, mean_q, std_q = 0.3, 0.8, 2.1, 1.7
@@ -143,14 +135,3 @@ def test_the_differentiable_path_gives_the_same_distances():
         assert torch.equal(label, plain[1])
         with torch.no_grad():
             assert not gaussian.nearest_distance(*arguments)[0].requires_grad
-
-
-def test_prepared_classes():
-    generator = torch.Generator().manual_seed(6)
-    for k in (3, 8):
-        x, means = torch.randn(9, k, generator=generator), torch.randn(4, k, generator=generator)
-        std = torch.full((k,), 0.7)
-        distance, label = gaussian.nearest_distance(x.double(), means, std)
-        found = gaussian.nearest_prepared(x, gaussian.prepare_nearest(means, std))
-        assert torch.equal(found[0], distance)
-        assert torch.equal(found[1], label)

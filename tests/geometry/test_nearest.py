@@ -134,15 +134,6 @@ def test_the_bound_holds(n, reach, k, monkeypatch):
         assert (error.abs() <= bound).all()
 
 
-def test_the_bound_is_not_far_from_the_truth(monkeypatch):
-    """Were it loose by orders of magnitude, the test above would say nothing."""
-    monkeypatch.setattr(nearest, "_TOLERANCE", math.inf)
-    means = torch.linspace(-0.5, 0.5, 101, dtype=torch.float64)[:, None]
-    for n in (3, 4, 5, 6):  # of higher degrees, rounding is all there is
-        error, bound = approximation(adversarial(0.5, 300)[:300], means, (n,), monkeypatch)
-        assert (error.abs() / bound).max() > 0.1
-
-
 def test_no_derivative_is_steeper_than_stated():
     """`c_r` is attained at 0 for even r, and not exceeded elsewhere."""
     with mpmath.workdps(60):
@@ -152,35 +143,6 @@ def test_no_derivative_is_steeper_than_stated():
                 assert abs(slope) <= nearest.steepest(r) * (1 + 1e-12)
                 if t == 0 and r % 2 == 0:
                     assert float(abs(slope)) == pytest.approx(nearest.steepest(r), rel=1e-12)
-
-
-@pytest.mark.parametrize("n", nearest._NODES)
-def test_the_basis_interpolates_and_its_rounding_is_nothing(n):
-    """Against Lagrange's formula in 60 digits, at the nodes, next to them and elsewhere; and the remainder's factor."""
-    nodes = nearest.nodes(n)
-    xi = [min(1.0, node + step) for node in nodes for step in (0.0, 1e-12, 1e-5)] + [-1.0, -0.3, 0.2, 1.0]
-    offsets, reach = 0.5 * torch.tensor([xi], dtype=torch.float64), torch.tensor([0.5], dtype=torch.float64)
-    table, error = nearest.basis(offsets, reach, n)
-    with mpmath.workdps(60):
-        exact = [mpmath.mpf(node) for node in nodes]
-        for column, value in enumerate(map(mpmath.mpf, xi)):
-            for i, node in enumerate(exact[1:], 1):
-                term = mpmath.fprod((value - other) / (node - other) for other in exact if other != node)
-                assert abs(table[i - 1, 0, column].item() - term) <= abs(term) * 2.0**-23
-            remainder = nearest.steepest(n) * 0.5**n * float(abs(mpmath.fprod(value - node for node in exact)))
-            assert error[column].item() == pytest.approx(remainder, rel=1e-12, abs=1e-300)
-
-
-@pytest.mark.parametrize("n_classes", [2, 100, 1000, 20_000])
-def test_the_plan_has_every_channel_once_in_blocks_that_fit_the_memory(n_classes):
-    reach = torch.logspace(-6, 2, 600, dtype=torch.float64)
-    order, blocks = nearest._plan(reach[:, None] * torch.linspace(-1, 1, n_classes, dtype=torch.float64))
-    assert sorted(order.tolist()) == list(range(600))
-    assert [i for first, last, _ in blocks for i in range(first, last)] == list(range(600))
-    for first, last, n in blocks:
-        most, size = (512, (n + 1) * n_classes / (1 << 20)) if n else (32, n_classes / (1 << 14))
-        assert 1 <= last - first <= most
-        assert last - first == 1 or (last - first) * size <= 1
 
 
 @pytest.mark.parametrize(("spread", "most"), [(0.1, 1.5), (0.6, 1.0), (2.0, 0.3)])

@@ -114,11 +114,8 @@ class Fussy(nn.Module):
 
 @pytest.fixture(scope="module", params=["black", "grey", "white"])
 def fussy(request, model, data):
-    build = {"grey": lambda m: igeood.grey_box(m, epsilon=0.001)}.get(
-        request.param, getattr(igeood, f"{request.param}_box", None)
-    )
-    net = Fussy(copy.deepcopy(model)).train()
-    return build(net).fit(data.train).calibrate(data.held_out)
+    net, options = Fussy(copy.deepcopy(model)).train(), {"epsilon": 0.001} if request.param == "grey" else {}
+    return getattr(igeood, f"{request.param}_box")(net, **options).fit(data.train).calibrate(data.held_out)
 
 
 def test_samples_on_which_the_model_or_the_data_set_fails(fussy, data, left_as_found):

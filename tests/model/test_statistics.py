@@ -49,11 +49,6 @@ def test_gram_sums_of_channels_of_very_different_scales_do_not_vanish():
     torch.testing.assert_close(gram(nn.Identity(), x, "second").double(), explicit_gram(x.double()), rtol=1e-5, atol=0)
 
 
-def test_pieces_of_a_large_batch_are_the_whole():
-    x = torch.randn(40, 16, 32, 32, generator=torch.Generator().manual_seed(0))  # 16,384 values a sample
-    torch.testing.assert_close(gram(nn.Identity(), x, "second")[30:], gram(nn.Identity(), x[30:], "second"))
-
-
 def hand_made_norm(kind, k=3):
     norm = kind(k, eps=0.5).eval()
     norm.running_mean.copy_(torch.arange(k) - 1.0)
@@ -62,10 +57,8 @@ def hand_made_norm(kind, k=3):
 
 
 def test_moments_are_those_of_the_norms_input():
-    norm, x = (
-        hand_made_norm(nn.BatchNorm2d),
-        3 + 2 * torch.randn(4, 3, 5, 7, generator=torch.Generator().manual_seed(0)),
-    )
+    norm, draw = hand_made_norm(nn.BatchNorm2d), torch.Generator().manual_seed(0)
+    x = 3 + 2 * torch.randn(4, 3, 5, 7, generator=draw)
     x[0, 1] = 2.0  # a constant channel
     std = torch.sqrt(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
     maps = x.double().flatten(2)
@@ -108,14 +101,11 @@ def test_places_of_densenet_and_resnet():
 
 def test_models_that_lack_what_is_read_are_refused_with_the_cure():
     mlp = nn.Sequential(nn.Flatten(), nn.Linear(3072, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3))
-    untracked = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False), nn.Flatten(), nn.Linear(3600, 3)
-    )
+    norm = nn.BatchNorm2d(4, track_running_stats=False)
+    untracked = nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.Flatten(), nn.Linear(3600, 3))
     for model in (mlp, untracked):
         guard = igeood.white_box(model, method="batch-norm")
-        with pytest.raises(
-            InputError, match=r"^layers: no batch norm with running statistics \(other .*; use another method"
-        ):
+        with pytest.raises(InputError, match=r"^layers: no batch norm with running .*; use another method"):
             guard.fit([(IMAGES, torch.tensor([0, 1, 2, 0]))])
         with pytest.raises(InputError, match=r"^layers: no convolution after a first one in this model; name layers"):
             igeood.white_box(model, method="gram").fit([(IMAGES, torch.tensor([0, 1, 2, 0]))])

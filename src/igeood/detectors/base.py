@@ -119,10 +119,7 @@ class Detector(ABC):
         outputs : Outputs or array
             Outputs to score, or their logits (N, C). NumPy in, NumPy out; a tensor's score is differentiable.
         """
-        given = Outputs.of(outputs)
-        if not self.probabilities:
-            warn_of_probabilities(given.logits)
-        batch = self._scorable(given)
+        batch = self._scorable(Outputs.of(outputs))
         return batch.like(self._score(batch))
 
     def contributions(self, outputs: Outputs | ArrayLike) -> Array:
@@ -304,28 +301,25 @@ def checked_option(name: str, value: Any, hint: Any) -> Any:
 
 def warn_of_probabilities(logits: Tensor) -> None:
     """Warn where what should be logits looks like probabilities in every row."""
-    first = logits[:1].detach()  # the others are looked at only if this one looks like it
-    for rows in (first, logits.detach()):
-        if len(rows) == 0 or bool((rows < 0).any()) or bool(((rows.sum(dim=1) - 1.0).abs() > 1e-3).any()):
-            return
-    what = "logits: every row is ≥ 0 and sums to 1: are these probabilities? Then say so with probabilities=True"
-    warnings.warn(what, IgeoodWarning, stacklevel=3)
+    if len(logits) and not bool(is_no_distribution(logits.detach()).any()):
+        what = "logits: every row is ≥ 0 and sums to 1: are these probabilities? Then say so with probabilities=True"
+        warnings.warn(what, IgeoodWarning, stacklevel=3)
+
+
+def is_no_distribution(rows: Tensor) -> Tensor:
+    """Which rows (N, C) have a negative entry or do not sum to 1, (N,) bool.
+
+    The sum may be off by what rounding to half precision leaves, 1 part in 1,000 for up to about 1,000 classes.
+    """
+    return (rows < 0).any(dim=1) | ((rows.sum(dim=1) - 1.0).abs() > 1e-3)
 
 
 def log_probabilities(probabilities: Tensor, first: int = 0, refused: Refused | None = None) -> Tensor:
     """Logarithm of declared probabilities (N, C), once every row is known to be ≥ 0 and to sum to 1.
 
-    The sum may be off by what rounding to half precision leaves, 1 part in 1,000 for up to about 1,000 classes. `first`
-    and `refused` as in `Outputs`.
+    `first` and `refused` as in `Outputs`.
     """
-    low = (probabilities < 0).any(dim=1)
-    off = low | ((probabilities.sum(dim=1) - 1.0).abs() > 1e-3)
-    if refused is not None:
-        uniform = 1.0 / probabilities.shape[1]
-        probabilities = without(off, probabilities, "probabilities", "not a distribution", "", first, refused, uniform)
-    elif bool(off.any()):
-        row = int(off.nonzero()[0])
-        what = "has a negative entry" if bool(low[row]) else f"sums to {float(probabilities[row].sum()):.6g}"
-        problem = f"row {row + first} {what}, not a distribution ({int(off.sum())} of {len(off)} rows are not)"
-        raise InputError(f"probabilities: {problem}; renormalise rounded ones; of logits, leave probabilities=False")
-    return torch.log(probabilities.double().clamp(min=1e-300))  # so that a 0 has a gradient: none
+    bad, uniform = is_no_distribution(probabilities), 1.0 / probabilities.shape[1]
+    problem, cure = "a negative entry, or a sum that is not 1", "renormalise rounded ones; of logits, leave the option"
+    fine = without(bad, probabilities, "probabilities", problem, cure, first, refused, uniform)
+    return torch.log(fine.double().clamp(min=1e-300))  # so that a 0 has a gradient: none

@@ -83,10 +83,7 @@ class BatchNorm(Weighted):
     def _make_parts(self) -> dict[str, Detector]:
         return {name: Moments(columns=name) for name in dict.fromkeys(("fisher-rao", self.columns))}
 
-    @property
-    def columns_(self) -> list[str]:
-        """What the score is made of: the layers."""
-        return [layer.removesuffix(self.needs.ending) for layer in self.widths_]
+    columns_ = ColumnDetector.columns_  # the layers
 
     def _standardise(self, summary: Summary) -> None:
         """The Fisher–Rao columns: the others do not count yet."""

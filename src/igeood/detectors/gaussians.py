@@ -8,6 +8,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from igeood.detectors.base import ColumnDetector, StepScores
+from igeood.errors import UnsuitedError
 from igeood.geometry import gaussian
 from igeood.geometry.precision import by_rows, row_chunks, wide
 from igeood.outputs import Array, Outputs
@@ -43,6 +44,10 @@ class LayerDetector(ColumnDetector):
 
     def _learn(self, summary: Summary) -> None:
         self.mean_ = {layer: sums.mean for layer, sums in summary.sums.items()}
+        if not self.mean_:
+            raise UnsuitedError(
+                "layers: the model has none but its head; use a method of the last layer, such as 'knn'"
+            )
         alone = (summary.counts == 1).nonzero()[:, 0].tolist()
         if alone:
             which = f"class {alone[0]} has a single sample ({len(alone)} of {len(summary.counts)} classes do)"
@@ -71,19 +76,13 @@ class LayerDetector(ColumnDetector):
         """The nearest class of each layer, and the channels that add most to the distance from it."""
         reasons: dict[str, dict[str, Tensor]] = {"nearest": {}, "channels": {}, "channel_shares": {}}
         for layer in self.widths_:
-            x, nearest = batch.features[layer], self._layer_score(batch, layer)[1]
-            chunks = row_chunks(max(1, len(x)), x.shape[1])
-            tops = [top_shares(self._channel_parts(x[rows], nearest[rows], layer), top) for rows in chunks]
-            reasons["nearest"][layer] = nearest
-            reasons["channels"][layer] = torch.cat([channels for channels, _ in tops])
-            reasons["channel_shares"][layer] = torch.cat([shares for _, shares in tops])
+            nearest = self._layer_score(batch, layer)[1]
+            parts = self._channel_parts(batch.features[layer], nearest, layer)
+            best = parts.topk(min(top, parts.shape[1]), dim=1)
+            whole = parts.sum(dim=1, keepdim=True).clamp(min=torch.finfo(parts.dtype).tiny)
+            reasons["nearest"][layer], reasons["channels"][layer] = nearest, best.indices
+            reasons["channel_shares"][layer] = best.values / whole
         return reasons
-
-
-def top_shares(parts: Tensor, top: int) -> tuple[Tensor, Tensor]:
-    """The columns with the largest parts of each row's sum, (n, top), and their shares of it."""
-    best = parts.topk(min(top, parts.shape[1]), dim=1)
-    return best.indices, best.values / parts.sum(dim=1, keepdim=True).clamp(min=torch.finfo(parts.dtype).tiny)
 
 
 class IgeoodFeatures(LayerDetector):

@@ -11,8 +11,8 @@ from igeood.detectors.gaussians import IgeoodFeatures
 from igeood.detectors.logits import IgeoodLogits
 from igeood.detectors.product import FisherRaoProduct, signed_roots
 from igeood.detectors.registry import register
-from igeood.detectors.weighted import Table, Weighted
-from igeood.metrics import auroc
+from igeood.detectors.weighted import Weighted
+from igeood.metrics import Evaluation
 from igeood.outputs import Outputs
 from igeood.summary import Needs, Summary
 
@@ -90,5 +90,5 @@ class Probe(Weighted):
         self.weights_ = (torch.arange(others) < terms).double()
         self.centre_, self.scale_ = torch.zeros(others).double(), torch.ones(others).double()
 
-    def _judge(self, inside: Table, outside: Table, tpr: float) -> float:  # noqa: ARG002
-        return auroc(inside, outside)
+    def _judge(self, rates: Evaluation) -> float:
+        return rates.auroc

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from igeood.detectors.base import StepScores
+from igeood.detectors.base import ColumnDetector
 from igeood.detectors.gaussians import IgeoodFeatures
 from igeood.detectors.logits_product import FLOOR, centred_energy
 from igeood.detectors.neighbours import class_bank
@@ -172,9 +172,7 @@ class FisherRaoProduct(IgeoodFeatures):
             terms.append(bank.distance(batch.features[layer], k or int(self.k_)).clamp(min=FLOOR).log())
         return torch.stack([*terms, -centred_energy(batch.logits).clamp(min=FLOOR).log()], dim=1)
 
-    def step_scores(self, batch: Outputs) -> StepScores:
-        """See `Detector.step_scores`: one step for all terms."""
-        return [(self._score(batch), None)]
+    step_scores = ColumnDetector.step_scores  # one step for all terms
 
     def _explain(self, batch: Outputs, top: int) -> dict[str, Any]:
         usual = {"usual": self.usual_} if len(self.usual_) else {}

@@ -19,7 +19,7 @@ from igeood.detectors.gaussians import IgeoodFeatures, Mahalanobis, OodFeatures
 from igeood.detectors.logits import IgeoodLogits
 from igeood.detectors.registry import register
 from igeood.errors import InputError
-from igeood.metrics import evaluate, tnr_at_tpr
+from igeood.metrics import Evaluation, evaluate
 from igeood.outputs import Outputs
 from igeood.summary import Needs, Summary
 
@@ -153,9 +153,9 @@ class Weighted(ColumnDetector):
         self.__dict__ = shown.__dict__
         return WeightSearch(strengths[best], *rates[best, 1:].tolist())
 
-    def _judge(self, inside: Table, outside: Table, tpr: float) -> float:
+    def _judge(self, rates: Evaluation) -> float:
         """By what strengths are chosen."""
-        return tnr_at_tpr(inside, outside, tpr)
+        return rates.tnr_at_tpr
 
     def _rates(
         self, tables: list[Table], learn: Rows, judge: Rows, tpr: float, strengths: Iterable[float]
@@ -166,9 +166,8 @@ class Weighted(ColumnDetector):
         rates = []
         for strength in strengths:
             weights = regress(known, foreign, strength)
-            scores = (inside @ weights, outside @ weights)
-            rate = evaluate(*scores, tpr)
-            rates.append((self._judge(*scores, tpr), rate.tnr_at_tpr, rate.auroc))
+            rate = evaluate(inside @ weights, outside @ weights, tpr)
+            rates.append((self._judge(rate), rate.tnr_at_tpr, rate.auroc))
         return rates
 
     def _shown(self, pair: tuple[Outputs, Outputs], fixed: list[Tensor], rows: Rows) -> tuple[Self, list[Table]]:
@@ -233,11 +232,9 @@ def _folds(kinds: Iterable[Sized], seed: int) -> list[tuple[Rows, ...]]:
 
     Sets of one size are split alike: a sample and the attack made from it are never on two sides.
     """
-    sides = []
-    for kind in kinds:
-        order = np.random.RandomState(seed).permutation(len(kind))  # as scikit-learn's KFold, which is slow to import
-        parts = [np.sort(part) for part in np.array_split(order, FOLDS)]
-        sides.append([(np.setdiff1d(order, part), part) for part in parts])
+    from sklearn.model_selection import KFold  # noqa: PLC0415 (slow to import)
+
+    sides = [KFold(FOLDS, shuffle=True, random_state=seed).split(range(len(kind))) for kind in kinds]
     return [tuple(zip(*fold, strict=True)) for fold in zip(*sides, strict=True)]
 
 

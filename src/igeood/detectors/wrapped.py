@@ -123,16 +123,13 @@ def _method(owner: Any, *names: str) -> Any:
 
 def _chosen(owner: Any, verb: str, reads: str) -> Any:
     """The method that fits or predicts; where `predict_features` takes logits, `fit_features` does too."""
-    names = [f"{verb}_{reads}"]
-    if reads == "logits" and _features_are_logits(owner):
-        names.append(f"{verb}_features")
-    if verb == "predict":
-        names += ["score_samples", "decision_function"]  # scikit-learn's own predict is a verdict
-    return _method(owner, *names, verb)
+    named = "features" if reads == "logits" and _features_are_logits(owner) else reads
+    scores = ("score_samples", "decision_function") if verb == "predict" else ()  # scikit-learn's predict is a verdict
+    return _method(owner, f"{verb}_{reads}", f"{verb}_{named}", *scores, verb)
 
 
 def _features_are_logits(owner: Any) -> bool:
-    """Whether `predict_features` is there, and its argument is called `logits`."""
+    """Whether `predict_features` is there, and its argument is called `logits`, as in older pytorch-ood."""
     by_features = _method(owner, "predict_features")
     return by_features is not None and "logits" in inspect.signature(by_features).parameters
 

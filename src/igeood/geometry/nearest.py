@@ -33,7 +33,6 @@ from igeood.geometry.precision import by_rows, chunk_rows, row_chunks, wide
 _EPS = 1.01 * 2.0**-24  # the hundredth is for the rounding of the bound itself
 _TOLERANCE = 0.02  # of the bound in one channel, times √k: sums of different classes are about √k apart
 _NODES = (3, 4, 5, 6, 8, 10, 12, 16, 20)
-KEPT = 64 << 20  # bytes of tables that are kept between calls
 SMALL = 1 << 17  # so many asinh in float64 cost less than the interpolation's calls
 
 
@@ -46,7 +45,7 @@ class Prepared(NamedTuple):
     order: Tensor  # (k,) the plan's order of the channels
     offsets: Tensor  # (k, C) scaled means about the centre, in that order
     blocks: list[tuple[int, int, int]]  # channels first:last, in that order, with n nodes; n = 0: no interpolation
-    tables: dict[int, tuple[Tensor, Tensor]]  # `basis` of each block by its first channel, once it is known
+    tables: list[tuple[Tensor, Tensor] | None]  # `basis` of each block, where there is interpolation
 
 
 def prepare(means: Tensor, scale: Tensor) -> Prepared:
@@ -55,7 +54,9 @@ def prepare(means: Tensor, scale: Tensor) -> Prepared:
         centre = (means.amin(dim=0) + means.amax(dim=0)) / 2
         offsets = ((means - centre) * scale).T.contiguous()  # (k, C)
         order, blocks = _plan(offsets)
-    return Prepared(means, scale, centre, order, offsets[order], blocks, {})
+        offsets = offsets[order]
+        tables = [basis(offsets[first:last], n) if n else None for first, last, n in blocks]
+    return Prepared(means, scale, centre, order, offsets, blocks, tables)
 
 
 def nearest(x: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor]:
@@ -136,8 +137,9 @@ def nodes(n: int) -> list[float]:
     return [math.cos((2 * i + 1) * math.pi / (2 * n)) for i in range(n)]
 
 
-def basis(offsets: Tensor, reach: Tensor, n: int) -> tuple[Tensor, Tensor]:
+def basis(offsets: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """Lagrange's basis at the offsets (b, C), without the first: (n-1, b, C), and the interpolation's error, (C,)."""
+    reach = offsets.abs().amax(dim=1)
     xi = offsets / reach.clamp(min=torch.finfo(reach.dtype).tiny)[:, None]
     apart = torch.stack([xi - node for node in nodes(n)])  # (n, b, C)
     error = steepest(n) * (apart.prod(dim=0).abs_().T @ reach**n)
@@ -149,21 +151,6 @@ def basis(offsets: Tensor, reach: Tensor, n: int) -> tuple[Tensor, Tensor]:
     return table.float(), error
 
 
-def _table(prepared: Prepared, first: int, last: int, n: int, rows: int) -> tuple[Tensor, Tensor] | None:
-    """The block's `basis`, kept for the next call where all blocks' are small; None where the rows are too few for it.
-
-    To make it takes about as long as the values of n²/3 rows, each for itself.
-    """
-    offsets, known = prepared.offsets, prepared.tables.get(first)
-    if known is None and n:
-        is_kept = 4 * offsets.shape[1] * sum((e - s) * max(0, m - 1) for s, e, m in prepared.blocks) <= KEPT
-        if not is_kept and 3 * rows < n * n:
-            return None
-        known = basis(offsets[first:last], offsets[first:last].abs().amax(dim=1), n)
-        prepared.tables.update({first: known} if is_kept else {})
-    return known
-
-
 def _approximate(x: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor]:
     """Sums over channels (N, C), up to a term for each row, and how far off each class's may be (C,)."""
     offsets, blocks = prepared.offsets, prepared.blocks
@@ -173,8 +160,8 @@ def _approximate(x: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor]:
     growth = (1.0 + torch.asinh(far + reach)).square() - 1.0 + reach  # (k,), what a value's rounding is a multiple of
     bound = 2.0**-50 * growth.sum().repeat(offsets.shape[1])  # float64's own rounding: it decides where it can
     additions = sum(max(1, n - 1) for _, _, n in blocks) + 4
-    for first, last, n in blocks:
-        here, roundings, known = slice(first, last), last - first + additions, _table(prepared, first, last, n, len(x))
+    for (first, last, n), known in zip(blocks, prepared.tables, strict=True):
+        here, roundings = slice(first, last), last - first + additions
         if known is None:
             bound += _EPS * (5 + roundings) * growth[here].sum()
             points = offsets[here].T.float().contiguous()  # (C, b)

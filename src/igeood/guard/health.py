@@ -81,10 +81,8 @@ def of_fit(detector: Detector, summary: Summary, scores: Tensor) -> Iterator[Fin
         contents = len(np.unique(row_keys(rows.logits, *rows.features.values())))
         # a network that is sure of all its rows ties their scores, but not that of an answer that is not sure
         unsure = [rows[:1].replace(logits=torch.zeros_like(rows.logits[:1]))] * (contents > len(rows) / 2)
-        tied = list(
-            of_scores(torch.cat([scores, *(_scores(detector, row) for row in unsure)]), contents, 1, "training")
-        )
-        yield from tied or _of_shuffled(detector, rows, scores)
+        every = torch.cat([scores, *(_scores(detector, row) for row in unsure)])
+        yield from [*of_scores(every, contents, 1, "training")] or _of_shuffled(detector, rows, scores)
 
 
 def training_scores(detector: Detector, summary: Summary | None) -> Tensor:
@@ -255,11 +253,9 @@ def of_kinds(fitted_on: Known, tuned_on: Known, identified: bool) -> Iterator[Fi
 def of_calibration(scores: Tensor, trained: Tensor, trained_on: Shared | None) -> Iterator[Finding]:
     """What calibration samples show beside training samples."""
     if trained_on is not None:
-        problem = (
-            f"id_data: {trained_on.with_('training samples')}; classifiers are surer of those, so nothing is promised"
-        )
-        cure = "calibrate on samples kept apart"
-        yield _warning("trained-on", problem, cure + f", {NAMED}" * (trained_on.chance is not None))
+        problem = f"id_data: {trained_on.with_('training samples')}"
+        cure = "calibrate on samples kept apart" + f", {NAMED}" * (trained_on.chance is not None)
+        yield _warning("trained-on", f"{problem}; classifiers are surer of those, so nothing is promised", cure)
     if len(trained):
         from scipy.stats import ks_2samp  # noqa: PLC0415 (slow to import)
 

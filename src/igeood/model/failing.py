@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, default_convert
 
 from igeood.errors import IgeoodError, is_of_disk
 from igeood.outputs import Refused
@@ -74,7 +74,7 @@ def tolerant(source: Any) -> Any:
     if not is_of_samples or isinstance(source.dataset, IterableDataset):
         return source
     loader = copy.copy(source)
-    changes = {"dataset": _Samples(source.dataset), "collate_fn": _Collate(source.collate_fn), "_iterator": None}
+    changes = {"dataset": _Batches(source.dataset, source.collate_fn), "collate_fn": default_convert, "_iterator": None}
     vars(loader).update(changes)  # a loader does not let them be set
     return loader
 
@@ -87,16 +87,14 @@ class Collated:
     failed: Refused
 
 
-@dataclass(frozen=True)
-class _Failure:
-    reason: str
+class _Batches:
+    """A data set of `Collated` batches, in which the first good sample stands in for those that failed.
 
+    All else is the data set's own.
+    """
 
-class _Samples:
-    """A data set that gives a `_Failure` in place of an exception; all else is the data set's own."""
-
-    def __init__(self, dataset: Any) -> None:
-        vars(self)["dataset"] = dataset
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
+        vars(self).update(dataset=dataset, collate=collate)
 
     def __getattr__(self, name: str) -> Any:
         if name == "dataset":  # while it is unpickled
@@ -109,29 +107,22 @@ class _Samples:
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self.dataset, name, value)
 
-    def __getitem__(self, index: Any) -> Any:
-        try:
-            return self.dataset[index]
-        except Exception as error:  # noqa: BLE001 (a data set may raise anything)
-            check_of_sample(error)
-            return _Failure(_line(error))
+    def __getitems__(self, indices: list[Any]) -> Collated:
+        """A batch: its samples at once, if the data set can do that and none fails; else one at a time."""
+        failed: Refused = {}
 
-    def __getitems__(self, indices: list[Any]) -> list[Any]:
-        """Several samples at once, if the data set can do that and none fails."""
+        def sample(row: int, index: Any) -> Any:
+            try:
+                return self.dataset[index]
+            except Exception as error:  # noqa: BLE001 (a data set may raise anything)
+                check_of_sample(error)
+                failed[row] = _line(error)
+
         try:
-            return list(self.dataset.__getitems__(indices))
+            samples = list(self.dataset.__getitems__(indices))
         except Exception:  # noqa: BLE001
-            return [self[index] for index in indices]
-
-
-@dataclass(frozen=True)
-class _Collate:
-    """A loader's own way to make a batch; the first good sample stands in for those that failed."""
-
-    collate: Callable[[list[Any]], Any]
-
-    def __call__(self, samples: list[Any]) -> Collated:
-        failed = {row: one.reason for row, one in enumerate(samples) if isinstance(one, _Failure)}
-        good = next((one for one in samples if not isinstance(one, _Failure)), None)
-        standing = [good if row in failed else one for row, one in enumerate(samples)]
-        return Collated(None if len(failed) == len(samples) else self.collate(standing), failed)
+            samples = [sample(row, index) for row, index in enumerate(indices)]
+        good = next((row for row in range(len(samples)) if row not in failed), None)
+        if good is None:
+            return Collated(None, failed)
+        return Collated(self.collate([samples[good if row in failed else row] for row in range(len(samples))]), failed)
