@@ -3,8 +3,9 @@
 from igeood.guard.build import black_box, grey_box, white_box
 from igeood.guard.explain import Explanation
 from igeood.guard.file import load
-from igeood.guard.guard import Guard, summarise
+from igeood.guard.guard import Guard
 from igeood.guard.health import Finding
+from igeood.guard.learning import summarise
 from igeood.guard.verdict import Judgement, Verdict
 
 __all__ = [

@@ -3,7 +3,7 @@
 import copy
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any, Literal, TypeVar
 
@@ -18,24 +18,26 @@ from igeood.errors import InputError, NotReadyError
 from igeood.guard import health
 from igeood.guard.explain import Explanation, explain
 from igeood.guard.health import STEPS, Finding
-from igeood.guard.inputs import ArrayInputs, ModelInputs, is_numpy
+from igeood.guard.inputs import ArrayInputs, ModelInputs, OnError, check_lost, collector, is_numpy
 from igeood.guard.known import Known
+from igeood.guard.learning import learn
 from igeood.guard.names import class_names
+from igeood.guard.ranks import Group, Ranks
 from igeood.guard.tuning import Progress, Search, Tuning, Validation, tune_detector, tune_on_id
 from igeood.guard.verdict import Verdict
-from igeood.model.batches import CHUNK, is_batch
+from igeood.model.batches import CHUNK, is_batch, sampled_places
 from igeood.model.failing import LostError
 from igeood.model.reader import random_state_kept
 from igeood.model.step import check_epsilon
-from igeood.outputs import NO_KEYS, Array, Keys, Outputs, Refused, as_kind, recut, returned_blocks
+from igeood.outputs import NO_KEYS, Array, Keys, Outputs, Refused, as_kind
 from igeood.summary import BUDGET, Summary
 
 log = logging.getLogger("igeood")
 
 T = TypeVar("T")
 Access = Literal["black box", "grey box", "white box"]
-OnError = Literal["raise", "refuse"]
 
+_NOTHING = torch.empty(0, dtype=torch.float64), torch.empty(0, dtype=torch.int64), NO_KEYS  # judged of no sample
 EPSILONS = tuple(round(0.0002 * i, 4) for i in range(21))  # the paper's 21 sizes of the input step
 
 
@@ -109,7 +111,7 @@ class Guard:
 
     def fit(
         self, data: Any, labels: Any = None, *, ids: Any = None, classes: Sequence[str] | None = None,
-        budget: int = BUDGET,
+        budget: int = BUDGET, group: Group = None,
     ) -> "Guard":  # fmt: skip
         """Learn the classes from training samples; an earlier tuning and calibration are undone.
 
@@ -128,21 +130,23 @@ class Guard:
             Face model's `config.id2label`, if they are as many as the columns of logits.
         budget : int
             Bytes of training rows to keep; above it, a sample of each class is kept.
+        group : ProcessGroup or False, optional
+            Where `torch.distributed` is initialised, each rank gives its own shard (of which a `DistributedSampler`'s
+            repeated samples are left out) or its summary, and all get the same guard to the bit. By default the ranks
+            of the default group; False is for a process that works alone.
         """
         params, epsilon = self._first
-        fresh = type(self.detector)(**params)
-        is_summary = isinstance(data, Summary)
-        data = self.inputs.named(data, ids, "data")
-        inputs, summary = (self._follow(data), data) if is_summary else self._summarise(data, labels, budget)
-        fresh.learn(summary)
-        for note in (*fresh.notes_, *_sample_notes(summary)):
-            log.warning(note)
-        inputs.epsilon = epsilon
-        names = class_names(classes, fresh.n_classes_, data, inputs.bare, self)
+        fresh, ranks = type(self.detector)(**params), Ranks(group)
+        inputs, summary = learn(self.inputs, fresh, ranks, (data, labels, ids), budget)
+        inputs.epsilon, names = epsilon, None
+        with ranks.agreed():
+            names = class_names(classes, fresh.n_classes_, summary, inputs.bare, self)
+        names = tuple(ranks.first(names) or ()) or None
         self.detector, self.inputs, self.summary, self.classes = fresh, inputs, summary, names
         self.tuning = self.calibration = None
         self.fitted_on, self._tuned_on = Known.of_summary(summary), self._first_tuned_on
         self._score_training_sample()
+        self._training_scores = next(ranks.each(self._training_scores))
         return self._report("fit", health.of_fit(fresh, summary, self._training_scores))
 
     def _score_training_sample(self) -> None:
@@ -159,48 +163,6 @@ class Guard:
         other._findings = {}
         return other
 
-    def _summarise(self, data: Any, labels: Any, budget: int) -> tuple[ArrayInputs | ModelInputs, Summary]:
-        """Inputs that are prepared for the training samples, and the samples' summary."""
-        inputs, needs = copy.copy(self.inputs), self.detector.needs
-        before = inputs.weights()
-        summary = Summary(needs, budget=budget, model=before)
-
-        def outputs() -> Iterator[Outputs]:
-            for number, batch in enumerate(filter(len, inputs.batches(data, "data", labels))):
-                with inputs.at("data", number):
-                    if number == 0:
-                        inputs.prepare(batch, needs)
-                        summary.head = inputs.head if needs.head else None
-                    read = inputs.outputs(batch, labels=True, keys=True)
-                    if number == 0:
-                        summary.glimpse = read.only(()).detached()[: health.ROWS]
-                    yield self.detector.read(read)
-
-        with random_state_kept(), torch.inference_mode(False):
-            for block in recut(outputs()):
-                summary.add(block)
-        summary.about = {"probabilities": self.detector.probabilities, "layouts": dict(inputs.layouts)}
-        names = class_names(None, summary.n_classes, data, inputs.bare) if summary.rows else None
-        summary.about |= {} if names is None else {"classes": list(names)}
-        inputs.settle(before)
-        return inputs, summary
-
-    def _follow(self, summary: Summary) -> ArrayInputs | ModelInputs:
-        """Inputs that read the layers that the method needs of those that a summary has."""
-        inputs, needs = copy.copy(self.inputs), self.detector.needs
-        weights, blocks = inputs.weights(), needs.blocks(summary.widths)
-        if weights not in (None, summary.model):
-            problem = f"was made with model {summary.model}, this guard's is {weights}"
-            raise InputError(f"summary: {problem}; make it with that")
-        mine = needs.blocks([*needs.named(inputs.layers), *returned_blocks(needs.returns)])
-        if inputs.wanted != "auto" and mine != blocks:
-            raise InputError(f"summary: has layers {blocks}, this guard reads {inputs.layers}; make it with this guard")
-        if summary.about.get("probabilities", self.detector.probabilities) != self.detector.probabilities:
-            raise InputError("summary: probabilities differ: make it and this guard with the same probabilities=")
-        inputs.read(blocks, summary.about.get("layouts"), needs.statistic)
-        inputs.settle()
-        return inputs
-
     def tune(  # noqa: PLR0913 (each is one of the user's choices)
         self, id_data: Any, ood: Any = None, *, share: float = 0.5, tpr: float = 0.95, search: Search = "sweep",
         epsilons: Sequence[float] | None = None, attack: float = 0.05, seed: int = 0,
@@ -210,6 +172,7 @@ class Guard:
 
         Where everything that was tried is worse than before, the guard stays as it was; `guard.tuning` has both rates.
         A white box that is tuned on adversarial samples keeps its temperature: they are made to fool the output.
+        Under `torch.distributed` it works alone: give every rank the same samples, and each gets the same result.
 
         Parameters
         ----------
@@ -289,7 +252,7 @@ class Guard:
 
     def calibrate(
         self, id_data: Any, tpr: float = 0.95, *, guarantee: Guarantee = "marginal", confidence: float = 0.95,
-        ids: Any = None, distinct: bool = False,
+        ids: Any = None, distinct: bool = False, group: Group = None,
     ) -> "Guard":  # fmt: skip
         """Set the threshold from in-distribution samples kept apart; those that `tune` used are left out.
 
@@ -303,22 +266,29 @@ class Guard:
             (N,) as in `fit`.
         distinct : bool
             Declares that neither training nor `tune` has seen these samples, however equal: none is left out.
+        group : ProcessGroup or False, optional
+            As in `fit`: the threshold is of all ranks' samples together.
         """
-        self._check_fitted("calibrate")
-        needed = needed_samples(tpr, guarantee, confidence)
-        self.inputs.check_weights(strict=True)
-        given, identified = self.inputs.named(id_data, ids, "id_data"), list[bool]()
-        scores, _, keys = self._judge(given, "id_data", identified=identified)
-        fresh = (Known() if distinct else self._tuned_on).unused(keys, all(identified))
+        ranks, (scores, _, keys), identified = Ranks(group), _NOTHING, list[bool]()
+        with ranks.agreed():
+            self._check_fitted("calibrate")
+            needed_samples(tpr, guarantee, confidence)  # raises for options that nothing can be promised with
+            self.inputs.check_weights(strict=True)
+            given = self.inputs.named(id_data, ids, "id_data")
+            scores, _, keys = self._judge(given, "id_data", identified=identified)
+        scores = ranks.joined(scores.cpu().double())
+        keys = ranks.joined(torch.from_numpy(keys.view(np.int64))).numpy().view(np.uint64)
+        is_identified = bool(ranks.joined(torch.tensor([all(identified)])).all())
+        fresh = (Known() if distinct else self._tuned_on).unused(keys, is_identified)
         kept, left_out = int(fresh.sum()), int((~fresh).sum())
-        if kept < needed:
+        if kept < (needed := needed_samples(tpr, guarantee, confidence)):
             used = f" ({left_out} more were used by tune)" if left_out else ""
             cure = f"at least {needed} are needed that neither training nor tune has used"
             raise InputError(f"id_data: {kept} samples{used} cannot promise tpr={tpr:g}; {cure}")
-        known = Known.of(keys[fresh.numpy()], all(identified))
+        known = Known.of(keys[fresh.numpy()], is_identified)
         trained_on = None if distinct else self.fitted_on.shared(known)
         seen = 0 if trained_on is None else trained_on.count
-        self.calibration = Calibration(scores.cpu()[fresh], tpr, guarantee, confidence, left_out, seen)
+        self.calibration = Calibration(scores[fresh], tpr, guarantee, confidence, left_out, seen)
         if left_out:
             log.warning("calibrate: left out %d of %d samples, which tune had used", left_out, len(keys))
         findings = [*health.of_calibration(self.calibration.scores, self._training_scores, trained_on)]
@@ -330,11 +300,26 @@ class Guard:
             findings += health.of_scores(self.calibration.scores, contents, n_classes, "calibration")
         return self._report("calibrate", [*findings, *copies])
 
-    def score(self, data: Any, *, on_error: OnError = "raise") -> Array:
-        """Scores (N,) of a tensor, a loader, or logits: higher is more out-of-distribution. Options as in `predict`."""
-        self._check_fitted("score")
-        self.inputs.check_weights(strict=False)
-        scores, _, _ = self._judge(data, refused=_collector(on_error))
+    def score(self, data: Any, *, on_error: OnError = "raise", group: Group = None) -> Array:
+        """Scores (N,) of a tensor, a loader, or logits: higher is more out-of-distribution.
+
+        Parameters
+        ----------
+        data, on_error
+            As in `predict`.
+        group : ProcessGroup or False, optional
+            As in `fit`: every rank gets the scores of all, rank after rank; of loaders that have a
+            `DistributedSampler` in the order of the data set.
+        """
+        ranks, (scores, _, _), places = Ranks(group), _NOTHING, torch.empty(0, dtype=torch.int64)
+        with ranks.agreed():
+            self._check_fitted("score")
+            self.inputs.check_weights(strict=False)
+            scores, _, _ = self._judge(data, refused=collector(on_error))
+            places = places if ranks.alone else sampled_places(data)[: len(scores)]
+        scores, places = ranks.joined(scores if ranks.alone else scores.double()), ranks.joined(places)
+        if len(places) == len(scores):
+            scores = scores[places.argsort(stable=True).to(scores.device)]
         return as_kind(scores, is_numpy(data))
 
     def predict(self, data: Any, *, on_error: OnError = "raise") -> Verdict:
@@ -349,7 +334,7 @@ class Guard:
             refused with the smallest p-value, and `Verdict.reason` says why. What concerns all samples is an error.
         """
         self._check_fitted("predict")
-        calibration, refused = self._calibrated("predict"), _collector(on_error)
+        calibration, refused = self._calibrated("predict"), collector(on_error)
         self.inputs.check_weights(strict=False)
         score, label, _ = self._judge(data, refused=refused)
         return Verdict.of(score, label, calibration, refused, self.classes, to_numpy=is_numpy(data))
@@ -386,8 +371,8 @@ class Guard:
                         results.append(take(clean, outputs, batch))
                 except LostError as lost:  # noqa: PERF203 (a batch is much work)
                     results.append(lost)
-                    _check_lost(results, name, refused, CHUNK)
-        _check_lost(results, name, refused, 2)
+                    check_lost(results, name, refused, CHUNK)
+        check_lost(results, name, refused, 2)
         return results
 
     def _judge(
@@ -399,12 +384,11 @@ class Guard:
             score = self.detector._score(self.detector._scorable(outputs))
             if identified is None:
                 return score, clean.logits.argmax(dim=1), NO_KEYS
-            identified.append(batch.identified)
+            identified.append(batch.identified or not len(batch))
             return score, clean.logits.argmax(dim=1), self.inputs.keys(batch)
 
         parts = self._each(data, name, judge, refused)
-        nothing = torch.empty(0, dtype=torch.float64), torch.empty(0, dtype=torch.int64)
-        some = next((part for part in parts if not isinstance(part, LostError)), nothing)
+        some = next((part for part in parts if not isinstance(part, LostError)), _NOTHING)
         whole = [(*(t.new_empty(len(p)) for t in some[:2]), NO_KEYS) if isinstance(p, LostError) else p for p in parts]
         scores, labels, keys = zip(*whole, strict=True)
         score, label = torch.cat(scores), torch.cat(labels)
@@ -435,40 +419,3 @@ class Guard:
         layers = f", layers={self.layers}" if self.layers else ""
         promise = self.calibration.promise if self.calibration else "not calibrated"
         return f"Guard({self.access}: {self.detector!r}{layers}{step}; {promise})"
-
-
-def summarise(guard: Guard, data: Any, labels: Any = None, *, budget: int = BUDGET) -> Summary:
-    """Sum up training samples for a guard, in one pass; summaries of shards add with ``+``, and `guard.fit` takes one.
-
-    Parameters
-    ----------
-    guard : Guard
-        Whose method and model it is for; it is not changed.
-    data, labels, budget
-        As in `Guard.fit`.
-    """
-    return guard._summarise(data, labels, budget)[1]
-
-
-def _collector(on_error: OnError) -> Refused | None:
-    """What notes bad samples, or None where they are errors."""
-    if on_error not in ("raise", "refuse"):
-        raise InputError.unknown("on_error", on_error, ["raise", "refuse"])
-    return {} if on_error == "refuse" else None
-
-
-def _check_lost(results: Sequence[Any], name: str, refused: Refused | None, least: int) -> None:
-    """Raise if no batch could be read, of `least` samples or more: then the fault is not a sample's."""
-    lost = [batch for batch in results if isinstance(batch, LostError)]
-    if refused and len(lost) == len(results) and sum(map(len, lost)) >= least:
-        problem = f"none of {sum(map(len, lost))} samples can be read; the first: {next(iter(refused.values()))}"
-        raise InputError(f"{name}: {problem}; fix that") from lost[0].__cause__
-
-
-def _sample_notes(summary: Summary) -> Iterator[str]:
-    """How many rows of each class were kept, where not all were."""
-    for kind, sample in summary.samples.items():
-        kept = sample.kept
-        if sample.quota < int(sample.totals.max()):
-            rows = f"{kept.min()} to {kept.max()} of {sample.totals.min()} to {sample.totals.max()} rows of a class"
-            yield f"fit: the budget of {summary.budget / 2**20:.3g} MiB keeps {rows}, with {kind}"

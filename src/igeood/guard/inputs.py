@@ -4,15 +4,16 @@ import copy
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from igeood.detectors import Detector
 from igeood.detectors.base import warn_of_probabilities
 from igeood.errors import IgeoodWarning, InputError
-from igeood.model.batches import Batch, at_batch, batches
+from igeood.model.batches import Batch, NoRowsError, at_batch, batches, unpadded
 from igeood.model.failing import LostError, surviving
 from igeood.model.fingerprint import Versions, fingerprint
 from igeood.model.layers import Layers
@@ -20,6 +21,8 @@ from igeood.model.reader import Reader, choose_layers
 from igeood.model.step import Attack, Channels, check_channels, check_epsilon, check_steppable, fgsm, stepped
 from igeood.outputs import HEAD, INPUT, Keys, Outputs, Refused, recut, returned_blocks, take_over
 from igeood.summary import Needs
+
+OnError = Literal["raise", "refuse"]
 
 
 class Inputs:
@@ -155,7 +158,7 @@ def _blocks(source: Any, labels: Any, name: str, refused: Refused | None) -> Ite
     if labels is not None:
         raise InputError(f"labels: {name} come in blocks; give each block its own: (logits, labels)")
     block, first = None, 0
-    for item in source:
+    for item in unpadded(source, name):
         logits, classes = item if isinstance(item, (tuple, list)) and len(item) == 2 else (item, None)
         given: dict[str, Any] = {"labels": classes, "name": name, "first": first, "refused": refused}
         block = item if isinstance(item, Outputs) else Outputs(logits, **given)
@@ -164,7 +167,7 @@ def _blocks(source: Any, labels: Any, name: str, refused: Refused | None) -> Ite
         first += len(block)
         yield block
     if block is None:
-        raise InputError(f"{name}: empty: no block of logits; give a new source if it was a generator, read already")
+        raise NoRowsError(f"{name}: empty: no block of logits; give a new source if it was a generator, read already")
 
 
 def _numbered(block: Outputs, first: int | None, refused: Refused | None) -> Outputs:
@@ -206,7 +209,8 @@ class ModelInputs(Inputs):
     ) -> None:  # fmt: skip
         super().__init__(layers)
         check_epsilon(epsilon)
-        self.model: nn.Module = model
+        # as it is, it exchanges buffers in every pass, of which ranks may have unequal numbers
+        self.model: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
         self.epsilon = epsilon
         self.mean = None if mean is None else check_channels(mean, "mean")
         self.std = check_channels(std, "std", positive=True)
@@ -285,3 +289,18 @@ def is_numpy(data: Any) -> bool:
     if isinstance(data, (list, tuple)):
         return bool(data) and (isinstance(data[0], (int, float)) or is_numpy(data[0]))
     return data.numpy if isinstance(data, Outputs) else hasattr(data, "__array__") and not isinstance(data, Tensor)
+
+
+def collector(on_error: OnError) -> Refused | None:
+    """What notes bad samples, or None where they are errors."""
+    if on_error not in ("raise", "refuse"):
+        raise InputError.unknown("on_error", on_error, ["raise", "refuse"])
+    return {} if on_error == "refuse" else None
+
+
+def check_lost(results: Sequence[Any], name: str, refused: Refused | None, least: int) -> None:
+    """Raise if no batch could be read, of `least` samples or more: then the fault is not a sample's."""
+    lost = [batch for batch in results if isinstance(batch, LostError)]
+    if refused and len(lost) == len(results) and sum(map(len, lost)) >= least:
+        problem = f"none of {sum(map(len, lost))} samples can be read; the first: {next(iter(refused.values()))}"
+        raise InputError(f"{name}: {problem}; fix that") from lost[0].__cause__

@@ -1,10 +1,13 @@
 """What comes in, batch by batch: a loader's items, or one tensor, array, pair or mapping cut into pieces."""
 
+import copy
+import logging
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from operator import length_hint
 from typing import Any, ClassVar
 
@@ -12,13 +15,20 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
 
 from igeood.errors import IgeoodWarning, InputError, UnsuitedError
 from igeood.model.failing import Collated, LostError, tolerant
 from igeood.outputs import Keys, Refused, row_keys, take_over, without
 
+log = logging.getLogger("igeood")
+
 CHUNK = 256  # samples of a bare tensor that go through the model at a time
 LABELS = ("labels", "label")
+
+
+class NoRowsError(InputError):
+    """A source of batches that has none."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +109,7 @@ def batches(source: Any, name: str = "x", refused: Refused | None = None) -> Ite
     if not isinstance(source, Iterable) or hasattr(source, "column_names"):  # as Hugging Face's data sets have
         cure = "wrap a data set: DataLoader(dataset, batch_size=64)"
         raise InputError(f"{name}: expected a batch or a loader of them, got {type(source).__name__}; {cure}")
+    source = unpadded(source, name)
     number, first = -1, 0
     for number, item in enumerate(source if refused is None else tolerant(source)):
         with at_batch(name, number):
@@ -106,10 +117,53 @@ def batches(source: Any, name: str = "x", refused: Refused | None = None) -> Ite
         first += len(batch)
         yield batch
     if number < 0:
-        raise InputError(f"{name}: empty: no batch in the loader; give a new one if it was a generator, read already")
+        raise NoRowsError(f"{name}: empty: no batch in the loader; give a new one if it was a generator, read already")
     if isinstance(source, DataLoader) and number + 1 < length_hint(source):  # a dataset's StopIteration ends it early
         problem = f"the loader ended after {number + 1} batches, too early"
         warnings.warn(f"{name}: {problem}; fix it", IgeoodWarning, stacklevel=2)
+
+
+@dataclass(frozen=True)
+class _Unpadded:
+    """The samples that a sampler gives this rank, without those that it repeats at the end."""
+
+    sampler: DistributedSampler[Any]
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(self.sampler, len(self))
+
+    def __len__(self) -> int:
+        return len(range(self.sampler.rank, len(self.sampler.dataset), self.sampler.num_replicas))  # type: ignore[arg-type]
+
+
+def _distributed_sampler(source: Any) -> DistributedSampler[Any] | None:
+    batch_sampler = source.batch_sampler if isinstance(source, DataLoader) else None
+    sampler = getattr(source if batch_sampler is None else batch_sampler, "sampler", None)
+    return sampler if isinstance(sampler, DistributedSampler) else None
+
+
+def unpadded(source: Any, name: str | None = None) -> Any:
+    """A loader like this one without the samples that its `DistributedSampler` repeats so that ranks get equally many.
+
+    With a name for the source, the first rank logs how many these are on all ranks.
+    """
+    sampler = _distributed_sampler(source)
+    repeated = 0 if sampler is None else sampler.total_size - len(sampler.dataset)  # type: ignore[arg-type]
+    if sampler is None or repeated <= 0:  # of drop_last
+        return source
+    if name is not None and sampler.rank == 0:
+        what = "%s: left out %d samples, which the DistributedSampler repeats so that %d ranks get equally many"
+        log.warning(what, name, repeated, sampler.num_replicas)
+    loader, batch_sampler = copy.copy(source), copy.copy(source.batch_sampler)
+    (loader if batch_sampler is None else batch_sampler).__dict__["sampler"] = _Unpadded(sampler)
+    vars(loader).update(batch_sampler=batch_sampler, _iterator=None)  # a loader does not let them be set
+    return loader
+
+
+def sampled_places(source: Any) -> Tensor:
+    """Places in the data set, (n,), of the samples of a loader with a `DistributedSampler`; (0,) for other sources."""
+    is_batched = _distributed_sampler(source) is not None and source.batch_sampler is not None
+    return torch.tensor([*chain.from_iterable(unpadded(source).batch_sampler)] if is_batched else [], dtype=torch.int64)
 
 
 def _survivors(item: Any, first: int, refused: Refused) -> Batch | LostError:

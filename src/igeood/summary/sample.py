@@ -102,7 +102,8 @@ class Sample:
         beside = np.stack([labels[starts], keys[starts], np.add.reduceat(counts, starts)])
         ranks = self._ranks(beside[0])
         last, kept = beside[:, ranks == limit - 1], ranks < limit
-        self._cutoff[last[0]] = last[1].view(np.uint64)
+        if int(self.totals.sum()) > self.capacity:  # while all rows fit, a class may still grow
+            self._cutoff[last[0]] = last[1].view(np.uint64)
         rows, beside = order[starts[kept]], beside[:, kept]
         is_kept = np.zeros(self._size, dtype=bool)
         is_kept[rows] = True
