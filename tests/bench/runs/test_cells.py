@@ -216,24 +216,6 @@ def test_broken_off_at_any_write(world, network, plan, whole, tmp_path, monkeypa
     assert results.cells.records == Results(tmp_path).cells.records == wanted
 
 
-def test_a_full_disk_keeps_finished_work(tmp_path, monkeypatch):
-    lines = Lines(tmp_path / "a.jsonl")
-    lines.append({"a": 1})
-    with (tmp_path / "a.jsonl").open("a") as file:
-        file.write('{"half')
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        lines.append({"b": 2})
-    monkeypatch.undo()
-    assert lines.records == [{"a": 1}]
-    Lines(tmp_path / "a.jsonl").append({"c": 3})
-    assert Lines(tmp_path / "a.jsonl").records[-1] == {"c": 3}
-
-
 def test_a_set_is_not_measured_under_another_name(world, network, plan, tmp_path):
     blue = world / "blue"
     same = plan(ood=(f"folder:{blue}/",), validation=(f"folder:{world}/red/../blue",), **QUICK)
