@@ -112,7 +112,7 @@ def work(folder, program, *words):
 
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 server = socket.socket(socket.AF_UNIX)
-server.bind(sys.argv[1])
+server.bind(chr(0) + sys.argv[1])  # Linux: a name, no file
 server.listen()
 print("ready", flush=True)
 while True:
@@ -138,7 +138,7 @@ while True:
 CLIENT = """#!{} -SE
 import json, os, socket, sys
 server = socket.socket(socket.AF_UNIX)
-server.connect("{}")
+server.connect(chr(0) + "{}")
 words = [os.getcwd(), os.path.basename(sys.argv[0]), *sys.argv[1:]]
 socket.send_fds(server, [json.dumps(words).encode()], [0, 1, 2])
 sys.exit(server.recv(1)[0])
@@ -148,10 +148,11 @@ sys.exit(server.recv(1)[0])
 @pytest.fixture
 def programs(tmp_path):
     """A folder with `igeood` and `python`: a process that has imported torch once forks for each call of them."""
+    address = f"igeood-{os.getpid()}"
     for name in ("igeood", "python"):
-        (tmp_path / name).write_text(CLIENT.format(sys.executable, tmp_path / "socket"))
+        (tmp_path / name).write_text(CLIENT.format(sys.executable, address))
         (tmp_path / name).chmod(0o755)
-    with subprocess.Popen([sys.executable, "-c", SERVER, tmp_path / "socket"], stdout=subprocess.PIPE) as server:
+    with subprocess.Popen([sys.executable, "-c", SERVER, address], stdout=subprocess.PIPE) as server:
         assert server.stdout.readline()
         yield tmp_path
         server.kill()
