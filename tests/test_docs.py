@@ -95,11 +95,74 @@ def plain(text):
     return sorted(re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.3g}", text).splitlines())
 
 
-@pytest.mark.skipif(not Path("/bin/sh").exists(), reason="needs a shell")
-def test_the_commands_of_the_page_print_what_it_shows(tmp_path):
+SERVER = """
+import json, os, runpy, signal, socket, sys, traceback
+import pyarrow.csv, pyarrow.parquet, sklearn.datasets, sklearn.linear_model, sklearn.model_selection
+import igeood.bench.inputs, igeood.cli, igeood.guard, igeood.tables
+
+def work(folder, program, *words):
+    os.chdir(folder)
+    sys.path[0], sys.argv = "", [program, *words]
+    if program == "igeood":
+        igeood.cli.main.main([*words], prog_name=program)
+    elif words[0] == "-c":
+        exec(words[1], {})
+    else:
+        runpy.run_path(words[0], run_name="__main__")
+
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+server = socket.socket(socket.AF_UNIX)
+server.bind(chr(0) + sys.argv[1])  # Linux: a name, no file
+server.listen()
+print("ready", flush=True)
+while True:
+    client, _ = server.accept()
+    message, streams, *_ = socket.recv_fds(client, 1 << 16, 3)
+    if os.fork():
+        for stream in streams:
+            os.close(stream)
+        continue
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+    code = 0
+    try:
+        work(*json.loads(message))
+    except SystemExit as end:
+        code = end.code or 0
+    except Exception:
+        code = traceback.print_exc() or 1
+    sys.stdout.flush()
+    client.send(bytes([code]))
+    os._exit(0)
+"""
+CLIENT = """#!{} -SE
+import json, os, socket, sys
+server = socket.socket(socket.AF_UNIX)
+server.connect(chr(0) + "{}")
+words = [os.getcwd(), os.path.basename(sys.argv[0]), *sys.argv[1:]]
+socket.send_fds(server, [json.dumps(words).encode()], [0, 1, 2])
+sys.exit(server.recv(1)[0])
+"""
+
+
+@pytest.fixture
+def programs(tmp_path):
+    """A folder with `igeood` and `python`: a process that has imported torch once forks for each call of them."""
+    address = f"igeood-{os.getpid()}"
+    for name in ("igeood", "python"):
+        (tmp_path / name).write_text(CLIENT.format(sys.executable, address))
+        (tmp_path / name).chmod(0o755)
+    with subprocess.Popen([sys.executable, "-c", SERVER, address], stdout=subprocess.PIPE) as server:
+        assert server.stdout.readline()
+        yield tmp_path
+        server.kill()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has torch")
+def test_the_commands_of_the_page_print_what_it_shows(programs, tmp_path_factory):
     blocks = re.findall(r"```sh\n(.*?)```\n(?:\n```\n(.*?)```)?", text_of(ROOT / "docs" / "command-line.md"), re.DOTALL)
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+    options = {"cwd": tmp_path_factory.mktemp("page"), "env": environment, "capture_output": True, "text": True}
     assert blocks
     for commands, shown in blocks:
         done = subprocess.run(["/bin/sh", "-ec", f"exec 2>&1\n{commands}"], check=False, **options)

@@ -65,16 +65,16 @@ def test_igeood_plus_is_ahead_of_mahalanobis(results):
 
 def test_fgsm_leaves_about_14_percent(network):
     guard = igeood.white_box(network.model, mean=network.mean, std=network.std, layers=["conv1"])
-    parts = map(as_batch, network.batches(datasets.load("cifar-10", split="test", limit=60), 20))
-    attacks = [guard.inputs.attacked(part, guard.detector, 0.05, (0.0,))[1] for part in parts]
-    assert [attack.linf for attack in attacks] == pytest.approx([0.25] * 3, abs=0.01)
-    assert 0.07 < np.mean([attack.accuracy for attack in attacks]) < 0.22
+    [part] = map(as_batch, network.batches(datasets.load("cifar-10", split="test", limit=60), 60))
+    attack = guard.inputs.attacked(part, guard.detector, 0.05, (0.0,))[1]
+    assert attack.linf == pytest.approx(0.25, abs=0.01)
+    assert 0.07 < attack.accuracy < 0.22
 
 
 def test_feature_maps_tell_aliased_images_and_letters(network):
     """With 2,000 training rows Gram refuses 98% of aliased images; with few its ranges are narrow, but it ranks."""
-    parts = {"train": datasets.load("cifar-10", split="train")[:150], "test": datasets.load("cifar-10", limit=50)}
-    parts |= {name: datasets.load(name, limit=50) for name in ("tiny-imagenet-nearest", "chars74k")}
+    parts = {"train": datasets.load("cifar-10", split="train")[:80], "test": datasets.load("cifar-10", limit=30)}
+    parts |= {name: datasets.load(name, limit=30) for name in ("tiny-imagenet-nearest", "chars74k")}
     for method, ood in (("gram", "tiny-imagenet-nearest"), ("batch-norm", "chars74k")):
         guard = igeood.white_box(network.model, method=method).fit(network.batches(parts["train"], 25))
         inside, outside = (guard.score(network.batches(parts[part], 25)) for part in ("test", ood))

@@ -94,10 +94,11 @@ def _watch(folder, fault):
 def _hurry(url):
     """Search coarsely, keep outputs in small files, and fetch from this machine: what is tested is how work stops."""
     from igeood.bench.datasets import DATASETS, Download  # noqa: PLC0415
-    from igeood.bench.runs import cells, observing  # noqa: PLC0415
+    from igeood.bench.runs import observing  # noqa: PLC0415
+    from igeood.detectors.weighted import Weighted  # noqa: PLC0415
     from igeood.guard import tuning  # noqa: PLC0415
 
-    observing.SHARD, tuning.SWEEP_POINTS, tuning.REFINEMENTS, cells.EPSILONS = 40, 4, 0, (0.0, 0.001)
+    observing.SHARD, tuning.SWEEP_POINTS, tuning.REFINEMENTS, Weighted.strengths = 40, 4, 0, (1.0,)
     layouts = {split: ((f"cifar-10-batches-bin/{split}.bin",),) for split in ("train", "test")}
     changes = {"counts": {"train": 60, "test": 60}, "layouts": layouts, "downloads": (Download(url),)}
     DATASETS["cifar-10"] = replace(DATASETS["cifar-10"], **changes)

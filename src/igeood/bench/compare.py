@@ -3,8 +3,8 @@
 import copy
 import logging
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -172,8 +172,22 @@ class _Group:
         """Fit the methods; unless strict, those that find what they need."""
         for summary in self.summaries:
             summary.head = self.inputs.head
-        fitted = {name: _learn(name, one, self.summaries, is_strict) for name, one in self.detectors.items()}
-        self.detectors = {name: detector for name, detector in fitted.items() if detector is not None}
+        fitted: dict[str, Detector] = {}
+        for name, one in self.detectors.items():
+            with _left_out([name], is_strict):
+                fitted[name] = copy.copy(one).learn(_covering(self.summaries, one))
+        self.detectors = fitted
+
+
+@contextmanager
+def _left_out(methods: Iterable[str], is_strict: bool) -> Iterator[None]:
+    """Unless strict, a message in place of the error where the classifier lacks what methods need."""
+    try:
+        yield
+    except UnsuitedError as error:
+        if is_strict:
+            raise
+        log.warning("compare: %s is left out: %s", ", ".join(methods), error)
 
 
 def _fit(
@@ -192,8 +206,10 @@ def _fit(
     for name, detector in detectors.items():
         layers = detector.needs.layers if detector.needs.layers in ("convolutions", "norms") else ""
         kinds.setdefault((layers, detector.needs.statistic), {})[name] = detector
-    found = [_group(kinds[kind], make_inputs(), first, budget, is_strict) for kind in sorted(kinds)]  # "" is the first
-    groups = [group for group in found if group is not None]
+    groups: list[_Group] = []
+    for kind in sorted(kinds):  # "" is the first
+        with _left_out(kinds[kind], is_strict):
+            groups.append(_group(kinds[kind], make_inputs(), first, budget))
     for number, batch in enumerate(chain([first], batches)):
         for group in groups:
             group.add(batch, number)
@@ -202,34 +218,15 @@ def _fit(
     return groups
 
 
-def _group(
-    detectors: dict[str, Detector], inputs: ArrayInputs | ModelInputs, first: Any, budget: int, is_strict: bool
-) -> _Group | None:
-    """Methods with inputs that read what they need; unless strict, None where the model does not have it."""
+def _group(detectors: dict[str, Detector], inputs: ArrayInputs | ModelInputs, first: Any, budget: int) -> _Group:
+    """Methods with inputs that read what they need."""
     wanted = joined(detector.needs for detector in detectors.values())
     (read,) = joined(
         Needs(one.layers, one.statistic, head=one.head, inputs=one.inputs, returns=one.returns) for one in wanted
     )
-    try:
-        inputs.prepare(first, read)  # by all of them together
-        inputs.outputs(first)
-    except UnsuitedError as error:
-        if is_strict:
-            raise
-        log.warning("compare: %s is left out: %s", ", ".join(detectors), error)
-        return None
+    inputs.prepare(first, read)  # by all of them together
+    inputs.outputs(first)
     return _Group(inputs, detectors, [Summary(needs, budget=budget, model=inputs.weights()) for needs in wanted])
-
-
-def _learn(name: str, detector: Detector, summaries: list[Summary], is_strict: bool) -> Detector | None:
-    """The detector, fitted; unless strict, None where the classifier lacks what it needs."""
-    try:
-        return copy.copy(detector).learn(_covering(summaries, detector))
-    except UnsuitedError as error:
-        if is_strict:
-            raise
-        log.warning("compare: %s is left out: %s", name, error)
-        return None
 
 
 def _covering(summaries: list[Summary], detector: Detector) -> Summary:

@@ -86,8 +86,7 @@ def test_narrow_figures_keep_their_letters_inside(name):
     assert drawn.y1 <= figure.get_figheight()
 
 
-@pytest.mark.parametrize("suffix", [".png", ".svg"])
-@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize(("name", "suffix"), [("scores", ".png"), ("layers", ".svg")])
 def test_files_are_the_same_bytes_each_time_without_pyplot(name, tmp_path, monkeypatch, suffix):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     figure = WIDE[name]()

@@ -2,7 +2,6 @@
 
 from collections import Counter, defaultdict
 from dataclasses import asdict
-from importlib import resources
 from statistics import fmean
 
 import pytest
@@ -126,34 +125,6 @@ def test_cells_that_are_printed_twice_agree():
         assert len(cells) == count
         for one in cells:
             assert one.value == pytest.approx(twins[(*_place(one), one.ood)], abs=0.201)
-
-
-READ = """
-tab:black_box_avg,black-box,resnet-34,cifar-10,isun,average,energy,tnr,56.3,13
-tab:white_box_avg,white-box,densenet-bc-100,cifar-10,own,average,igeood+,tnr,92.6,14
-tab:time_analysis,,densenet-bc-100,cifar-100,,,igeood-logits,centroid_seconds,11,
-tab:model_accuracy,,resnet-34,cifar-100,,,,accuracy,77.11,
-tab:adversarial_table,,resnet-34,svhn,,,,linf,0.25,
-tab:kl,black-box,densenet-bc-100,svhn,isun,textures,igeood-logits-min,tnr,57.4,
-tab:best_hyperparameters,grey-box,resnet-34,cifar-100,isun,,igeood-logits,epsilon,0.0024,
-tab:robust,black-box,densenet-bc-100,cifar-10,average,average,igeood-logits,tnr,68.0,3.7
-tab:seed_model_error,black-box,densenet-bc-100,cifar-10,isun,places365,msp,tnr,9.30,1.5
-tab:grey_box_avg,grey-box,densenet-bc-100,cifar-100,isun,average,igeood-logits,auroc,78.2,8.2
-tab:other_comparisons,white-box,resnet-34,svhn,own,cifar-10,residual-flow,tnr,99.4,
-tab:other_comparisons_adv,white-box-fgsm,densenet-bc-100,cifar-100,fgsm,svhn,residual-flow,tnr,48.9,
-tab:black_box_extended,black-box,densenet-bc-100,svhn,isun,chars74k,odin,auroc,52.2,
-tab:grey_box_extended,grey-box,densenet-bc-100,svhn,isun,tiny-imagenet,odin,aupr,97.9,
-tab:wb_ood_extended,white-box,densenet-bc-100,cifar-100,own,places365,mahalanobis,tnr,5.9,
-tab:wb_adv_extended,white-box-fgsm,resnet-34,cifar-10,fgsm,places365,igeood,aupr,24.4,
-fig:hist_maha_fr,white-box,densenet-bc-100,cifar-10,own,svhn,mahalanobis,weight:3,-0.13,
-sec:covariance,,densenet-bc-100,cifar-10,,,,condition_full:4,3.5e21,
-"""
-
-
-def test_values_read_from_the_page():
-    text = resources.files("igeood.bench.paper").joinpath("reported.csv").read_text(encoding="utf-8").splitlines()
-    assert set(READ.split()) < set(text)
-    assert len(text) == 1 + sum(COUNTS.values()) == 1 + len(load())
 
 
 def test_find_uses_every_filter():

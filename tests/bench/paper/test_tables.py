@@ -279,13 +279,12 @@ def test_minimum_and_sum_over_classes_from_kept_outputs(whole):
             assert row[1 + 2 * i + j] == f"{100 * tnr:.1f}"
 
 
-def test_layers_conditions_are_beside_the_papers_and_older_records_say_nothing(results):
+def test_layers_conditions_are_beside_the_papers(results):
     checks = {"condition_full": None, "condition_infinity": 9e10, "condition_diagonal": math.inf, "dominant": 0.25}
     layers = [["conv", 24], ["block", 108], ["c", 1], ["d", 1], ["e", 1], ["fc.h", 10]]
     line = {**DENSENET, **NETWORK, "weights": "w0", "file": "a.pt", "layers": layers}
-    old = {"condition_full": 1.0, "condition_diagonal": 1.0, "dominance": 0.1, "shapiro_w": 0.9, "dead": 0}
     new = {**checks, "shapiro_w": 0.98, "dead": 3}
-    results.networks.append({**line, "diagnostics": {"conv": new, "block": old, "fc.h": new}})
+    results.networks.append({**line, "diagnostics": {"conv": new, "fc.h": new}})
     [table] = covariance(Averages(results))
     conditions = ["singular", "9e+10 (2.8e+10)", "singular (1e+03)"]
     assert table.rows[0][1:] == ["conv", "24", "0.980", "25%", MISSING, *conditions, "3"]

@@ -15,7 +15,7 @@ from PIL import Image
 
 from igeood import black_box
 from igeood.bench.report import make
-from igeood.bench.report.drawing import Artist, picture
+from igeood.bench.report.drawing import picture
 from igeood.bench.report.evidence import Evidence
 from igeood.bench.report.standings import standings
 from igeood.bench.runs import Results
@@ -68,7 +68,7 @@ def html(full):
 def evidence(full):
     ours = Averages(full)
     key = ours.classifiers()[0]
-    return Evidence(ours, key, standings(ours, key), Artist(), 9)
+    return Evidence(ours, key, standings(ours, key), 9)
 
 
 def test_everything_is_there(full, html):

@@ -1,12 +1,7 @@
 """The benchmark: every cell once, tuned as a guard is, from what was kept; the same after any interruption."""
 
-import json
 import random
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 from dataclasses import asdict, replace
 
@@ -25,7 +20,6 @@ from igeood.files import only_one, read_record, write_record
 from igeood.metrics import evaluate
 from igeood.summary import Needs
 
-QUICKEST = {"settings": ("black-box",), "methods": ("msp", "energy")}
 QUICK = {"settings": ("black-box", "white-box"), "methods": ("energy", "igeood")}
 
 
@@ -190,7 +184,7 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("seed", [pytest.param(i, marks=[pytest.mark.slow] * (i > 1)) for i in range(20)])
+@pytest.mark.parametrize("seed", [pytest.param(i, marks=[pytest.mark.slow] * (i > 0)) for i in range(20)])
 def test_broken_off_at_any_write(world, network, plan, whole, tmp_path, monkeypatch, seed):
     """Twenty runs, each broken off at random writes until it is through: the same file as the unbroken run."""
     shutil.copytree(whole.folder / "outputs", tmp_path / "outputs")
@@ -220,59 +214,6 @@ def test_broken_off_at_any_write(world, network, plan, whole, tmp_path, monkeypa
             pass
     wanted = [c for c in whole.cells.records if is_quick(c)]
     assert results.cells.records == Results(tmp_path).cells.records == wanted
-
-
-SCRIPT = """
-import json, sys
-from igeood.bench.runs import Plan, load_network, run
-root, out, plan = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-run([load_network(f"{root}/net.safetensors")], Plan(**plan), out, root=root)
-"""
-
-
-@pytest.mark.parametrize(
-    ("times", "changes"), [(2, QUICKEST), pytest.param(20, {}, marks=pytest.mark.slow)], ids=["twice", "twenty times"]
-)
-def test_killed_and_resumed(world, plan, tmp_path, times, changes):
-    """Killed after a random number of new results, then left to its end: the file of an unbroken run."""
-    results, draw, killed = tmp_path / "out" / "results.jsonl", random.Random(1), []
-    command = [sys.executable, "-c", SCRIPT, world, tmp_path / "out", json.dumps(asdict(plan(**changes)))]
-    subprocess.run(command, check=True)
-    wanted = results.read_bytes()
-    shutil.rmtree(tmp_path / "out")
-
-    def count():
-        return results.read_bytes().count(b"\n") if results.exists() else 0
-
-    for _ in range(times):
-        goal = count() + draw.randint(0, 2)
-        process = subprocess.Popen(command)
-        while process.poll() is None and count() < goal:
-            time.sleep(0.01)
-        time.sleep(draw.uniform(0.0, 4.0) if goal == count() == 0 else draw.uniform(0.0, 0.2))
-        process.send_signal(signal.SIGKILL)
-        killed += [count()] if process.wait() == -signal.SIGKILL else []  # else it has ended by itself
-    subprocess.run(command, check=True)
-    assert len(killed) == times
-    assert results.read_bytes() == wanted
-
-
-def test_a_full_disk_keeps_finished_work(tmp_path, monkeypatch):
-    lines = Lines(tmp_path / "a.jsonl")
-    lines.append({"a": 1})
-    with (tmp_path / "a.jsonl").open("a") as file:
-        file.write('{"half')
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        lines.append({"b": 2})
-    monkeypatch.undo()
-    assert lines.records == [{"a": 1}]
-    Lines(tmp_path / "a.jsonl").append({"c": 3})
-    assert Lines(tmp_path / "a.jsonl").records[-1] == {"c": 3}
 
 
 def test_a_set_is_not_measured_under_another_name(world, network, plan, tmp_path):

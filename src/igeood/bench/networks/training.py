@@ -210,10 +210,9 @@ class Run:
     def load(self, path: Path) -> None:
         """Continue from a checkpoint."""
         record, tensors = read_record(path, "checkpoint")
-        record = {"head": "linear", **record}  # of those before 0.2
         for key, value in self.record.items():
-            if record[key] != value:
-                there = f"the checkpoint {path} was made with another {key} ({record[key]}, not {value})"
+            if record.get(key) != value:
+                there = f"the checkpoint {path} was made with another {key} ({record.get(key)}, not {value})"
                 raise InputError(f"out: {there}; give the same settings to go on, or delete it to start anew")
         self.model.load_state_dict({place[1:]: value for place, value in tensors.items() if place.startswith("|")})
         for place, value in tensors.items():

@@ -76,7 +76,6 @@ def covariance(ours: Averages) -> list[Table]:
         layers = [(layer, width) for layer, width in line["layers"] if not layer.startswith(HEAD)]
         for place, (layer, width) in enumerate(layers, start=1):
             checks = line["diagnostics"].get(layer, {})
-            checks = checks if "dominant" in checks else {}  # older ones have another W
             theirs = [reported.number(label=label, metric=f"{c}:{place}", **key.paper) for c in conditions.values()]
             if checks or any(theirs):
                 known = {name: checks[name] for name in shares if checks.get(name) is not None}

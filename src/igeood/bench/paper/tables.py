@@ -65,12 +65,7 @@ def averages(ours: Averages, setting: str, label: str) -> Table:
     over = ", ".join(map(title, one_each(ours.ood(setting)))) or "none"
     note = f"Ours: mean ± deviation over OOD sets ({over}); in parentheses the paper's, over its own sets."
     cells = [cell for cell in ours.of(setting) if cell["method"] in methods]
-    notes = [
-        note,
-        *_how(ours, setting, cells),
-        *_copies(ours.ood(setting)),
-        *needed(key for key in keys if not key.weights),
-    ]
+    notes = [note, *_how(ours, setting, cells), *_copies(ours.ood(setting)), *needed(k for k in keys if not k.weights)]
     return Table(label, f"{setting}: averages", [NETWORK, "sets", *columns], rows, notes)
 
 
@@ -150,10 +145,10 @@ def _printed_rows(methods: Sequence[str], metrics: Sequence[str], /, **paper: st
     """What the paper alone has of a classifier: a row for each OOD set, all metrics in one cell."""
     key, rows = Key(paper["network"], paper["in_distribution"]), []
     for ood in dict.fromkeys(r.ood for r in reported.find(**paper)):
-        row = [str(key), title(ood)]
+        row, printed = [str(key), title(ood)], {(r.method, r.metric): r for r in reported.find(**paper, ood=ood)}
         for method in methods:
-            numbers = [reported.number(**paper, ood=ood, method=method, metric=metric) for metric in metrics]
-            texts = [pair(number, None, tenths) for number in numbers if number]
+            numbers = [printed[method, metric] for metric in metrics if (method, metric) in printed]
+            texts = [pair((number.value, number.spread), None, tenths) for number in numbers]
             row.append(f"{MISSING} ({' / '.join(texts)})" if texts else MISSING)
         rows.append(row)
     return rows

@@ -31,10 +31,10 @@ def timing(ours: Averages, networks: Sequence[Network]) -> list[Table]:
     """Seconds of the network, the centroids and the scores; the network's own only if it was given."""
     seconds = {key: _seconds_of(ours, key, networks) for key in ours.classifiers()}
     note = f"On this machine's CPU: one image at a time, the median of {CALLS} calls; centroids, of {RUNS} runs. The "
+    note += f"training set's logits are timed on a batch of 100 images, for {TRAIN:,} as in the paper; centroids are "
     note += (
-        f"training set's logits are timed on a batch of 100 images, for {TRAIN:,} as in the paper; centroids are of "
+        "of the training images of the results. The paper's are on one GPU. Ours need `--results`, with kept outputs, "
     )
-    note += "the training images of the results. The paper's are on one GPU. Ours need `--results`, with kept outputs, "
     note += "and `--network`."
 
     def cell(metric: str, method: str, key: Key) -> str:

@@ -4,6 +4,7 @@ import base64
 import io
 import re
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from markupsafe import Markup, escape
@@ -16,22 +17,16 @@ THEMED = {"#000000": "currentColor", "#0072b2": "var(--blue)", "#882255": "var(-
 Drawing = tuple[Markup, str]  # an SVG, which has its own text for those who don't see it; and the caption below
 
 
-class Artist:
-    """Draws the figures of one page: no two use the same identifier."""
-
-    drawn = 0
-
-    def draw(self, figure: Figure, alt: str, caption: str) -> Drawing:
-        """A figure as SVG inside HTML."""
-        self.drawn += 1
-        text = render(figure, "svg", letters=True).decode()
-        text = re.sub(r"<!--.*?-->|<(metadata|style)\b.*?</\1>", "", text[text.index("<svg ") :], flags=re.DOTALL)
-        text = re.sub(r">\s*\n\s*<", "><", text)
-        text = re.sub(r'="[^"<>]*"', lambda value: _tidy(value[0]), text)
-        text = re.sub(r'( id="|url\(#|href="#)', rf"\g<1>f{self.drawn}-", text)
-        label = f' role="img" aria-label="{escape(alt)}">'
-        text = re.sub(r'<svg [^>]*?(viewBox="[^"]+")[^>]*>', lambda tag: f"<svg {tag[1]}{label}", text, count=1)
-        return Markup(text), caption  # noqa: S704 (matplotlib escapes what it is given)
+def draw(figure: Figure, alt: str, caption: str) -> Drawing:
+    """A figure as SVG inside HTML; no two that differ have the same identifiers."""
+    text = render(figure, "svg", letters=True).decode()
+    text = re.sub(r"<!--.*?-->|<(metadata|style)\b.*?</\1>", "", text[text.index("<svg ") :], flags=re.DOTALL)
+    text = re.sub(r">\s*\n\s*<", "><", text)
+    text = re.sub(r'="[^"<>]*"', lambda value: _tidy(value[0]), text)
+    text = re.sub(r'( id="|url\(#|href="#)', rf"\g<1>f{crc32((alt + text).encode()):x}-", text)
+    label = f' role="img" aria-label="{escape(alt)}">'
+    text = re.sub(r'<svg [^>]*?(viewBox="[^"]+")[^>]*>', lambda tag: f"<svg {tag[1]}{label}", text, count=1)
+    return Markup(text), caption  # noqa: S704 (matplotlib escapes what it is given)
 
 
 def _tidy(value: str) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 from igeood.bench.figures import curves
 from igeood.bench.figures.drawing import NARROW, OOD_LABEL, look_of
 from igeood.bench.figures.histograms import HistogramPanel, score_histograms
-from igeood.bench.report.drawing import Artist, Drawing, picture
+from igeood.bench.report.drawing import Drawing, draw, picture
 from igeood.bench.report.standings import Row, Standings
 from igeood.bench.runs.averages import Averages, Key, Scores, title
 
@@ -28,14 +28,12 @@ class Evidence:
         Which network.
     standing : Standings
         How its methods stand.
-    artist : Artist
-        Who draws.
     most : int
         Of so many OOD sets at most, the hardest ones.
     """
 
-    def __init__(self, ours: Averages, key: Key, standing: Standings, artist: Artist, most: int) -> None:
-        self.ours, self.key, self.standing, self.artist = ours, key, standing, artist
+    def __init__(self, ours: Averages, key: Key, standing: Standings, most: int) -> None:
+        self.ours, self.key, self.standing = ours, key, standing
         tnr = standing.shown.figures["tnr"]
         hardest = sorted(tnr, key=lambda ood: tnr[ood])[:most]
         self.drawn = [ood for ood in tnr if ood in hardest]
@@ -65,7 +63,7 @@ class Evidence:
                 f"and refuses {refused:.1f}% of {len(foreign):,} foreign ones."
             )
             figure = score_histograms([HistogramPanel("", known, {OOD_LABEL: foreign}, at)], NARROW)
-            yield self.artist.draw(figure, alt, f"{title(ood)}: {refused:.1f}% refused")
+            yield draw(figure, alt, f"{title(ood)}: {refused:.1f}% refused")
 
     def threshold_curves(self) -> Iterator[Drawing]:
         """ROC and precision–recall on each OOD set, of the best of each family."""
@@ -76,7 +74,7 @@ class Evidence:
             for kind, metric in (("ROC", "auroc"), ("precision–recall", "aupr")):
                 areas = ", ".join(f"{row.name} {100 * scores.cell[metric]:.1f}%" for row, scores in rows)
                 alt = f"{kind} curves on {title(ood)}. {metric.upper()}: {areas}."
-                yield self.artist.draw(curves.threshold_curves(kind, pairs), alt, f"{title(ood)}: {kind}")
+                yield draw(curves.threshold_curves(kind, pairs), alt, f"{title(ood)}: {kind}")
 
     def tuning(self) -> Iterator[Drawing]:
         """TNR on the validation images against temperature, and against the input step."""
@@ -89,7 +87,7 @@ class Evidence:
                 )
                 figure = curves.tuning_curves([("", parameter, methods)], NARROW)
                 alt = f"TNR on the validation images against the {names[parameter]}. Chosen: {chosen}."
-                yield self.artist.draw(figure, alt, f"{names[parameter].capitalize()}; the choice is marked")
+                yield draw(figure, alt, f"{names[parameter].capitalize()}; the choice is marked")
 
     def white_row(self) -> Row | None:
         """The best white-box row, IGEOOD's if there is one: its contributions are drawn."""
@@ -102,7 +100,7 @@ class Evidence:
             means = [scores.arrays[f"{side}_parts"].mean(axis=0) for side in ("id", "ood")]
             each = ", ".join(f"{name} {a:.2g} and {b:.2g}" for name, a, b in zip(scores.columns, *means, strict=True))
             alt = f"Mean contributions to the score, in-distribution and {title(ood)}: {each}."
-            yield self.artist.draw(curves.contributions(scores.columns, *means), alt, title(ood))
+            yield draw(curves.contributions(scores.columns, *means), alt, title(ood))
 
     def pictures(self, count: int) -> dict[str, dict[str, list[Thumbnail]]]:
         """Images of extreme scores of the shown method, by set and side: in-distribution, then each OOD set."""

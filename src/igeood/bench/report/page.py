@@ -14,7 +14,6 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from igeood.bench.figures.drawing import look_of
-from igeood.bench.report.drawing import Artist
 from igeood.bench.report.evidence import Evidence
 from igeood.bench.report.standings import ACCESS, Standings, standings
 from igeood.bench.runs.averages import METRICS, Averages, Key, title
@@ -62,8 +61,7 @@ def make(results: Results, *, made_on: date, guard: Path | None = None, validati
     measured = [(key, line, standing) for key, line in pairs if (standing := standings(ours, key)) is not None]
     if not measured:
         raise InputError(f"results: nothing was measured in {results.folder}; `igeood bench --out {results.folder}`")
-    beside, artist = results.folder / GUARD, Artist()
-    sections = [_section(ours, *each, artist, len(measured)) for each in measured]
+    beside, sections = results.folder / GUARD, [_section(ours, *each, len(measured)) for each in measured]
     again = ["igeood", "report", str(results.folder), *([] if validation is None else ["--validation", validation])]
     html = _render(
         sections=sections,
@@ -76,9 +74,9 @@ def make(results: Results, *, made_on: date, guard: Path | None = None, validati
     return Report(html, {section["name"]: section["verdict"] for section in sections})
 
 
-def _section(ours: Averages, key: Key, line: Record, standing: Standings, artist: Artist, of: int) -> dict[str, Any]:
+def _section(ours: Averages, key: Key, line: Record, standing: Standings, of: int) -> dict[str, Any]:
     """Everything about one network, as the template calls it."""
-    evidence = Evidence(ours, key, standing, artist, max(1, DRAWN // of))
+    evidence = Evidence(ours, key, standing, max(1, DRAWN // of))
     white, count = evidence.white_row(), max(1, min(8, THUMBNAILS // (2 * of * (len(evidence.drawn) + 1))))
     return {
         "name": str(key),

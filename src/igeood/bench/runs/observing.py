@@ -53,13 +53,9 @@ class Observer:
         size, generator = (network.size, network.size), torch.Generator().manual_seed(0)
         self._sample = as_batch(torch.rand(3, 3, *size, generator=generator))
         self._layers = cache(lambda kind: choose_layers(network.model, self._sample, kind, head=kind == "all"))
-        self._returned = cache(self._find_returned)
+        # blocks of those tensors that the network returns by name
+        self._returned = cache(lambda names: list(Reader(network.model, returns=names)(self._sample).features))
         self._memory: dict[tuple[str, ...], Outputs] = {}
-
-    def _find_returned(self, names: tuple[str, ...]) -> list[str]:
-        """Blocks of those tensors that the network returns by name."""
-        with torch.no_grad():
-            return list(Reader(self.network.model, returns=names)(self._sample).features)
 
     def _inputs(self, needs: Needs) -> tuple[str, ModelInputs]:
         """What reads all that the needs ask for, and its name; most methods read the block ends' means."""
