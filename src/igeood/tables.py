@@ -69,8 +69,10 @@ class LogitsFile:
         kinds = {name: [shape[name][1] for shape in shapes if shape[name][1]] for name in self._columns}
         types = {name: np.result_type(*found) if found else np.float32 for name, found in kinds.items()}
         self._types = {name: kind if np.issubdtype(kind, np.floating) else np.float64 for name, kind in types.items()}
+        if not any(kinds.values()):  # no row shows how wide a list is
+            self._widths = {name: width or 2 for name, width in self._widths.items()}
         if self._widths[logits] < 2:
-            problem = "has one value in each row" if self._widths[logits] else "has no row"
+            problem = "has one value in each row" if self._widths[logits] else "has no value in its first rows"
             cure = "write all logits of a sample, as a list or in columns of a pattern such as 'logit_*'"
             raise InputError(f"{self._parts[0].path}: {logits}: {problem}; {cure}")
         self._id_types = {part.schema.field(self._id).type for part in self._parts} if self._id else set()

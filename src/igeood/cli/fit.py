@@ -115,7 +115,7 @@ def about(total: "Summary") -> dict[str, Any]:
     """What a summary has, for the result."""
     kept = {kind: len(sample) for kind, sample in total.samples.items()}
     shape = {"classes": total.n_classes, "layers": list(total.widths)} if total.rows else {}
-    return {"samples": total.rows, **shape, "kept": kept}
+    return {"samples": total.rows, **shape, "kept": kept or None}
 
 
 def write(guard: "Guard", total: "Summary", out: str, as_json: bool) -> None:
