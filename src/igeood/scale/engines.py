@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from importlib.util import find_spec
 from threading import Thread
 from typing import Any, Protocol
 
@@ -20,7 +21,7 @@ from igeood.terminal import Progress
 
 Work = Callable[..., Any]  # of a module, so that a worker can import it
 TRIES = 10  # for one unit whose workers die
-REACH, ANSWER = 4, 24  # seconds for a cluster's address, and for the cluster
+REACH, ANSWER = 4, 20  # seconds for an address, and for a cluster that is there
 DIED = f"its worker died {TRIES} times, perhaps out of memory; make the file smaller, or run fewer --workers"
 _SPAWN = multiprocessing.get_context("spawn")
 
@@ -158,17 +159,18 @@ class Ray:
     """A Ray cluster: the one at an address, or a local one for the time of the run."""
 
     def __init__(self, address: str | None = None, workers: int | None = None) -> None:
+        if find_spec("ray") is None:
+            raise MissingExtraError('engine: needs Ray; pip install "igeood[ray]"')
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        try:
-            import ray  # noqa: PLC0415 (an extra)
-        except ImportError as error:
-            raise MissingExtraError('engine: needs Ray; pip install "igeood[ray]"') from error
-        self._ray: Any = ray
         self._given: dict[str, Any] = {"address": address or "local", "log_to_driver": False, "logging_level": "ERROR"}
         if address is None:
             self._given |= {"num_cpus": workers, "include_dashboard": False, "object_store_memory": 100 << 20}
         else:
-            _check_address(address, self._given)
+            _reach(address)
+            _check_cluster(self._given)
+        import ray  # noqa: PLC0415 (an extra)
+
+        self._ray: Any = ray
 
     def __enter__(self) -> "Ray":
         self._start()
@@ -210,23 +212,37 @@ class Ray:
             return None
 
 
-def _check_address(address: str, given: dict[str, Any]) -> None:
-    """Raise if no cluster answers there; Ray itself would try for ever, or abort the process that asks."""
+def _reach(address: str) -> None:
+    """Raise if nothing answers there to the first bytes of HTTP/2, which Ray speaks."""
     host, _, port = address.rpartition(":")
     if not (host and port.isdigit() and int(port) < 1 << 16):
         raise InputError(f"address: {address!r} is not HOST:PORT, such as 10.0.0.1:6379; give the cluster's")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), REACH).close()
-        reader, writer = _SPAWN.Pipe(duplex=False)
-        probe = _SPAWN.Process(target=_probe, args=(writer, given), daemon=True)
-        probe.start()
-        writer.close()
-        problem = reader.recv() if reader.poll(ANSWER) else f"no answer in {ANSWER} seconds"
-        probe.kill()
-    except (OSError, EOFError) as error:
-        problem = str(error) or "the connection broke off"
+        with socket.create_connection((host.strip("[]"), int(port)), REACH) as link:
+            link.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
+            problem = (
+                None if link.recv(1) in (b"\0", b"\x15") else "another service answers"
+            )  # settings; or TLS's alert
+    except OSError as error:
+        problem = str(error)
     if problem:
         raise InputError(f"address: no Ray cluster at {address} ({problem}); check it with `ray status`")
+
+
+def _check_cluster(given: dict[str, Any]) -> None:
+    """Raise if another process cannot connect: Ray itself would try for ever, or abort the process that asks."""
+    reader, writer = _SPAWN.Pipe(duplex=False)
+    probe = _SPAWN.Process(target=_probe, args=(writer, given), daemon=True)
+    probe.start()
+    writer.close()
+    try:
+        problem = reader.recv() if reader.poll(ANSWER) else f"no answer in {ANSWER} seconds"
+    except EOFError:
+        problem = "the connection broke off"
+    finally:
+        probe.kill()
+    if problem:
+        raise InputError(f"address: no Ray cluster at {given['address']} ({problem}); check it with `ray status`")
 
 
 def _probe(writer: Any, given: dict[str, Any]) -> None:
