@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -16,7 +16,7 @@ from typing import IO, Any
 import torch
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import load, save, save_file
 from torch import Tensor
 
 from igeood.errors import GuardFileError, InputError
@@ -87,10 +87,24 @@ def only_one(path: PathLike, what: str, *, patience: float = 0.0) -> Iterator[No
 
 def write_record(path: PathLike, record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Write a record (JSON values) and its tensors to one safetensors file."""
-    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    plain, about = _sealed(record, tensors)
+    with whole(path) as file:
+        save_file(plain, file.name, about)  # it makes no copy in memory
+
+
+def record_bytes(record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
+    """What `write_record` writes."""
+    return save(*_sealed(record, tensors))
+
+
+def _sealed(record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors that share no memory, and the file's metadata."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    places = [tensor.untyped_storage().data_ptr() for tensor in plain.values()]
+    shared = {place for place in places if places.count(place) > 1}
+    plain = {n: t.clone() if t.untyped_storage().data_ptr() in shared else t for n, t in plain.items()}
     full = {"schema": SCHEMA, "igeood": __version__, **record}
-    text = json.dumps({**full, "sha256": _digest(full, plain)}, sort_keys=True)
-    write_whole(path, save(plain, {"igeood": text}))
+    return plain, {"igeood": json.dumps({**full, "sha256": _digest(full, plain)}, sort_keys=True)}
 
 
 def record_head(path: PathLike) -> dict[str, Any]:
@@ -112,13 +126,34 @@ def read_record(path: PathLike, kind: str = "guard") -> tuple[dict[str, Any], di
     if not source.is_file():
         raise GuardFileError(f"path: there is no {kind} file {source}; check the path")
     source.open("rb").close()  # safetensors reports a file that may not be read as missing
-    try:
+
+    def parts() -> tuple[str, dict[str, Tensor]]:
         with torch.inference_mode(False), safe_open(source, framework="pt") as file:
             text = (file.metadata() or {}).get("igeood", "null")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            return text, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+
+    return _checked(parts, str(source), kind)
+
+
+def read_bytes(content: bytes, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read what `record_bytes` returned."""
+
+    def parts() -> tuple[str, dict[str, Tensor]]:
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        return header["__metadata__"]["igeood"], load(content)
+
+    return _checked(parts, f"this {kind}", kind)
+
+
+def _checked(
+    parts: Callable[[], tuple[str, dict[str, Tensor]]], source: str, kind: str
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The record and the tensors, once nothing in them has changed."""
+    try:
+        text, tensors = parts()
         record = json.loads(text)
         intact = json.dumps(record, sort_keys=True) == text  # a changed digit may stand for the same number
-    except (SafetensorError, ValueError, TypeError, OverflowError, RuntimeError) as error:
+    except (SafetensorError, KeyError, ValueError, TypeError, OverflowError, RuntimeError) as error:
         raise GuardFileError(f"path: {source} is damaged, or no {kind} file ({error!r}); fetch a whole copy") from None
     schema = record.get("schema") if isinstance(record, dict) else None
     if schema == 1:

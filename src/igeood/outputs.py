@@ -171,6 +171,11 @@ class Outputs:
         """C, the width of the logits."""
         return self.logits.shape[1]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of logits and features."""
+        return sum(value.nbytes for value in (self.logits, *self.features.values()))
+
     def like(self, result: Tensor) -> Array:
         """`result` in the kind that came in: NumPy for NumPy, the tensor itself for tensors."""
         return as_kind(result, self.numpy)

@@ -135,7 +135,7 @@ class Part:
         if self.kind == "npz":
             return np.load(raw, allow_pickle=False)
         if self.kind == "Parquet":
-            return pq.ParquetFile(raw, buffer_size=BUFFER)
+            return pq.ParquetFile(raw, buffer_size=BUFFER, pre_buffer=False)  # else it holds all that was read
         if self.kind == "CSV":
             convert = csv.ConvertOptions(include_columns=self.columns, column_types=self.types)
             lines = csv.ParseOptions(newlines_in_values=True)

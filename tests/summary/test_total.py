@@ -164,10 +164,28 @@ def test_save_and_load(rows, tmp_path):
         loaded.add(rows)
 
 
+def test_many_add_in_place_and_travel_as_bytes_even_without_a_row(rows):
+    parts = [Summary.of(rows[i::7], ALL, budget=2 * SMALL) for i in range(7)] + [Summary(ALL)]
+    parts[0].about, parts[7].about = {"classes": ["a", "b"]}, {"preparation": {"size": 8}}
+    total = Summary(ALL, budget=4 * SMALL)
+    for part in parts:
+        content = part.to_bytes()
+        total += Summary.from_bytes(content)
+        assert part.to_bytes() == content
+    assert_same(total, Summary.of(rows, ALL, budget=2 * SMALL))
+    again = Summary.from_bytes(total.to_bytes())
+    assert again.about == {"classes": ["a", "b"], "preparation": {"size": 8}}
+    other = Summary(ALL)
+    other.about = {"classes": ["b", "a"]}
+    with pytest.raises(InputError, match="summary: classes differ"):
+        total += other
+    for damaged in (content[:-1], b"", b"no summary at all"):
+        with pytest.raises(GuardFileError, match="is damaged, or no summary file"):
+            Summary.from_bytes(damaged)
+
+
 def test_files_that_are_no_summary(rows, tmp_path):
     path = tmp_path / "summary"
-    with pytest.raises(InputError, match="no training row"):
-        Summary(ALL).save(path)
     Summary.of(rows, ALL).save(path)
     record, tensors = read_record(path, "summary")
     for change in ({"needs": {"samples": []}}, {"n_classes": "ten"}):

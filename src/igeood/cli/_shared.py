@@ -1,6 +1,7 @@
 """What the commands on guards share: where models and samples come from, and which files may be replaced."""
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from glob import glob
@@ -17,13 +18,28 @@ if TYPE_CHECKING:
 
     from igeood.bench.inputs import Images
     from igeood.guard import Guard
+    from igeood.summary import Summary
     from igeood.tables import LogitsFile
 
 Options = dict[str, Any]
 out_option: Decorator = click.option("--out", type=FILE, help="Write the guard here, and leave GUARD as it is.")
 tpr_option: Decorator = click.option("--tpr", default=0.95, show_default=True, help="Share of ID samples to keep.")
-_MIB = click.IntRange(1, 2**20)
-budget_option: Decorator = click.option("--budget", default=256, show_default=True, type=_MIB, help="MiB to keep.")
+_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def _bytes(_: click.Context, __: click.Parameter, text: str) -> int:
+    """Bytes from text such as 512MB or 1.5GiB."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]?)(i?)b?", text.strip().lower())
+    if found is None:
+        raise click.BadParameter(f"expected a size such as 512MB, got {text!r}")
+    number, unit, binary = found.groups()
+    return int(float(number) * (1024 if binary else 1000) ** _UNITS[unit])
+
+
+_KEPT = "For the rows that are kept, such as 512MB; of more rows, a sample of each class."
+memory_option: Decorator = click.option(
+    "--memory", "budget", default="256MiB", show_default=True, callback=_bytes, help=_KEPT
+)
 _DISTINCT = "Samples of different files are different ones, however equal: compare nothing."
 distinct_option: Decorator = click.option("--distinct", is_flag=True, help=_DISTINCT)
 SHOWN = 20  # files that failed
@@ -34,8 +50,13 @@ _ENGINE = (
     ),
     click.option("--address", metavar="HOST:PORT", help="Of a Ray cluster, whose machines see the same paths."),
 )
-_OPTIONS = (
+_MODEL_OPTIONS = (
     force_option,
+    json_option,
+    click.option("--model", metavar="MODULE:NAME", help="A torch model, or what makes it; the module's code runs."),
+    click.option("--weights", type=click.Path(), help="The model's weights: .safetensors, or a state dict in .pt."),
+)
+_OPTIONS = (
     click.option(
         "--logits-column",
         default="logits",
@@ -44,26 +65,27 @@ _OPTIONS = (
     ),
     click.option("--label-column", help="Column of the true classes, if not `label` or `labels`."),
     click.option("--id-column", help="Column that identifies samples across files; by default `id`, if its ids can."),
-    click.option("--model", metavar="MODULE:NAME", help="A torch model, or what makes it; the module's code runs."),
-    click.option("--weights", type=click.Path(), help="The model's weights: .safetensors, or a state dict in .pt."),
+    *_MODEL_OPTIONS,
     click.option("--batch", default=100, show_default=True, type=click.IntRange(min=1), help="Images at a time."),
     root_option,
-    json_option,
 )
 
 
-def guard_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add `--force`, `--json`, and the options that say how samples are read."""
-    for option in reversed(_OPTIONS):
+def model_options(command: Callable[..., None], options: Sequence[Decorator] = _MODEL_OPTIONS) -> Callable[..., None]:
+    """Add `--force`, `--json`, and the options that name a model."""
+    for option in reversed(options):
         command = option(command)
     return command
+
+
+def guard_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add these, and the options that say how samples are read."""
+    return model_options(command, _OPTIONS)
 
 
 def engine_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that say where many files are done."""
-    for option in reversed(_ENGINE):
-        command = option(command)
-    return command
+    return model_options(command, _ENGINE)
 
 
 def load_model(options: Options) -> "nn.Module | None":
@@ -81,6 +103,32 @@ def load_model(options: Options) -> "nn.Module | None":
 
         load_weights(model, weights)
     return model
+
+
+def sum_of(names: Sequence[str], report: Progress) -> "Summary":
+    """The sum of summaries in files, folders or patterns of them; each is read, added and forgotten."""
+    from igeood.summary import Summary
+
+    paths = [path for name in names for path in _found(name)]
+    total = None
+    for done, path in enumerate(paths, 1):
+        part = Summary.load(path)
+        try:
+            total = part if total is None else total.__iadd__(part)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+        report("summaries", done, len(paths))
+    return total  # type: ignore[return-value]
+
+
+def _found(name: str) -> list[str]:
+    """The files that a name stands for: itself, or in order those of a folder or a pattern."""
+    if Path(name).is_file():
+        return [name]
+    paths = sorted(glob(f"{name}/*.safetensors" if Path(name).is_dir() else name, recursive=True))  # noqa: PTH207
+    if not paths:
+        raise InputError(f"{name}: no summary there; give files that `igeood fit --summary` wrote")
+    return paths
 
 
 def load_guard(path: str, options: Options) -> "Guard":

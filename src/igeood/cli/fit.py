@@ -1,56 +1,70 @@
 """`igeood fit`: a guard from training samples."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from igeood.cli._shared import Watched, budget_option, check_out, guard_options, health, load_model, open_samples
+from igeood.cli import _shared
+from igeood.cli._shared import Watched, check_out, health, load_model, open_samples
 from igeood.errors import InputError
-from igeood.terminal import FILE, method_option, progress_bars, show
+from igeood.terminal import FILE, Decorator, method_option, progress_bars, show
 
 if TYPE_CHECKING:
     from torch import nn
 
     from igeood.guard import Guard
+    from igeood.summary import Summary
 
 ACCESS = click.Choice(["black-box", "grey-box", "white-box"])
 BUILD = ("method", "temperature", "probabilities", "layers")
+_OPTIONS: tuple[Decorator, ...] = (
+    click.option("--method", metavar="METHOD", help="Such as energy; a wrong name lists them all."),
+    click.option("--access", type=ACCESS, help="What is used of the model; by default what the method needs."),
+    click.option("--temperature", type=float, help="Of the softmax; each method has its own default."),
+    click.option("--probabilities", is_flag=True, default=None, help="The data are probabilities, not logits."),
+    click.option("--layers", metavar="A,B,…", type=lambda text: text.split(","), help="By default those found."),
+    click.option("--classes", type=FILE, help="Names of the classes, one a line; by default the sub-folders'."),
+    method_option,
+)
+
+
+def build_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say which guard to make."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
 
 
 @click.command()
 @click.argument("train", metavar="TRAIN...", nargs=-1, required=True, type=click.Path())
-@click.option("--out", required=True, type=FILE, help="The guard's .safetensors file.")
-@click.option("--method", metavar="METHOD", help="Such as energy; a wrong name lists them all.")
-@click.option("--access", type=ACCESS, help="What is used of the model; by default what the method needs.")
-@click.option("--temperature", type=float, help="Of the softmax; each method has its own default.")
-@click.option("--probabilities", is_flag=True, default=None, help="The data are probabilities, not logits.")
-@click.option("--layers", metavar="A,B,…", type=lambda text: text.split(","), help="By default those found.")
+@click.option("--out", type=FILE, help="The guard's .safetensors file.")
+@click.option("--summary", type=FILE, help="Write what training rows add up to here; `igeood merge` adds several.")
 @click.option("--mean", help="Of the images' normalisation: one number, or one for each channel.")
 @click.option("--std", help="What the images are divided by after the mean: one, or one each.")
 @click.option("--size", type=click.IntRange(1, 4096), help="Pixels of each side that the model takes.")
-@click.option("--classes", type=FILE, help="Names of the classes, one a line; by default the sub-folders'.")
-@method_option
-@budget_option
-@guard_options
+@build_options
+@_shared.memory_option
+@_shared.guard_options
 def fit(
-    train: tuple[str, ...], out: str, access: str | None, mean: str | None, std: str | None, size: int | None,
-    budget: int, classes: str | None, force: bool, as_json: bool, options: dict[str, Any], **given: Any,
+    train: tuple[str, ...], out: str | None, summary: str | None, mean: str | None, std: str | None, size: int | None,
+    budget: int, force: bool, as_json: bool, **given: Any,
 ) -> None:  # fmt: skip
     """Learn a guard from TRAIN, and write it to a file.
 
     TRAIN is a logits file with labels (Parquet, npz, CSV or JSON lines), several of them, a folder, a pattern such as
     "parts/*.parquet", or - for standard input. With --model it is images: folder:PATH with a sub-folder for each
-    class, or a data set that `igeood data list` names. It is read once; above --budget, a sample of the rows is kept.
+    class, or a data set that `igeood data list` names. It is read once; above --memory, a sample of the rows is kept.
+
+    With --summary in place of --out, what one part of the training data adds up to is written: each machine sums up
+    its own part, and `igeood merge` makes a guard of them all.
 
     `igeood calibrate` comes next.
     """
-    from igeood.detectors import method_name
-
-    check_out(out, force, *train)
+    check_targets(out, summary, force, train)
     model = load_model(given)
-    guard = _build(model, access, {name: given[name] for name in BUILD if given[name] is not None})
-    guard = guard.with_options(**options) if options else guard
+    guard = build(model, given)
     if model is not None:
         from igeood.bench.inputs import prepare
 
@@ -58,12 +72,59 @@ def fit(
         click.echo(f"images: {guard.preparation}", err=True)
     elif mean or std or size:
         raise InputError("mean, std, size: say how images are prepared, logits files have none; leave them out")
-    names = None if classes is None else _lines(classes)
     source = open_samples(train, guard, given, training=True)
     with progress_bars() as report:
-        guard.fit(Watched(source, "fit", report), classes=names, budget=budget << 20).save(out)
+        total = sum_up(guard, Watched(source, "fit", report), given, budget)
+        if summary is not None:
+            total.save(summary)
+        if out is None:
+            show(as_json, {"summary": summary, **about(total)})
+        else:
+            write(guard, total, out, as_json)
+
+
+def check_targets(out: str | None, summary: str | None, force: bool, sources: Sequence[str]) -> None:
+    """Raise unless a guard's file or a summary's is named, and may be written."""
+    if out is None and summary is None:
+        raise click.UsageError("give --out for a guard, or --summary for a part of it")
+    for path, is_guard in ((out, True), (summary, False)):
+        if path is not None:
+            check_out(path, force, *sources, guard=is_guard)
+
+
+def sum_up(guard: "Guard", source: Watched, given: dict[str, Any], budget: int) -> "Summary":
+    """The summary of training samples, with the names of the classes and what images are prepared by."""
+    from igeood.guard import summarise
+
+    total = summarise(guard, source, budget=budget)
+    name_classes(total, given)
+    total.about |= {} if guard.preparation is None else {"preparation": guard.preparation}
+    return total
+
+
+def name_classes(total: "Summary", given: dict[str, Any]) -> None:
+    """Note the names in the file that --classes names."""
+    from igeood.guard.names import checked_names
+
+    if given["classes"] is not None:
+        names = _lines(given["classes"])
+        total.about["classes"] = list(checked_names(names, total.n_classes) if total.rows else names)
+
+
+def about(total: "Summary") -> dict[str, Any]:
+    """What a summary has, for the result."""
+    kept = {kind: len(sample) for kind, sample in total.samples.items()}
+    shape = {"classes": total.n_classes, "layers": list(total.widths)} if total.rows else {}
+    return {"samples": total.rows, **shape, "kept": kept}
+
+
+def write(guard: "Guard", total: "Summary", out: str, as_json: bool) -> None:
+    """Fit a guard, write it, and show what it is."""
+    from igeood.detectors import method_name
+
+    guard.fit(total).save(out)
     method, n_classes = method_name(guard.detector), guard.detector.n_classes_
-    record = {"out": out, "method": method, "classes": n_classes, "samples": source.rows, "layers": guard.layers}
+    record = {"out": out, "method": method, "classes": n_classes, "samples": total.rows, "layers": guard.layers}
     show(as_json, {**record, "accuracy": _accuracy(guard), **health(guard, as_json)})
 
 
@@ -75,13 +136,14 @@ def _lines(path: str) -> list[str]:
         raise InputError(f"classes: {path} is no UTF-8 text; write one name a line") from None
 
 
-def _build(model: "nn.Module | None", access: str | None, options: dict[str, Any]) -> "Guard":
+def build(model: "nn.Module | None", given: dict[str, Any]) -> "Guard":
     """The guard that the options describe."""
     from inspect import signature
 
     from igeood import guard
     from igeood.detectors import METHODS
 
+    access, options = given["access"], {name: given[name] for name in BUILD if given[name] is not None}
     if access is None:
         method = METHODS.get(options.get("method", ""))
         needs_layers = method.needs_layers if method else model is not None or "layers" in options
@@ -89,7 +151,8 @@ def _build(model: "nn.Module | None", access: str | None, options: dict[str, Any
     make = getattr(guard, access.replace("-", "_"))
     for name in options.keys() - signature(make).parameters:
         raise InputError(f"{name}: a {access} guard has no such option; leave it out, or choose another --access")
-    return make(model, **options)  # type: ignore[no-any-return]
+    made: Guard = make(model, **options)
+    return made.with_options(**given["options"]) if given["options"] else made
 
 
 def _accuracy(guard: "Guard") -> float | None:
@@ -98,5 +161,8 @@ def _accuracy(guard: "Guard") -> float | None:
     sample = next(iter(summary.samples.values()), None)
     if sample is None or len(summary.counts) == 1:
         return None
-    outputs, weights = sample.outputs()
-    return float(weights[outputs.logits.argmax(dim=1) == outputs.labels].sum() / weights.sum())
+    right = total = 0.0
+    for outputs, weights in sample.batches():
+        right += float(weights[outputs.logits.argmax(dim=1) == outputs.labels].sum())
+        total += float(weights.sum())
+    return right / total

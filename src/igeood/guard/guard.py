@@ -179,6 +179,9 @@ class Guard:
         with random_state_kept(), torch.inference_mode(False):
             for block in recut(outputs()):
                 summary.add(block)
+        summary.about = {"probabilities": self.detector.probabilities, "layouts": dict(inputs.layouts)}
+        names = class_names(None, summary.n_classes, data, inputs.bare) if summary.rows else None
+        summary.about |= {} if names is None else {"classes": list(names)}
         inputs.settle(before)
         return inputs, summary
 
@@ -192,14 +195,16 @@ class Guard:
         mine = needs.blocks([*needs.named(inputs.layers), *returned_blocks(needs.returns)])
         if inputs.wanted != "auto" and mine != blocks:
             raise InputError(f"summary: has layers {blocks}, this guard reads {inputs.layers}; make it with this guard")
-        inputs.read(blocks, None, needs.statistic)
+        if summary.about.get("probabilities", self.detector.probabilities) != self.detector.probabilities:
+            raise InputError("summary: probabilities differ: make it and this guard with the same probabilities=")
+        inputs.read(blocks, summary.about.get("layouts"), needs.statistic)
         inputs.settle()
         return inputs
 
     def tune(  # noqa: PLR0913 (each is one of the user's choices)
         self, id_data: Any, ood: Any = None, *, share: float = 0.5, tpr: float = 0.95, search: Search = "sweep",
         epsilons: Sequence[float] | None = None, attack: float = 0.05, seed: int = 0,
-        progress: Progress | None = None, ids: Any = None, distinct: bool = False,
+        progress: Progress | None = None, ids: Any = None, distinct: bool = False, budget: int = BUDGET,
     ) -> "Guard":  # fmt: skip
         """Choose temperature, input step and weights that refuse most OOD samples at `tpr`; calibrate afterwards.
 
@@ -235,6 +240,8 @@ class Guard:
         distinct : bool
             Declares that training, in-distribution and OOD samples are different ones, however equal: nothing is
             compared.
+        budget : int
+            Bytes of validation samples' outputs to hold; of more samples a seeded part is used.
         """
         self._check_fitted("tune")
         if self.summary is None and self.detector.needs.samples:
@@ -243,7 +250,7 @@ class Guard:
         check_epsilon(attack, "attack")
         self.inputs.check_weights(strict=True)
         id_data = self.inputs.named(id_data, ids, "id_data")
-        validation = Validation(self.inputs, id_data, ood, share, seed, attack, distinct)
+        validation = Validation(self.inputs, id_data, ood, share, seed, attack, distinct, budget)
         samples = {} if self.summary is None else self.summary.samples
         with random_state_kept(), torch.inference_mode(False), torch.no_grad():
             if ood is None:

@@ -1,6 +1,7 @@
 """Choose temperature, input step and weights on validation data: those that refuse most OOD at a true-positive rate."""
 
 import copy
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,7 +22,10 @@ from igeood.metrics import evaluate
 from igeood.model.batches import LABELS
 from igeood.model.layers import bare
 from igeood.model.step import Attack
-from igeood.outputs import NO_KEYS, Outputs
+from igeood.outputs import NO_KEYS, Keys, Outputs
+from igeood.summary import BUDGET
+
+log = logging.getLogger("igeood")
 
 Search = Literal["sweep", "bayes"]
 Progress = Callable[[int, int], None]  # done, of how many
@@ -112,11 +116,13 @@ class Validation:
         Size of the adversarial step.
     distinct : bool
         Take the OOD samples for others than the in-distribution ones, however equal.
+    budget : int
+        Bytes of outputs to hold; of more samples a seeded part is used: a half, a quarter and so on of each set.
     """
 
     def __init__(
         self, inputs: ArrayInputs | ModelInputs, id_data: Any, ood: Any, share: float, seed: int, attack: float,
-        distinct: bool = False,
+        distinct: bool = False, budget: int = BUDGET,
     ) -> None:  # fmt: skip
         kinds = named_kinds(ood, inputs.model)
         self.names = {name: "ood" if kinds.keys() == {"ood"} else f"ood[{name!r}]" for name in kinds}  # in errors
@@ -128,7 +134,7 @@ class Validation:
                 raise InputError(f"{name}: expected samples, got {source!r}; give an array or a loader, or ood='fgsm'")
         self.kinds: dict[str, int] = {}  # samples of each named kind of OOD samples, in order, once they are read
         self.inputs, self.ood, self.share, self.seed, self.attack = inputs, ood, share, seed, attack
-        self.distinct = distinct
+        self.distinct, self.limit = distinct, budget / max(2, len(self.sources))
         self.used = Known()  # the in-distribution samples that `see` has read
 
     def see(self, detector: Detector, epsilons: Sequence[float]) -> Seen:
@@ -164,23 +170,36 @@ class Validation:
         return inside, [Outputs.concat(column) for column in zip(*parts, strict=True)], None
 
     def _read(self, name: str, run: Callable[[Any], list[Outputs]]) -> tuple[Known, list[Outputs]]:
-        """The samples to use, and their outputs for each size of the step."""
-        seen, keys, parts, identified = NO_KEYS, [NO_KEYS], list[list[Outputs]](), True
+        """The samples to use, and their outputs for each size of the step.
+
+        A sample is used if its own uniform number is below the share, which is halved when they are too many.
+        """
+        share = self.share if name == "id_data" else 1.0
+        seen, held, parts, identified = NO_KEYS, list[tuple[Keys, Any]](), list[list[Outputs]](), True
+
+        def narrowed(share: float) -> None:
+            for at, (keys, copies) in enumerate(held):
+                rows = chosen(keys, share, self.seed, copies)
+                held[at] = keys[rows.numpy()], copies[rows.numpy()]
+                parts[at] = [outputs[rows] for outputs in parts[at]]
+
         for number, batch in enumerate(self.inputs.batches(self.sources[name], name)):
-            batch_keys = self.inputs.keys(batch)
-            rows, identified = torch.ones(len(batch_keys), dtype=torch.bool), identified and batch.identified
-            if name == "id_data":
-                copies = 0 if batch.identified else occurrences(batch_keys, seen)
-                rows = chosen(batch_keys, self.share, self.seed, copies)
-                seen = NO_KEYS if batch.identified else np.concatenate([seen, batch_keys])
+            keys, identified = self.inputs.keys(batch), identified and batch.identified
+            copies = np.zeros(len(keys), np.int64) if batch.identified else occurrences(keys, seen)
+            seen = NO_KEYS if batch.identified else np.sort(np.concatenate([seen, keys]), kind="stable")
+            rows = chosen(keys, share, self.seed, copies)
             if rows.any():
                 with self.inputs.at(name, number):
                     parts.append(run(batch[rows]))
-                keys.append(batch_keys[rows.numpy()])
-        outputs = [Outputs.concat(column) for column in zip(*parts, strict=True)]
-        return Known.of(
-            np.concatenate(keys), identified, ((*mark(seen), self.share, self.seed),) if len(seen) else ()
-        ), outputs
+                held.append((keys[rows.numpy()], copies[rows.numpy()]))
+            while sum(outputs.nbytes for part in parts for outputs in part) > self.limit:
+                share /= 2.0
+                narrowed(share)
+        used = np.concatenate([NO_KEYS, *(keys for keys, _ in held)])
+        if parts and share < (self.share if name == "id_data" else 1.0):
+            log.warning("tune: the budget holds %d of the samples of %s, drawn by their content", len(used), name)
+        draws = ((*mark(seen), share, self.seed),) if len(seen) else ()
+        return Known.of(used, identified, draws), [Outputs.concat(column) for column in zip(*parts, strict=True)]
 
 
 def named_kinds(ood: Any, model: nn.Module | None) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class Sample:
         return min(wanted, self._beside.shape[1] - self._size)
 
     def _compact(self) -> None:
-        """Join equal rows, and keep the q smallest keys of each stratum; nothing is copied whole."""
+        """Join equal rows, and keep the q smallest keys of each stratum: the last rows fill the holes of others."""
         if self._compacted:
             return
         order, limit = self._by_key(), self.quota
@@ -103,18 +103,24 @@ class Sample:
         ranks = self._ranks(beside[0])
         last, kept = beside[:, ranks == limit - 1], ranks < limit
         self._cutoff[last[0]] = last[1].view(np.uint64)
-        order, beside = order[starts[kept]], beside[:, kept]
-        back = np.argsort(order)  # rows only move down, so they can move in place
-        self._size = len(order)
-        for start in range(0, self._size, self._step):
-            chunk = order[back[start : start + self._step]]
-            self._values[start : start + len(chunk)] = self._values[torch.from_numpy(chunk)]
-        self._beside[:, : self._size] = np.take(beside, back, axis=1)
+        rows, beside = order[starts[kept]], beside[:, kept]
+        is_kept = np.zeros(self._size, dtype=bool)
+        is_kept[rows] = True
+        self._size = len(rows)
+        holes, tail = np.flatnonzero(~is_kept[: self._size]), np.flatnonzero(is_kept[self._size :]) + self._size
+        for start in range(0, len(holes), self._step):
+            here = slice(start, start + self._step)
+            self._values[torch.from_numpy(holes[here])] = self._values[torch.from_numpy(tail[here])]
+        place = np.arange(len(is_kept))
+        place[tail] = holes
+        self._beside[:, place[rows]] = beside
         self._compacted = True
 
     def _by_key(self) -> NDArray[np.int64]:
         labels, keys, _ = self._beside[:, : self._size]
-        return np.lexsort((keys.view(np.uint64), labels))
+        by_key = np.argsort(keys.view(np.uint64), kind="stable")
+        small = labels.astype(np.min_scalar_type(self.strata))  # up to 16 bits are sorted by radix
+        return by_key[np.argsort(small[by_key], kind="stable")]
 
     def _ranks(self, labels: NDArray[np.int64]) -> NDArray[np.int64]:
         """Place of each row within its stratum; the labels are sorted."""
@@ -171,12 +177,20 @@ class Sample:
         budget = min(self.budget, other.budget)
         dtype = torch.promote_types(self.dtype, other.dtype)
         joined = Sample(self.n_classes, self.widths, self.strata, budget, dtype)
-        joined.totals = self.totals + other.totals
         for part in (self, other):
-            rows = part.order
-            joined._insert([part._values], rows, np.take(part._beside, rows, axis=1))
+            joined += part
         joined._compact()
         return joined
+
+    def __iadd__(self, other: "Sample") -> "Sample":
+        """Take in the rows of another sample: in place, unless it has a smaller budget or a wider type."""
+        if other.budget < self.budget or torch.promote_types(self.dtype, other.dtype) != self.dtype:
+            return self + other
+        self.totals = self.totals + other.totals
+        beside = other._beside[:, : len(other)]
+        rows = np.flatnonzero(beside[1].view(np.uint64) <= self._cutoff[beside[0]])
+        self._insert([other._values], rows, np.take(beside, rows, axis=1))
+        return self
 
     def state(self) -> dict[str, Tensor]:
         """Tensors to save."""
@@ -188,8 +202,9 @@ class Sample:
     def load(self, state: Mapping[str, Tensor]) -> "Sample":
         """Take over what `state` returned."""
         self.totals = state["totals"].numpy().copy()
-        beside = np.stack([state[name].numpy() for name in BESIDE])
-        self._insert([state["values"]], np.arange(len(state["values"])), beside)
+        self._values = state["values"].to(self.dtype)
+        self._beside = np.stack([state[name].numpy() for name in BESIDE])
+        self._size, self._compacted = len(self._values), False
         self._compact()
         return self
 

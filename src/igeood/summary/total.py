@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from igeood.errors import GuardFileError, InputError
-from igeood.files import read_record, write_record
+from igeood.files import read_bytes, read_record, record_bytes, write_record
 from igeood.outputs import NO_KEYS, Keys, Outputs, check_alike
 from igeood.summary.needs import Needs
 from igeood.summary.sample import Sample
@@ -52,6 +52,9 @@ class Summary:
         Sorted unique keys of the training rows, the smallest million of them; and how many rows have each.
     identified : bool
         Whether the keys are of ids or of a model's inputs, in every batch; else they are of rows of outputs.
+    about : dict
+        What is the same for all rows, as JSON values, where it is known: `classes`, their names; `preparation`, how
+        images become inputs; `probabilities`, whether the model gives these.
 
     Examples
     --------
@@ -72,6 +75,7 @@ class Summary:
         self.samples: dict[str, Sample] = {}
         self.head: tuple[Tensor, Tensor] | None = None
         self.identified = True
+        self.about: dict[str, Any] = {}
         self.glimpse: Outputs | None = None  # the first rows, to look at once
         self._keys, self._key_counts = [NO_KEYS], [np.empty(0, dtype=np.int64)]
 
@@ -95,10 +99,7 @@ class Summary:
         if self.needs.is_summed:
             self._take_sums(batch, labels)
         self.identified &= outputs.identified
-        self._keys.append(batch.keys.copy())
-        self._key_counts.append(np.ones(len(batch), dtype=np.int64))
-        if sum(map(len, self._keys[1:])) > max(len(self._keys[0]), 1 << 16):
-            self._compact_keys()
+        self._take_keys(batch.keys, np.ones(len(batch), dtype=np.int64))
         return self
 
     def _needed(self, outputs: Outputs) -> Outputs:
@@ -152,12 +153,24 @@ class Summary:
         self._compact_keys()
         return self._key_counts[0]
 
+    def _take_keys(self, keys: Keys, counts: NDArray[np.int64]) -> None:
+        is_small = keys <= (self._keys[0][-1] if len(self._keys[0]) == KEYS else np.uint64(2**64 - 1))
+        self._keys.append(keys[is_small])
+        self._key_counts.append(counts[is_small])
+        if sum(map(len, self._keys[1:])) > max(len(self._keys[0]) >> 2, 1 << 16):
+            self._compact_keys()
+
     def _compact_keys(self) -> None:
         if len(self._keys) > 1:
             keys, place = np.unique(np.concatenate(self._keys), return_inverse=True)
             counts = np.zeros(len(keys), dtype=np.int64)
             np.add.at(counts, place, np.concatenate(self._key_counts))
             self._keys, self._key_counts = [keys[:KEYS]], [counts[:KEYS]]
+
+    @property
+    def classes(self) -> list[str] | None:
+        """Names of the classes, where they are known."""
+        return self.about.get("classes")
 
     @property
     def rows(self) -> int:
@@ -182,24 +195,34 @@ class Summary:
     def __add__(self, other: "Summary") -> "Summary":
         if not isinstance(other, Summary):
             return NotImplemented
-        needs = self.needs if other.needs.transform is None else other.needs  # a file has no transform
-        joined = Summary(needs, budget=min(self.budget, other.budget), model=self.model or other.model)
+        joined = Summary(self.needs, budget=self.budget, model=self.model)
         joined.described = self.described
-        _check_addable(self, other)
-        joined.head = self.head or other.head
-        for part in (self, other):
-            if part.shape is None:
-                continue
-            if joined.shape is None:
-                joined._start(part.shape)
-            joined.counts = joined.counts + part.counts
-            joined.sums = {k: joined.sums[k] + v if k in joined.sums else v for k, v in part.sums.items()}
-            joined.samples = {kind: joined.samples[kind] + sample for kind, sample in part.samples.items()}
-            joined.identified &= part.identified
-            joined._keys.append(part.keys)
-            joined._key_counts.append(part.key_counts)
-        _check_budget(joined.samples, joined.budget)  # of a wider type, rows are larger
+        joined += self
+        joined += other
         return joined
+
+    def __iadd__(self, other: "Summary") -> "Summary":
+        """Take in another summary in place: many of them add with the memory of two."""
+        if not isinstance(other, Summary):
+            return NotImplemented
+        _check_addable(self, other)
+        if self.needs.transform is None:  # a file has none
+            self.needs = other.needs
+        self.budget = min(self.budget, other.budget)
+        self.model, self.head = self.model or other.model, self.head or other.head
+        self.about = {**other.about, **self.about}
+        if other.shape is None:
+            return self
+        if self.shape is None:
+            self._start(other.shape)
+        self.counts = self.counts + other.counts
+        self.sums = {k: self.sums[k] + v if k in self.sums else v for k, v in other.sums.items()}
+        for kind, sample in other.samples.items():
+            self.samples[kind] += sample
+        _check_budget(self.samples, self.budget)  # of a wider type, rows are larger
+        self.identified &= other.identified
+        self._take_keys(other.keys, other.key_counts)
+        return self
 
     def only(self, blocks: Iterable[str]) -> "Summary":
         """The same summary with the sums of these blocks of features."""
@@ -209,25 +232,43 @@ class Summary:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the summary to one safetensors file. It contains outputs of training rows."""
-        shape = self._filled()
-        tensors = {"counts": self.counts, "keys": torch.from_numpy(self.keys.view(np.int64).copy())}
+        write_record(path, *self._state())
+
+    def to_bytes(self) -> bytes:
+        """What `save` writes."""
+        return record_bytes(*self._state())
+
+    def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """All that is not a tensor, and the tensors."""
+        shape = self.shape
+        widths = {} if shape is None else self.widths
+        tensors = {"counts": self.counts, "keys": torch.from_numpy(self.keys.view(np.int64))}
         tensors["key_counts"] = torch.from_numpy(self.key_counts)
         parts = {f"samples:{kind}": sample.state() for kind, sample in self.samples.items()}
         parts |= {"head": dict(zip(("weight", "bias"), self.head or (), strict=False))}
-        parts |= {f"sums:{i}": vars(self.sums[block]) for i, block in enumerate(self.widths) if block in self.sums}
+        parts |= {f"sums:{i}": vars(self.sums[block]) for i, block in enumerate(widths) if block in self.sums}
         tensors |= {f"{part}:{name}": tensor for part, state in parts.items() for name, tensor in state.items()}
         record = {
             "kind": "summary", "needs": self.described, "budget": self.budget, "model": self.model,
-            "n_classes": shape.n_classes, "labelled": shape.labels is not None, "widths": list(self.widths.items()),
+            "n_classes": None if shape is None else shape.n_classes, "widths": list(widths.items()),
+            "labelled": shape is not None and shape.labels is not None, "about": self.about,
             "dtypes": {kind: str(sample.dtype).removeprefix("torch.") for kind, sample in self.samples.items()},
             "identified": self.identified, "contains": "outputs of training rows",
         }  # fmt: skip
-        write_record(path, record, tensors)
+        return record, tensors
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Summary":
         """Read what `save` wrote. A damaged or foreign file is an error."""
-        record, tensors = read_record(path, "summary")
+        return cls._checked(*read_record(path, "summary"), path)
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> "Summary":
+        """Read what `to_bytes` returned."""
+        return cls._checked(*read_bytes(content, "summary"), "the summary")
+
+    @classmethod
+    def _checked(cls, record: dict[str, Any], tensors: dict[str, Tensor], path: Any) -> "Summary":
         try:
             return cls._restored(record, tensors)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
@@ -240,6 +281,9 @@ class Summary:
         needs = Needs(**{**described, **tuples, "transform": None})
         summary = cls(needs, budget=record["budget"], model=record["model"])
         summary.described = {**needs.describe(), "transform": described["transform"]}
+        summary.about = record.get("about", {})
+        if n_classes is None:  # no row
+            return summary
 
         def part(prefix: str) -> dict[str, Tensor]:
             return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
@@ -272,6 +316,7 @@ def _check_addable(one: Summary, other: Summary) -> None:
     if one.shape is not None and other.shape is not None:
         check_alike(one.shape, other.shape)
         pairs.append(("model", one.model, other.model))
+    pairs += [(name, value, other.about.get(name, value)) for name, value in one.about.items()]
     for name, first, second in pairs:
         if first != second:
             raise InputError(f"summary: {name} differ: {first!r} and {second!r}; add those of one method and model")
