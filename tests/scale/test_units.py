@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -199,22 +200,23 @@ def test_a_unit_whose_workers_die_is_tried_ten_times_and_the_others_are_done():
 
 def writers(folder):
     """Processes that have a file open which is not whole yet."""
-    for path in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):
-            file = path.readlink()
-            if folder in file.parents and file.suffix == ".part":
-                yield int(path.parts[2])
+    for process in Path("/proc").glob("[0-9]*") if any(folder.rglob("*.part")) else ():
+        with contextlib.suppress(OSError):  # it may end, and so may its files
+            files = [file.readlink() for file in (process / "fd").iterdir()]
+            if any(folder in file.parents and file.suffix == ".part" for file in files):
+                yield int(process.name)
 
 
-def kill_one(folder):
+def kill_one(folder, driver):
     """Kill a process that writes below a folder."""
     end = time.monotonic() + PATIENCE
-    while time.monotonic() < end:
+    while time.monotonic() < end and driver.poll() is None:
         for pid in writers(folder):
             os.kill(pid, signal.SIGKILL)
             return pid
-        time.sleep(0.002)
-    raise AssertionError("nobody writes")
+        time.sleep(0.005)
+    driver.kill()
+    raise AssertionError(driver.communicate())
 
 
 def start(made, out, *words):
@@ -226,7 +228,7 @@ def start(made, out, *words):
 def test_dead_workers_are_replaced_and_a_dead_driver_leaves_whole_files(made, tmp_path):
     out, whole = tmp_path / "out", contents(made / "whole")
     with start(made, out, "--workers", "2") as driver:
-        killed = {kill_one(out), kill_one(out)}
+        killed = {kill_one(out, driver), kill_one(out, driver)}
         while not list(out.rglob("*.parquet")):
             time.sleep(0.01)
         driver.kill()
@@ -256,9 +258,7 @@ def test_ctrl_c_stops_workers_and_leaves_whole_files_only(made, tmp_path):
 
 
 CLUSTER = """
-import os, sys
-os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-import ray
+import ray, sys
 from igeood.scale.engines import Ray
 with Ray(workers=2):
     print(ray.get_runtime_context().gcs_address, flush=True)
@@ -276,6 +276,8 @@ def cluster(tmp_path_factory):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", paths)
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))  # of this cluster, for it and for its drivers
         with subprocess.Popen([sys.executable, "-c", CLUSTER], **pipes) as process:
             yield process.stdout.readline().strip()
             process.stdin.close()
@@ -285,7 +287,7 @@ def cluster(tmp_path_factory):
 def test_ray_gives_the_same_files_though_a_worker_and_a_driver_are_killed(made, tmp_path, cluster):
     out, whole = tmp_path / "out", contents(made / "whole")
     with start(made, out, "--engine", "ray", "--address", cluster) as driver:
-        kill_one(out)
+        kill_one(out, driver)
         while not list(out.rglob("*.parquet")):
             time.sleep(0.01)
         driver.kill()

@@ -242,7 +242,8 @@ def _check_cluster(given: dict[str, Any]) -> None:
     finally:
         probe.kill()
     if problem:
-        raise InputError(f"address: no Ray cluster at {given['address']} ({problem}); check it with `ray status`")
+        cure = "check it with `ray status`, and $RAY_AUTH_TOKEN if it asks for one"
+        raise InputError(f"address: no Ray cluster at {given['address']} ({problem}); {cure}")
 
 
 def _probe(writer: Any, given: dict[str, Any]) -> None:
