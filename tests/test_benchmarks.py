@@ -10,7 +10,18 @@ from types import SimpleNamespace
 import pytest
 
 ROOT = Path(__file__).parent.parent
-HELPERS = {"side_by_side", "page", "size", "train_networks", "against", "comparison", "peers", "health", "access"}
+HELPERS = {
+    "side_by_side",
+    "page",
+    "size",
+    "train_networks",
+    "against",
+    "comparison",
+    "peers",
+    "health",
+    "access",
+    "units",
+}
 SCRIPTS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in HELPERS)
 
 

@@ -165,12 +165,9 @@ def column_names(options: Options) -> dict[str, str | None]:
     return {"logits": options["logits_column"], "label": options["label_column"], "identity": options["id_column"]}
 
 
-def is_folder(out: str | None, engine: Options) -> bool:
-    """Whether a folder is to be written, a file for each one read; only then there is something for an engine to do."""
-    folder = out is not None and (out.endswith(("/", os.sep)) or Path(out).is_dir())
-    if not folder and any(value is not None for value in engine.values()):
-        raise InputError("workers, engine: do many files, one output for each; give --out a folder, with / at its end")
-    return folder
+def is_folder(path: str | None) -> bool:
+    """Whether a folder is named: it is one, or its name ends with /."""
+    return path is not None and (path.endswith(("/", os.sep)) or Path(path).is_dir())
 
 
 def show_units(as_json: bool, record: Options, failed: dict[str, str]) -> None:

@@ -39,8 +39,10 @@ def score(
     they are, so the same command goes on after a stop; --force makes all again. A file that fails does not stop others.
     """
     given = {"engine": engine, "workers": workers, "address": address}
-    if _shared.is_folder(out, given):
-        return _score_each(guard, data, str(out), on_error, force, as_json, given, options)
+    if out is not None and _shared.is_folder(out):
+        return _score_each(guard, data, out, on_error, force, as_json, given, options)
+    if any(given.values()):
+        raise InputError("workers, engine: do many files, one output for each; give --out a folder, with / at its end")
     if out is not None:
         check_out(out, force, guard, *data, guard=False)
     from igeood.scale.scoring import write_scores
