@@ -179,6 +179,37 @@ def test_what_makes_no_sense_is_one_line(few, monkeypatch):
     assert not Path("o").exists()
 
 
+def test_fit_adds_the_files_summaries_in_order_and_goes_on_after_a_failure(few):
+    draw = np.random.default_rng(2)
+    logits, labels = draw.normal(size=(90, 3)) + 5 * np.eye(3).repeat(30, axis=0), np.arange(3).repeat(30)
+    order = draw.permutation(90)
+    for i in range(3):
+        rows = order[30 * i : 30 * i + 30]
+        igeood.write_logits(f"train/{i}.parquet", logits[rows], labels[rows])
+    good = Path("train/1.parquet").read_bytes()
+    Path("train/1.parquet").write_bytes(b"PAR1")
+    fit = ("fit", "train", "--out", "new.safetensors", "--method", "energy")
+    failed = run(*fit, "--summary", "sums/", "--json")
+    record = json.loads(failed.stdout)
+    assert (failed.exit_code, record["done"], list(record["failed"])) == (2, 2, ["train/1.parquet"])
+    assert not Path("new.safetensors").exists()
+    Path("train/1.parquet").write_bytes(good)
+    assert "another method (energy, this one is msp)" in run(*fit[:-1], "msp", "--summary", "sums/").stderr
+    assert json.loads(run(*fit, "--summary", "sums/", "--json").stdout)["samples"] == 90
+    assert sorted(contents("sums")) == ["0.parquet.safetensors", "1.parquet.safetensors", "2.parquet.safetensors",
+                                        "_manifest.json"]  # fmt: skip
+    assert run("fit", "train", "--method", "energy", "--out", "other.safetensors", "--workers", "1").exit_code == 0
+    assert Path("other.safetensors").read_bytes() == Path("new.safetensors").read_bytes()
+    assert not Path("other.safetensors.parts").exists()
+    assert run("merge", "sums", "--method", "energy", "--out", "merged.safetensors").exit_code == 0
+    assert Path("merged.safetensors").read_bytes() == Path("new.safetensors").read_bytes()
+    scores = [
+        igeood.load("new.safetensors").score(logits),
+        igeood.black_box(method="energy").fit(logits, labels).score(logits),
+    ]
+    np.testing.assert_allclose(*scores)
+
+
 def test_a_unit_whose_workers_die_is_tried_ten_times_and_the_others_are_done():
     class Deadly(engines.Here):
         calls = 0
@@ -297,3 +328,9 @@ def test_ray_gives_the_same_files_though_a_worker_and_a_driver_are_killed(made, 
         record = json.loads(driver.communicate(timeout=PATIENCE)[0])
     assert (driver.returncode, record["failed"], contents(out)) == (0, {}, whole)
     assert record["skipped"] >= len(there) - 1
+    fit, others = ["fit", made / "in", "--out"], {"here": ["--summary", f"{tmp_path / 'sums'}/"]}
+    others["ray"] = ["--engine", "ray", "--address", cluster]
+    for name, words in others.items():
+        ended = subprocess.run([*IGEOOD, *fit, tmp_path / name, *words], check=False, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "ray").read_bytes() == (tmp_path / "here").read_bytes()
