@@ -107,14 +107,14 @@ def _sealed(record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[d
     return plain, {"igeood": json.dumps({**full, "sha256": _digest(full, plain)}, sort_keys=True)}
 
 
-def record_kind(path: PathLike) -> str | None:
-    """What a file of any schema says that it holds, such as a guard; None if it is no sound record."""
+def record_head(path: PathLike) -> dict[str, Any]:
+    """What a record's file of any schema says of itself, unchecked; empty if it is no sound record."""
     try:
         with safe_open(path, framework="pt") as file:
             record = json.loads((file.metadata() or {}).get("igeood", "null"))
     except (SafetensorError, ValueError, RuntimeError):
-        return None
-    return record.get("kind", "guard") if isinstance(record, dict) else None
+        return {}
+    return {"kind": "guard", **record} if isinstance(record, dict) else {}
 
 
 def read_record(path: PathLike, kind: str = "guard") -> tuple[dict[str, Any], dict[str, Tensor]]:

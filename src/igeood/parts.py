@@ -52,13 +52,21 @@ def find_sources(name: str) -> list[Path | IO[bytes]]:
     elif path.exists() or not set("*?[") & set(name):
         return [path] * (path.name != "_SUCCESS")  # a shell has put it where `parts/*` was
     else:
-        fixed = Path(*takewhile(lambda step: not set("*?[") & set(step), path.parts))
-        hits = (hit for hit in sorted(glob(name, recursive=True)) if not _is_hidden(Path(hit), fixed))  # noqa: PTH207
+        folder = folder_of(name)
+        hits = (hit for hit in sorted(glob(name, recursive=True)) if not _is_hidden(Path(hit), folder))  # noqa: PTH207
         found = [source for hit in hits for source in find_sources(hit)]
         problem = "no file has such a name; check the pattern"
     if not found:
         raise InputError(f"{name}: {problem}")
     return found
+
+
+def folder_of(name: str) -> Path:
+    """The folder below which the files that a name stands for are: itself, a file's, or the part without a pattern."""
+    path = Path(name)
+    if path.exists() or not set("*?[") & set(name):
+        return path if path.is_dir() else path.parent
+    return Path(*takewhile(lambda step: not set("*?[") & set(step), path.parts))
 
 
 def _is_hidden(file: Path, folder: Path) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from igeood.errors import InputError
-from igeood.terminal import FILE, Decorator, Progress, force_option, json_option, root_option
+from igeood.terminal import FILE, Decorator, Progress, force_option, json_option, root_option, show
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,6 +42,14 @@ memory_option: Decorator = click.option(
 )
 _DISTINCT = "Samples of different files are different ones, however equal: compare nothing."
 distinct_option: Decorator = click.option("--distinct", is_flag=True, help=_DISTINCT)
+SHOWN = 20  # files that failed
+_ENGINE = (
+    click.option("--workers", type=click.IntRange(1, 4096), help="Processes that do the files; by default this one."),
+    click.option(
+        "--engine", type=click.Choice(["ray"]), help="Do the files on Ray; on this machine without --address."
+    ),
+    click.option("--address", metavar="HOST:PORT", help="Of a Ray cluster, whose machines see the same paths."),
+)
 _MODEL_OPTIONS = (
     force_option,
     json_option,
@@ -73,6 +81,11 @@ def model_options(command: Callable[..., None], options: Sequence[Decorator] = _
 def guard_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add these, and the options that say how samples are read."""
     return model_options(command, _OPTIONS)
+
+
+def engine_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say where many files are done."""
+    return model_options(command, _ENGINE)
 
 
 def load_model(options: Options) -> "nn.Module | None":
@@ -142,11 +155,33 @@ def open_samples(
         if len(names) > 1:
             raise InputError(f"{names[1]}: a guard with a model takes one set of images; put them into one folder")
         return Images(names[0], guard, root=options["root"], batch=options["batch"], training=training)
-    from igeood.tables import read_logits
+    from igeood.scale.scoring import open_logits
 
-    layers = guard.layers or (None if guard.access == "white box" or guard.detector.needs.returns else ())
-    columns = {"logits": "logits_column", "label": "label_column", "identity": "id_column"}
-    return read_logits(names, layers=layers, labelled=training, **{k: options[v] for k, v in columns.items()})
+    return open_logits(guard, names, column_names(options), labelled=training)
+
+
+def column_names(options: Options) -> dict[str, str | None]:
+    """The names of columns, as `read_logits` takes them."""
+    return {"logits": options["logits_column"], "label": options["label_column"], "identity": options["id_column"]}
+
+
+def is_folder(path: str | None) -> bool:
+    """Whether a folder is named: it is one, or its name ends with /."""
+    return path is not None and (path.endswith(("/", os.sep)) or Path(path).is_dir())
+
+
+def show_units(as_json: bool, record: Options, failed: dict[str, str]) -> None:
+    """Print what was done with many files; those that failed are an error."""
+    from igeood.cli import in_shell_words
+
+    show(as_json, {**record, "failed": failed if as_json else len(failed) or None})
+    for name, reason in [*failed.items()][:SHOWN]:
+        words = in_shell_words(reason, click.get_current_context().command)
+        click.echo(f"igeood: {name}: {words}", err=True)
+    if failed:
+        more = f", {len(failed) - SHOWN} of them not shown" * (len(failed) > SHOWN)
+        problem = f"{len(failed)} of {record['files']} files failed{more}"
+        raise InputError(f"{problem}; fix them and give the command again, which goes on with them")
 
 
 @dataclass(frozen=True)

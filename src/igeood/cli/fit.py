@@ -12,13 +12,11 @@ from igeood.errors import InputError
 from igeood.terminal import FILE, Decorator, method_option, progress_bars, show
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from igeood.guard import Guard
     from igeood.summary import Summary
 
 ACCESS = click.Choice(["black-box", "grey-box", "white-box"])
-BUILD = ("method", "temperature", "probabilities", "layers")
+_SUMMARY = "Write what training rows add up to here; `igeood merge` adds several. A folder gets one for each file."
 _OPTIONS: tuple[Decorator, ...] = (
     click.option("--method", metavar="METHOD", help="Such as energy; a wrong name lists them all."),
     click.option("--access", type=ACCESS, help="What is used of the model; by default what the method needs."),
@@ -40,16 +38,17 @@ def build_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.command()
 @click.argument("train", metavar="TRAIN...", nargs=-1, required=True, type=click.Path())
 @click.option("--out", type=FILE, help="The guard's .safetensors file.")
-@click.option("--summary", type=FILE, help="Write what training rows add up to here; `igeood merge` adds several.")
+@click.option("--summary", type=click.Path(), help=_SUMMARY)
 @click.option("--mean", help="Of the images' normalisation: one number, or one for each channel.")
 @click.option("--std", help="What the images are divided by after the mean: one, or one each.")
 @click.option("--size", type=click.IntRange(1, 4096), help="Pixels of each side that the model takes.")
 @build_options
 @_shared.memory_option
+@_shared.engine_options
 @_shared.guard_options
 def fit(
     train: tuple[str, ...], out: str | None, summary: str | None, mean: str | None, std: str | None, size: int | None,
-    budget: int, force: bool, as_json: bool, **given: Any,
+    budget: int, workers: int | None, engine: str | None, address: str | None, force: bool, as_json: bool, **given: Any,
 ) -> None:  # fmt: skip
     """Learn a guard from TRAIN, and write it to a file.
 
@@ -60,9 +59,16 @@ def fit(
     With --summary in place of --out, what one part of the training data adds up to is written: each machine sums up
     its own part, and `igeood merge` makes a guard of them all.
 
+    With --workers or --engine, or a folder as --summary, each file of TRAIN is summed up on its own. The same command
+    goes on after a stop; the summaries are in the folder of --summary, or else in OUT.parts until the guard is there.
+
     `igeood calibrate` comes next.
     """
+    from igeood.scale.fitting import build
+
+    where = {"engine": engine, "workers": workers, "address": address}
     check_targets(out, summary, force, train)
+    folder = str(summary) if _shared.is_folder(summary) else f"{out or summary}.parts"
     model = load_model(given)
     guard = build(model, given)
     if model is not None:
@@ -72,6 +78,8 @@ def fit(
         click.echo(f"images: {guard.preparation}", err=True)
     elif mean or std or size:
         raise InputError("mean, std, size: say how images are prepared, logits files have none; leave them out")
+    if folder == summary or any(where.values()):
+        return _fit_each(guard, train, out, summary, folder, budget, force, as_json, where, given)
     source = open_samples(train, guard, given, training=True)
     with progress_bars() as report:
         total = sum_up(guard, Watched(source, "fit", report), given, budget)
@@ -81,14 +89,51 @@ def fit(
             show(as_json, {"summary": summary, **about(total)})
         else:
             write(guard, total, out, as_json)
+    return None
+
+
+def _fit_each(
+    guard: "Guard", train: tuple[str, ...], out: str | None, summary: str | None, folder: str, budget: int, force: bool,
+    as_json: bool, where: dict[str, Any], given: dict[str, Any],
+) -> None:  # fmt: skip
+    """Sum up each file in a folder, add the summaries in the order of the files, and fit the guard."""
+    import shutil
+
+    from igeood.scale.engines import choose
+    from igeood.scale.fitting import BUILD, summarise_file
+    from igeood.scale.units import do_units, find_units
+
+    if guard.inputs.model is not None:
+        raise InputError("model: images are summed up in one process; leave --workers and --engine out, name one file")
+    units, columns = find_units(train, folder, ".safetensors", ()), _shared.column_names(given)
+    options = {name: given[name] for name in ("access", *BUILD, "options")}
+    recipe = {"kind": "fit", **options, "columns": columns, "memory": budget}
+    with progress_bars() as report:
+        call = (summarise_file, options, columns, budget)
+        outcomes = do_units(units, folder, recipe, choose(**where), call, report, force=force)
+        failed = {units[unit]: end for unit, end in outcomes.items() if isinstance(end, str)}
+        if failed or (out is None and folder == summary):
+            done = {"files": len(units), "done": len(outcomes) - len(failed), "skipped": len(units) - len(outcomes)}
+            return _shared.show_units(as_json, {"summary": folder, **done}, failed)
+        total = _shared.sum_of([str(Path(folder, unit)) for unit in units], report)
+    name_classes(total, given)
+    if summary is not None and folder != summary:
+        total.save(summary)
+    if out is None:
+        show(as_json, {"summary": summary, **about(total)})
+    else:
+        write(guard, total, out, as_json)
+    if folder != summary:
+        shutil.rmtree(folder)
+    return None
 
 
 def check_targets(out: str | None, summary: str | None, force: bool, sources: Sequence[str]) -> None:
-    """Raise unless a guard's file or a summary's is named, and may be written."""
+    """Raise unless a guard's file, a summary's or a folder for summaries is named, and may be written."""
     if out is None and summary is None:
         raise click.UsageError("give --out for a guard, or --summary for a part of it")
     for path, is_guard in ((out, True), (summary, False)):
-        if path is not None:
+        if path is not None and not _shared.is_folder(path):
             check_out(path, force, *sources, guard=is_guard)
 
 
@@ -134,25 +179,6 @@ def _lines(path: str) -> list[str]:
         return Path(path).read_text(encoding="utf-8-sig").rstrip().splitlines()
     except UnicodeDecodeError:
         raise InputError(f"classes: {path} is no UTF-8 text; write one name a line") from None
-
-
-def build(model: "nn.Module | None", given: dict[str, Any]) -> "Guard":
-    """The guard that the options describe."""
-    from inspect import signature
-
-    from igeood import guard
-    from igeood.detectors import METHODS
-
-    access, options = given["access"], {name: given[name] for name in BUILD if given[name] is not None}
-    if access is None:
-        method = METHODS.get(options.get("method", ""))
-        needs_layers = method.needs_layers if method else model is not None or "layers" in options
-        access = "white-box" if needs_layers else "black-box"
-    make = getattr(guard, access.replace("-", "_"))
-    for name in options.keys() - signature(make).parameters:
-        raise InputError(f"{name}: a {access} guard has no such option; leave it out, or choose another --access")
-    made: Guard = make(model, **options)
-    return made.with_options(**given["options"]) if given["options"] else made
 
 
 def _accuracy(guard: "Guard") -> float | None:

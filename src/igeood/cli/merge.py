@@ -6,7 +6,7 @@ import click
 
 from igeood.cli import _shared
 from igeood.cli._shared import load_model
-from igeood.cli.fit import about, build, build_options, check_targets, name_classes, write
+from igeood.cli.fit import about, build_options, check_targets, name_classes, write
 from igeood.terminal import FILE, progress_bars, show
 
 
@@ -24,6 +24,8 @@ def merge(
     A folder stands for its .safetensors files, and a pattern such as "parts/*.safetensors" for those that it names.
     They are read one after another. The method may be any that needs no more than they hold.
     """
+    from igeood.scale.fitting import build
+
     check_targets(out, summary, force, summaries)
     model = load_model(given)
     with progress_bars() as report:

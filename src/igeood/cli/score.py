@@ -1,34 +1,32 @@
 """`igeood score`: what a guard says of each sample."""
 
-import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from igeood.cli import _shared
 from igeood.cli._shared import check_out, guard_options, load_guard, open_samples
-from igeood.terminal import FILE, progress_bars, show
+from igeood.errors import InputError
+from igeood.terminal import progress_bars, show
 
 if TYPE_CHECKING:
     from igeood.guard import Guard
 
-COLUMNS = ("score", "p_value", "is_ood", "label")
 ON_ERROR = click.Choice(["raise", "refuse"])
+_OUT = "A .parquet or .jsonl file, or else CSV; a folder (with / at its end) gets a file for each one of DATA."
 
 
 @click.command()
 @click.argument("guard", type=click.Path())
 @click.argument("data", metavar="DATA...", nargs=-1, required=True, type=click.Path())
-@click.option("--out", type=FILE, help="A .parquet or .jsonl file, or else CSV; by default CSV goes to stdout.")
+@click.option("--out", type=click.Path(), help=f"{_OUT} By default CSV goes to stdout.")
 @click.option("--on-error", type=ON_ERROR, help="At a row that cannot be read; by default refuse, of one row raise.")
+@_shared.engine_options
 @guard_options
 def score(
-    guard: str, data: tuple[str, ...], out: str | None, on_error: str | None, force: bool, as_json: bool, **options: Any
-) -> None:
+    guard: str, data: tuple[str, ...], out: str | None, on_error: str | None, workers: int | None, engine: str | None,
+    address: str | None, force: bool, as_json: bool, **options: Any,
+) -> None:  # fmt: skip
     """Judge each row of DATA: id, score, p_value, is_ood, label, class and reason.
 
     DATA is as in `igeood fit`: files, folders, patterns, - for standard input; or images.
@@ -36,76 +34,72 @@ def score(
     The id is the file's own, or the row's number from 0; the label is the classifier's answer, and the class its name
     if the guard has names. A higher score is more out-of-distribution. A row that cannot be read is refused, and the
     reason says why. With --json, lines of JSON go to stdout; with --out too, one object that says what was done.
+
+    With a folder as --out, each file of DATA becomes a file of the same name there. Files that are there are left as
+    they are, so the same command goes on after a stop; --force makes all again. A file that fails does not stop others.
     """
+    given = {"engine": engine, "workers": workers, "address": address}
+    if out is not None and _shared.is_folder(out):
+        return _score_each(guard, data, out, on_error, force, as_json, given, options)
+    if any(given.values()):
+        raise InputError("workers, engine: do many files, one output for each; give --out a folder, with / at its end")
     if out is not None:
         check_out(out, force, guard, *data, guard=False)
+    from igeood.scale.scoring import write_scores
+
     loaded = load_guard(guard, options)
     source = open_samples(data, loaded, options)
-    if loaded.calibration is None:
-        click.echo("igeood: the guard is not calibrated: scores only; run `igeood calibrate` first", err=True)
-    source.on_error = on_error or ("raise" if source.rows == 1 else "refuse")
-    done = refused = unread = 0
-    first = ""  # of the rows that cannot be read
-    with progress_bars() as report, _sink(out, as_json) as write:
-        for block, ids in source.blocks(ids=True):
-            columns, bad = _judged(loaded, block, source.on_error)
-            write({"id": ids, **columns})
-            first = first or next((f"row {ids[row]}: {bad[row]}" for row in sorted(bad)), "")
-            done, unread = done + len(ids), unread + len(bad)
-            refused += int(columns["is_ood"].sum()) if loaded.calibration else 0
-            report("score", done, source.rows)
-    if unread:
-        click.echo(f"{unread:,} of {done:,} rows could not be read and are refused; first: {first}", err=True)
-    click.echo(f"{refused:,} of {done:,} refused" if loaded.calibration else f"{done:,} scored", err=True)
+    _say_uncalibrated(loaded)
+    with progress_bars() as report:
+        counts = write_scores(loaded, source, out, report, on_error=on_error, as_json=as_json)
+    record = _said(loaded, counts)
     if out is not None:
-        record = {"out": out, "rows": done, "refused": refused if loaded.calibration else None}
-        show(as_json, {**record, **({"unread": unread} if unread else {})})
+        show(as_json, {"out": out, **record})
+    return None
 
 
-def _judged(guard: "Guard", block: Any, on_error: Any) -> tuple[dict[str, Any], dict[int, str]]:
-    """Columns of a block, of scores alone where the guard has no threshold; reasons of its bad rows by number."""
-    import pyarrow as pa
+def _score_each(
+    guard: str, data: tuple[str, ...], out: str, on_error: str | None, force: bool, as_json: bool,
+    given: dict[str, Any], options: dict[str, Any],
+) -> None:  # fmt: skip
+    """Score each file into a folder."""
+    import os
 
-    from igeood.guard.verdict import Verdict, reasons
+    from igeood.files import record_head
+    from igeood.scale.engines import choose
+    from igeood.scale.scoring import load_once, score_file
+    from igeood.scale.units import do_units, find_units
 
-    refused: dict[int, str] | None = {} if on_error == "refuse" else None
-    score, label, _ = guard._judge(block, refused=refused)
-    columns: dict[str, Any] = {"score": score.cpu().numpy()}
-    if guard.calibration is not None:
-        verdict = Verdict.of(score, label, guard.calibration, refused, guard.classes, to_numpy=True)
-        columns = {name: getattr(verdict, name) for name in COLUMNS}
-        if verdict.classes is not None:
-            columns["class"] = pa.array(verdict.name, pa.string())
-    why = reasons(refused, len(score))
-    columns["reason"] = pa.nulls(len(score), pa.string()) if why is None else pa.array(why, pa.string())
-    return columns, refused or {}
+    about, path = record_head(guard), os.path.abspath(guard)  # noqa: PTH100 (links stay)
+    if options["model"] or about.get("model"):
+        raise InputError("out: a guard with a model scores one set of images; name one file")
+    fingerprint, columns = about.get("sha256"), _shared.column_names(options)
+    loaded = load_once(path, fingerprint)
+    units, where = find_units(data, out), choose(**given)
+    _say_uncalibrated(loaded)
+    recipe = {"kind": "score", "guard": fingerprint, "columns": columns, "on_error": on_error}
+    call = (score_file, path, fingerprint, columns, on_error)
+    with progress_bars() as report:
+        outcomes = do_units(units, out, recipe, where, call, report, force=force)
+    failed = {units[unit]: end for unit, end in outcomes.items() if isinstance(end, str)}
+    scored = {units[unit]: end for unit, end in outcomes.items() if not isinstance(end, str)}
+    counts: dict[str, Any] = {name: sum(end[name] for end in scored.values()) for name in ("rows", "refused", "unread")}
+    counts["first"] = next((f"{name}: {end['first']}" for name, end in scored.items() if end["first"]), "")
+    files = {"files": len(units), "done": len(scored), "skipped": len(units) - len(outcomes)}
+    _shared.show_units(as_json, {"out": out, **files, **_said(loaded, counts)}, failed)
 
 
-@contextmanager
-def _sink(out: str | None, as_json: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Writes columns, block by block: to stdout, or to a file that appears whole or not at all."""
-    import numpy as np
-    import pyarrow as pa
-    from pyarrow import csv, parquet
+def _say_uncalibrated(guard: "Guard") -> None:
+    if guard.calibration is None:
+        click.echo("igeood: the guard is not calibrated: scores only; run `igeood calibrate` first", err=True)
 
-    from igeood.files import whole
 
-    kind = Path(out).suffix if out else ".jsonl" if as_json else ".csv"
-    plain = partial(csv.CSVWriter, write_options=csv.WriteOptions(quoting_header="none"))
-    open_writer = parquet.ParquetWriter if kind == ".parquet" else plain
-    writer: Any = None
-    with whole(out) if out else nullcontext(sys.stdout.buffer) as file, ExitStack() as stack:
-
-        def write(columns: dict[str, Any]) -> None:
-            nonlocal writer
-            table = pa.table(columns)
-            if kind == ".jsonl":  # JSON has no infinity
-                scores = pa.array(columns["score"], mask=np.isinf(columns["score"]))
-                table = table.set_column(1, "score", scores)
-                file.write("".join(f"{json.dumps(row, default=str)}\n" for row in table.to_pylist()).encode())
-            else:
-                writer = writer or stack.enter_context(open_writer(file, table.schema))
-                writer.write(table)
-            file.flush()
-
-        yield write
+def _said(guard: "Guard", counts: dict[str, Any]) -> dict[str, Any]:
+    """Say how many rows were refused; return it for the result."""
+    rows, refused, unread = (counts[name] for name in ("rows", "refused", "unread"))
+    if unread:
+        first = counts["first"]
+        click.echo(f"{unread:,} of {rows:,} rows could not be read and are refused; first: {first}", err=True)
+    click.echo(f"{refused:,} of {rows:,} refused" if guard.calibration else f"{rows:,} scored", err=True)
+    record = {"rows": rows, "refused": refused if guard.calibration else None}
+    return {**record, **({"unread": unread} if unread else {})}

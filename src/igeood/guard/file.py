@@ -13,7 +13,7 @@ from igeood.calibration import Calibration
 from igeood.detectors import METHODS, Detector, method_name
 from igeood.detectors import detector as make_detector
 from igeood.errors import GuardFileError, InputError
-from igeood.files import read_record, record_kind, write_record
+from igeood.files import read_record, record_head, write_record
 from igeood.guard.guard import Guard
 from igeood.guard.health import STEPS, Finding
 from igeood.guard.inputs import ArrayInputs, ModelInputs
@@ -57,7 +57,7 @@ def save(guard: Guard, path: str | os.PathLike[str]) -> None:
 def check_replaceable(path: str | os.PathLike[str]) -> None:
     """Raise if there is a file that is no guard, and not empty: it may be somebody's only copy."""
     there = Path(path)
-    if there.is_file() and there.stat().st_size and record_kind(there) != "guard":
+    if there.is_file() and there.stat().st_size and record_head(there).get("kind") != "guard":
         raise InputError(f"path: {path} is there, and is no guard's file; name another file, or remove it first")
 
 
