@@ -15,6 +15,8 @@ from pathlib import Path
 from threading import Thread
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -61,6 +63,8 @@ def few(made, tmp_path, monkeypatch):
     logits = np.random.default_rng(1).normal(size=(30, 10)).astype(np.float32)
     for name in ("in/a.parquet", "in/b.npz", "in/sub/a.parquet"):
         igeood.write_logits(name, logits + len(name))
+    Path("empty").mkdir()
+    pq.write_table(pa.table({"logits": pa.array([], pa.list_(pa.float32()))}), "empty/none.parquet")
     Path("text").mkdir()
     for name in ("t.csv", "u.jsonl"):
         run("score", "guard.safetensors", "in/a.parquet", "--out", name)
@@ -78,10 +82,11 @@ def contents(folder):
 
 
 def test_each_output_is_what_scoring_that_file_alone_writes(few):
-    record = json.loads(run("score", "guard.safetensors", "in", "text/*", "--out", "out/", "--json").stdout)
-    assert (record["files"], record["rows"]) == (5, 150)
+    record = json.loads(run("score", "guard.safetensors", "in", "text/*", "empty", "--out", "out/", "--json").stdout)
+    assert (record["files"], record["rows"]) == (6, 150)
     pairs = {"in/a.parquet": "a.parquet", "in/b.npz": "b.npz.parquet", "in/sub/a.parquet": "sub/a.parquet",
-             "text/t.csv": "t.csv", "text/u.jsonl": "u.jsonl"}  # fmt: skip
+             "text/t.csv": "t.csv", "text/u.jsonl": "u.jsonl", "empty/none.parquet": "none.parquet"}  # fmt: skip
+    assert pq.read_table("out/none.parquet").drop(["id"]).schema == pq.read_table("out/a.parquet").drop(["id"]).schema
     assert set(contents("out")) == {*pairs.values(), "_manifest.json"}
     for source, output in pairs.items():
         assert (
@@ -315,10 +320,20 @@ def cluster(tmp_path_factory):
 
 
 @linux
-def test_ray_gives_the_same_files_though_a_worker_and_a_driver_are_killed(made, tmp_path, cluster):
-    out, whole = tmp_path / "out", contents(made / "whole")
+def test_ray_gives_the_same_files_though_a_worker_is_killed(made, tmp_path, cluster):
+    out = tmp_path / "out"
     with start(made, out, "--engine", "ray", "--address", cluster) as driver:
         kill_one(out, driver)
+        record = json.loads(driver.communicate(timeout=PATIENCE)[0])
+    assert (driver.returncode, record["done"], record["rows"], record["failed"]) == (0, 12, 180_000, {})
+    assert contents(out) == contents(made / "whole")
+
+
+@linux
+@pytest.mark.slow
+def test_ray_goes_on_after_a_driver_was_killed_and_fits_the_same_guard(made, tmp_path, cluster):
+    out, whole = tmp_path / "out", contents(made / "whole")
+    with start(made, out, "--engine", "ray", "--address", cluster) as driver:
         while not list(out.rglob("*.parquet")):
             time.sleep(0.01)
         driver.kill()
