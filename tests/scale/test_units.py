@@ -235,11 +235,11 @@ def test_a_unit_whose_workers_die_is_tried_ten_times_and_the_others_are_done():
 
 
 def writers(folder):
-    """Processes that have a file open which is not whole yet."""
-    for process in Path("/proc").glob("[0-9]*") if any(folder.rglob("*.part")) else ():
+    """Processes that have an output open which is not whole yet."""
+    for process in Path("/proc").glob("[0-9]*") if any(folder.rglob("*.parquet.part")) else ():
         with contextlib.suppress(OSError):  # it may end, and so may its files
             files = [file.readlink() for file in (process / "fd").iterdir()]
-            if any(folder in file.parents and file.suffix == ".part" for file in files):
+            if any(folder in file.parents and file.name.endswith(".parquet.part") for file in files):
                 yield int(process.name)
 
 
