@@ -324,7 +324,10 @@ def test_ray_gives_the_same_files_though_a_worker_is_killed(made, tmp_path, clus
     out = tmp_path / "out"
     with start(made, out, "--engine", "ray", "--address", cluster) as driver:
         kill_one(out, driver)
-        record = json.loads(driver.communicate(timeout=PATIENCE)[0])
+        printed, said = driver.communicate(timeout=PATIENCE)
+    assert driver.returncode == 0, said
+    assert printed, said
+    record = json.loads(printed)
     assert (driver.returncode, record["done"], record["rows"], record["failed"]) == (0, 12, 180_000, {})
     assert contents(out) == contents(made / "whole")
 
