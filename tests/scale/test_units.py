@@ -15,6 +15,8 @@ from pathlib import Path
 from threading import Thread
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -78,10 +80,13 @@ def contents(folder):
 
 
 def test_each_output_is_what_scoring_that_file_alone_writes(few):
+    pq.write_table(
+        pa.table({"logits": pa.array([], pa.list_(pa.float32()))}), "in/none.parquet"
+    )  # as Spark leaves some
     record = json.loads(run("score", "guard.safetensors", "in", "text/*", "--out", "out/", "--json").stdout)
-    assert (record["files"], record["rows"]) == (5, 150)
+    assert (record["files"], record["rows"]) == (6, 150)
     pairs = {"in/a.parquet": "a.parquet", "in/b.npz": "b.npz.parquet", "in/sub/a.parquet": "sub/a.parquet",
-             "text/t.csv": "t.csv", "text/u.jsonl": "u.jsonl"}  # fmt: skip
+             "in/none.parquet": "none.parquet", "text/t.csv": "t.csv", "text/u.jsonl": "u.jsonl"}  # fmt: skip
     assert set(contents("out")) == {*pairs.values(), "_manifest.json"}
     for source, output in pairs.items():
         assert (
@@ -116,6 +121,7 @@ def test_what_is_there_is_left_unless_its_input_changed_or_force_is_given(few):
         code, _, _, said = done(*words)
         assert (code, message in said) == (2, True), said
         assert contents("out") == before or "--force" in words
+    Path("out/a.parquet").write_bytes(b"stray")
     assert done("bare.safetensors", "in", "--force")[:3] == (0, 4, 0)
     noted = json.loads(Path("out/_manifest.json").read_text())
     Path("out/_manifest.json").write_text(json.dumps({**noted, "units": {"../guard.safetensors": [0, 0]}}))

@@ -86,7 +86,9 @@ def _judged(guard: Guard, block: Any, on_error: str) -> tuple[dict[str, Any], di
     refused: dict[int, str] | None = {} if on_error == "refuse" else None
     if len(block) == 0:  # nothing tells how wide it would be
         widths, n_classes = guard.detector.widths_, guard.detector.n_classes_
-        block = Outputs.checked(torch.empty(0, n_classes), {name: torch.empty(0, k) for name, k in widths.items()})
+        block = Outputs.checked(
+            torch.empty(0, n_classes), {name: torch.empty(0, k) for name, k in widths.items()}, None
+        )
     score, label, _ = guard._judge(block, refused=refused)
     columns: dict[str, Any] = {"score": score.cpu().numpy()}
     if guard.calibration is not None:
