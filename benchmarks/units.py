@@ -67,13 +67,12 @@ def score_while_killing(kills: int, draw: random.Random) -> int:
     for is_last in (False, True):
         with subprocess.Popen([*SCORE, "killed/", *RAY], stdout=subprocess.DEVNULL) as driver:  # noqa: S603
             while driver.poll() is None and time.monotonic() < end:
-                time.sleep(draw.uniform(0.05, 0.5))
-                working = workers_of(driver.pid)
-                if working and killed < (kills if is_last else kills // 2):
+                time.sleep(draw.uniform(0.1, 1.0))
+                if not is_last and len(list(Path("killed").glob("*.parquet"))) >= FILES // 3:
+                    driver.kill()
+                elif killed < kills and (working := workers_of(driver.pid)):
                     os.kill(draw.choice(working), signal.SIGKILL)
                     killed += 1
-                elif not is_last and killed >= kills // 2:
-                    driver.kill()
         assert (driver.returncode == 0) or not is_last
         there = len(list(Path("killed").glob("*.parquet")))
         print(f"driver ended with {driver.returncode}: {there} files, {killed} kills", flush=True)

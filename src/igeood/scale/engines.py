@@ -220,9 +220,8 @@ def _reach(address: str) -> None:
     try:
         with socket.create_connection((host.strip("[]"), int(port)), REACH) as link:
             link.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
-            problem = (
-                None if link.recv(1) in (b"\0", b"\x15") else "another service answers"
-            )  # settings; or TLS's alert
+            is_ray = link.recv(1) in (b"\0", b"\x15")  # HTTP/2's settings, or an alert of TLS
+        problem = "" if is_ray else "another service answers"
     except OSError as error:
         problem = str(error)
     if problem:

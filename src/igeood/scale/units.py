@@ -72,7 +72,7 @@ def do_units(
         old = _noted(folder, recipe, force)
         files = {unit: Path(source).stat() for unit, source in units.items()}
         new = {unit: [file.st_size, file.st_mtime_ns] for unit, file in files.items()}
-        for unit in old if force else [unit for unit in new if new[unit] != old.get(unit)]:
+        for unit in {*old, *new} if force else [unit for unit in new if new[unit] != old.get(unit)]:
             (folder / unit).unlink(missing_ok=True)  # before the manifest says otherwise
         noted = {"schema": SCHEMA, "igeood": __version__, "recipe": recipe, "units": {**({} if force else old), **new}}
         write_whole(folder / MANIFEST, json.dumps(noted, indent=1).encode())
