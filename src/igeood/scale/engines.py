@@ -8,7 +8,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from functools import partial
 from importlib.util import find_spec
 from threading import Thread
@@ -173,12 +173,15 @@ class Ray:
         self._ray: Any = ray
 
     def __enter__(self) -> "Ray":
+        self._stdout = redirect_stdout(sys.stderr)  # Ray prints there of workers that die
+        self._stdout.__enter__()
         self._start()
         self._task = self._ray.remote(num_cpus=1, max_retries=0)(attempt)  # who drives counts the deaths
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ray.shutdown()
+        self._stdout.__exit__(None, None, None)
 
     def _start(self, tries: int = 3) -> None:
         """Connect; a local cluster's parts may miss each other where the machine is busy."""
