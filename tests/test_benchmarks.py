@@ -21,6 +21,7 @@ HELPERS = {
     "health",
     "access",
     "ranks",
+    "rates",
     "units",
 }
 SCRIPTS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in HELPERS)
