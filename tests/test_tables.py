@@ -1,5 +1,7 @@
 """Tables of logits: what is written comes back, in blocks that do not depend on the layout; bad files say where."""
 
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -247,3 +249,16 @@ def test_writing_what_does_not_fit(tmp_path, suffix):
         with pytest.raises(InputError, match=message):
             write_logits(tmp_path / f"a{suffix}", *arguments, **options)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
+def test_reading_holds_a_block_of_a_file_and_not_the_file(tmp_path):
+    values = np.zeros((20_000, 100), np.float32)
+    column = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), 100)
+    table = pa.table({"logits": column})
+    with pq.ParquetWriter(tmp_path / "a.parquet", table.schema, compression="none", use_dictionary=False) as writer:
+        for _ in range(20):  # 160 MB
+            writer.write_table(table)
+    statm = Path("/proc/self/statm")
+    held = [int(statm.read_text().split()[1]) * 4096 / 1e6 for _ in read_logits(tmp_path / "a.parquet")]
+    assert max(held) - held[0] < 60.0
