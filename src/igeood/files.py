@@ -16,7 +16,7 @@ from typing import IO, Any
 import torch
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load, save, save_file
+from safetensors.torch import load, save
 from torch import Tensor
 
 from igeood.errors import GuardFileError, InputError
@@ -87,9 +87,7 @@ def only_one(path: PathLike, what: str, *, patience: float = 0.0) -> Iterator[No
 
 def write_record(path: PathLike, record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Write a record (JSON values) and its tensors to one safetensors file."""
-    plain, about = _sealed(record, tensors)
-    with whole(path) as file:
-        save_file(plain, file.name, about)  # it makes no copy in memory
+    write_whole(path, record_bytes(record, tensors))
 
 
 def record_bytes(record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
@@ -104,7 +102,7 @@ def _sealed(record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[d
     shared = {place for place in places if places.count(place) > 1}
     plain = {n: t.clone() if t.untyped_storage().data_ptr() in shared else t for n, t in plain.items()}
     full = {"schema": SCHEMA, "igeood": __version__, **record}
-    return plain, {"igeood": json.dumps({**full, "sha256": _digest(full, plain)}, sort_keys=True)}
+    return plain, {"igeood": json.dumps({**full, "sha256": digest(full, plain)}, sort_keys=True)}
 
 
 def record_head(path: PathLike) -> dict[str, Any]:
@@ -164,14 +162,14 @@ def _checked(
         problem = f"has schema {schema}, written by igeood {record.get('igeood')}; upgrade igeood"
     elif record.get("kind", kind) != kind:
         problem = f"holds a {record['kind']}, not a {kind}; give a {kind} file"
-    elif record.pop("sha256", None) != _digest(record, tensors) or not intact:
+    elif record.pop("sha256", None) != digest(record, tensors) or not intact:
         problem = "is damaged: its SHA-256 does not match; fetch a whole copy"
     else:
         return record, tensors
     raise GuardFileError(f"path: {source} {problem}")
 
 
-def _digest(record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+def digest(record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 of a record and of its tensors' names, types, shapes and values."""
     digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):

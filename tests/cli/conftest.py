@@ -58,6 +58,7 @@ def made(known, tmp_path_factory):
         igeood.write_logits(folder / f"{name}.parquet", outputs, ids=[f"{name}-{i}" for i in range(400)])
         igeood.write_logits(folder / f"{name}.npz", outputs)
     guard = igeood.black_box().fit(known.train.logits, known.train.labels)
+    guard.summary.save(folder / "train.summary")
     guard.save(folder / "fitted.safetensors")
     guard.calibrate(known.held_out.logits).save(folder / "guard.safetensors")
     return folder

@@ -14,6 +14,7 @@ COMMANDS |= {f"data {name}": command for name, command in GROUP.commands.items()
 # A call of each command that works, in the folder of the fixture `place`.
 GOOD = {
     "fit": {"train": "train.npz", "out": "new.safetensors"},
+    "merge": {"summaries": "train.summary", "out": "new.safetensors"},
     "tune": {"guard": "fitted.safetensors", "train": "train.npz", "id_data": "held_out.npz", "ood": "ood.npz"},
     "calibrate": {"guard": "fitted.safetensors", "id_data": "held_out.npz"},
     "score": {"guard": "guard.safetensors", "data": "test.npz"},
@@ -35,7 +36,8 @@ BAD = {
     "validation": "nope", "results": "none", "name": "table-9", "network": "resnet", "names": "cifar-1",
     "bench.out": "train.npz", "demo.out": "train.npz", "paper.out": "train.npz", "train.data": "cifar-1",
     "train.out": "new.txt", "bench.ood": "folder:none", "paper.networks": "none.safetensors",
-    "calibrate.label_column": None, "score.label_column": None,
+    "summary": "train.npz/new", "summaries": "none", "budget": "lots", "address": "nope", "classes": "none.txt",
+    "options": "magic", "tune.summary": "none", "calibrate.label_column": None, "score.label_column": None,
 }  # fmt: skip
 
 

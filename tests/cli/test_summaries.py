@@ -34,8 +34,11 @@ def test_a_merged_guard_is_that_of_all_rows(good, parts, known, options):
     assert merged == {**whole, "out": "g.safetensors"}
     expected = igeood.load("whole.safetensors").score(known.test)
     torch.testing.assert_close(igeood.load("g.safetensors").score(known.test), expected, rtol=1e-9, atol=1e-9)
-    total = json.loads(good("merge", parts[0].with_suffix(".safetensors"), "parts", "--summary", "t", "--json"))
-    assert total["samples"] == 400 + int((known.train.labels < 3).sum())
+    parts[0].with_suffix(".safetensors").rename(parts[0].with_name("deep.safetensors"))
+    deep = parts[0].parent / "deep"
+    deep.mkdir()
+    parts[0].with_name("deep.safetensors").rename(deep / "0.safetensors")
+    assert json.loads(good("merge", "parts", "--summary", "t", "--json"))["samples"] == 400
 
 
 def test_a_guard_is_tuned_from_a_summary_as_from_the_rows(good, files):
@@ -86,6 +89,10 @@ def test_a_summary_of_images_keeps_how_they_were_prepared(good, images, monkeypa
         (["merge", "s", "--out", "s", "--force"], "out: s is what the command reads"),
         (["merge", "s", "--probabilities", "--out", "g"], "summary: probabilities differ"),
         (["merge", "s", "--classes", "names", "--out", "g"], "classes: 2 names for 10 classes"),
+        (["merge", "s", "./s", "--out", "g"], "s: is named twice; name each summary once"),
+        (["merge", ".", "--out", "g"], "out: g is a folder, or in one that is read"),
+        (["merge", "s", "--summary", "train.npz/"], "out: train.npz/ is a folder"),
+        (["fit", "train.parquet", "--out", "guard.safetensors/"], "out: guard.safetensors/ is there already"),
         (["merge", "torn", "--out", "g"], "torn is damaged, or no summary file"),
         (["tune", "guard.safetensors", "--id", "held_out.npz"], "give --train, or --summary in its place"),
         (["fit", "train.parquet", "--out", "g", "--memory", "lots"], "expected a size such as 512MB, got 'lots'"),

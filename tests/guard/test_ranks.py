@@ -85,6 +85,14 @@ def fail(rank, _, folder):
         yield x[:9], y[:9]
         raise OSError("disk is gone")
 
+    def interrupted():
+        yield x[:9], y[:9]
+        raise KeyboardInterrupt
+
+    def seven(rank):
+        rows = TensorDataset(x[:7], y[:7])
+        return DataLoader(rows, 2, sampler=DistributedSampler(rows, 2, rank))
+
     cases = {
         "failing": lambda: black_box(model).fit(broken() if rank else (x, y)),
         "labels": lambda: black_box().fit(logits, labels + 9 * rank),
@@ -96,6 +104,12 @@ def fail(rank, _, folder):
         "few": lambda: black_box().fit(logits, labels).calibrate(-logits[: 5 + rank]),
         "names": lambda: black_box().fit(logits, labels, classes=["a"] * (4 + rank)),
         "unfitted": lambda: fitted.score(logits),
+        "options": lambda: black_box(temperature=1.0 + rank).fit(logits, labels),
+        "guards": lambda: black_box().fit(logits[rank:], labels[rank:], group=False).calibrate(logits),
+        "promises": lambda: black_box().fit(logits, labels).calibrate(logits, 0.9 - 0.1 * rank),
+        "budget": lambda: black_box().fit(logits, labels, budget=(1 << 20) * (1 - rank)),
+        "interrupt": lambda: black_box(model).fit(interrupted() if rank else (x, y)),
+        "padded": lambda: len(black_box(model).fit((x, y)).calibrate((x, y)).predict(seven(rank)).score),
         "wrapped": lambda: black_box(wrapped).fit([(x, y)] * (1 + rank)).summary.rows,
         "alone": lambda: black_box(method="energy").fit(logits[rank:], group=False).summary.rows,
     }
@@ -105,7 +119,7 @@ def fail(rank, _, folder):
 def outcome(case):
     try:
         return case()
-    except Exception as error:  # noqa: BLE001
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001
         return f"{type(error).__name__}: {error}"
 
 
@@ -187,7 +201,7 @@ def test_ranks_with_shards_are_one_process_with_all(folder, kind, size):
 
 def test_the_samples_that_a_sampler_repeats_are_counted(folder):
     first, second, alone = ((folder / f"log-work-{log}.txt").read_text() for log in ("3-0", "3-1", "1-0"))
-    for name in ("data", "id_data", "x", "logits"):
+    for name in ("data", "id_data", "x"):
         assert f"{name}: left out 1 samples, which the DistributedSampler repeats so that 3 ranks" in first
     assert second == alone == ""
 
@@ -200,6 +214,8 @@ def test_an_error_ends_all_ranks(folder):
         ("names", 1, "InputError: classes: 5 names for 4"),
         ("unfitted", 1, "NotReadyError: score: the guard is not fitted"),
         ("empty", 0, "InputError: summary: was made with model"),
+        ("budget", 1, "InputError: budget: expected a number of bytes"),
+        ("interrupt", 1, "KeyboardInterrupt:"),
     ):
         assert told[rank][name].startswith(message), told
         assert told[1 - rank][name].startswith(f"IgeoodError: rank {rank}: {message}"), told
@@ -209,10 +225,14 @@ def test_an_error_ends_all_ranks(folder):
         ("model", "InputError: rank 1: summary: model differ"),
         ("no rows", "InputError: data: no training row"),
         ("few", "InputError: id_data: 11 samples cannot promise"),
+        ("options", "InputError: group: rank 1 has other method and options than rank 0"),
+        ("guards", "InputError: group: rank 1 has other guards or options than rank 0"),
+        ("promises", "InputError: group: rank 1 has other guards or options than rank 0"),
     ):
         assert told[0][name] == told[1][name]
         assert told[0][name].startswith(message), told
     assert [each["alone"] for each in told] == [203, 202]
+    assert [each["padded"] for each in told] == [4, 4]  # a verdict for each row that the loader gives
     assert [each["wrapped"] for each in told] == [3 * 203] * 2
 
 

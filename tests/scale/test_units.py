@@ -66,8 +66,6 @@ def few(made, tmp_path, monkeypatch):
     Path("empty").mkdir()
     pq.write_table(pa.table({"logits": pa.array([], pa.list_(pa.float32()))}), "empty/none.parquet")
     Path("text").mkdir()
-    for name in ("t.csv", "u.jsonl"):
-        run("score", "guard.safetensors", "in/a.parquet", "--out", name)
     lists = [json.dumps({"logits": row.tolist()}) for row in logits]
     Path("text/u.jsonl").write_text("\n".join(lists))
     Path("text/t.csv").write_text("logits\n" + "".join(f'"{row.tolist()}"\n' for row in logits))
@@ -122,6 +120,17 @@ def test_what_is_there_is_left_unless_its_input_changed_or_force_is_given(few):
         assert (code, message in said) == (2, True), said
         assert contents("out") == before or "--force" in words
     Path("out/a.parquet").write_bytes(b"stray")
+    assert done(*score, "--force")[:3] == (0, 4, 0)
+    assert done("guard.safetensors", "in/a.parquet", "--force")[:3] == (0, 1, 0)
+    assert {*contents("out")} - {"_manifest.json"} == {"a.parquet", "b.npz.parquet", "new.parquet", "sub/a.parquet"}
+    igeood.write_logits("other/a.parquet", np.eye(10) * 5)
+    said = done("guard.safetensors", "other")[3]
+    assert re.search(r"out: out/a.parquet was made of .*/in/a.parquet, not of .*/other/a.parquet; name another", said)
+    igeood.write_logits("in/mine.parquet", np.eye(10) * 5)
+    Path("out/mine.parquet").write_bytes(b"mine")
+    assert "out/mine.parquet is there, and the manifest does not have it" in done(*score)[3]
+    Path("out/mine.parquet").unlink()
+    Path("in/mine.parquet").unlink()
     assert done("bare.safetensors", "in", "--force")[:3] == (0, 4, 0)
     noted = json.loads(Path("out/_manifest.json").read_text())
     Path("out/_manifest.json").write_text(json.dumps({**noted, "units": {"../guard.safetensors": [0, 0]}}))
@@ -204,9 +213,11 @@ def test_fit_adds_the_files_summaries_in_order_and_goes_on_after_a_failure(few):
     assert json.loads(run(*fit, "--summary", "sums/", "--json").stdout)["samples"] == 90
     assert sorted(contents("sums")) == ["0.parquet.safetensors", "1.parquet.safetensors", "2.parquet.safetensors",
                                         "_manifest.json"]  # fmt: skip
+    Path("other.safetensors.parts").mkdir()
+    Path("other.safetensors.parts/.mine").touch()
     assert run("fit", "train", "--method", "energy", "--out", "other.safetensors", "--workers", "1").exit_code == 0
     assert Path("other.safetensors").read_bytes() == Path("new.safetensors").read_bytes()
-    assert not Path("other.safetensors.parts").exists()
+    assert [path.name for path in Path("other.safetensors.parts").iterdir()] == [".mine"]
     assert run("merge", "sums", "--method", "energy", "--out", "merged.safetensors").exit_code == 0
     assert Path("merged.safetensors").read_bytes() == Path("new.safetensors").read_bytes()
     scores = [
@@ -230,7 +241,7 @@ def test_a_unit_whose_workers_die_is_tried_ten_times_and_the_others_are_done():
 
     engine, seen = Deadly(), []
     units = {name: (name,) for name in ("a", "poison", "b", "c")}
-    ends = engines.run(contextlib.nullcontext(engine), str.upper, units, lambda *report: seen.append(report))
+    ends = engines.run(engine, str.upper, units, lambda *report: seen.append(report))
     assert ends == {"a": "A", "b": "B", "c": "C", "poison": engines.DIED}
     assert (engine.calls, seen[-1]) == (3 + engines.TRIES, ("files", 4, 4))
 
@@ -244,12 +255,12 @@ def writers(folder):
                 yield int(process.name)
 
 
-def kill_one(folder, driver):
+def kill_one(folder, driver, by=signal.SIGKILL):
     """Kill a process that writes below a folder."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end and driver.poll() is None:
         for pid in writers(folder):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, by)
             return pid
         time.sleep(0.005)
     driver.kill()
@@ -265,7 +276,7 @@ def start(made, out, *words):
 def test_dead_workers_are_replaced_and_a_dead_driver_leaves_whole_files(made, tmp_path):
     out, whole = tmp_path / "out", contents(made / "whole")
     with start(made, out, "--workers", "2") as driver:
-        killed = {kill_one(out, driver), kill_one(out, driver)}
+        killed = {kill_one(out, driver), kill_one(out, driver, signal.SIGTERM)}
         while not list(out.rglob("*.parquet")):
             time.sleep(0.01)
         driver.kill()

@@ -1,5 +1,6 @@
 """What the commands on guards share: where models and samples come from, and which files may be replaced."""
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +31,7 @@ _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 def _bytes(_: click.Context, __: click.Parameter, text: str) -> int:
     """Bytes from text such as 512MB or 1.5GiB."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]?)(i?)b?", text.strip().lower())
-    if found is None:
+    if found is None or not float(found[1]):
         raise click.BadParameter(f"expected a size such as 512MB, got {text!r}")
     number, unit, binary = found.groups()
     return int(float(number) * (1024 if binary else 1000) ** _UNITS[unit])
@@ -110,6 +111,10 @@ def sum_of(names: Sequence[str], report: Progress) -> "Summary":
     from igeood.summary import Summary
 
     paths = [path for name in names for path in _found(name)]
+    files = [os.path.realpath(path) for path in paths]
+    if len(set(files)) < len(files):
+        twice = next(path for path, file in zip(paths, files, strict=True) if files.count(file) > 1)
+        raise InputError(f"{twice}: is named twice; name each summary once")
     total = None
     for done, path in enumerate(paths, 1):
         part = Summary.load(path)
@@ -122,13 +127,16 @@ def sum_of(names: Sequence[str], report: Progress) -> "Summary":
 
 
 def _found(name: str) -> list[str]:
-    """The files that a name stands for: itself, or in order those of a folder or a pattern."""
-    if Path(name).is_file():
+    """The files that a name stands for: itself; those of a folder, all that its manifest has; or of a pattern."""
+    path, manifest = Path(name), Path(name, "_manifest.json")
+    if path.is_file():
         return [name]
-    paths = sorted(glob(f"{name}/*.safetensors" if Path(name).is_dir() else name, recursive=True))  # noqa: PTH207
+    if manifest.exists():  # a summary that is missing is an error, not a smaller sum
+        return [str(path / unit) for unit in json.loads(manifest.read_bytes())["units"]]
+    paths = [*map(str, path.rglob("*.safetensors"))] if path.is_dir() else glob(name, recursive=True)  # noqa: PTH207
     if not paths:
         raise InputError(f"{name}: no summary there; give files that `igeood fit --summary` wrote")
-    return paths
+    return sorted(paths)
 
 
 def load_guard(path: str, options: Options) -> "Guard":

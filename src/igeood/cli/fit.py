@@ -30,9 +30,7 @@ _OPTIONS: tuple[Decorator, ...] = (
 
 def build_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that say which guard to make."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+    return _shared.model_options(command, _OPTIONS)
 
 
 @click.command()
@@ -97,14 +95,14 @@ def _fit_each(
     as_json: bool, where: dict[str, Any], given: dict[str, Any],
 ) -> None:  # fmt: skip
     """Sum up each file in a folder, add the summaries in the order of the files, and fit the guard."""
-    import shutil
-
     from igeood.scale.engines import choose
     from igeood.scale.fitting import BUILD, summarise_file
-    from igeood.scale.units import do_units, find_units
+    from igeood.scale.units import do_units, find_units, remove_units
 
     if guard.inputs.model is not None:
         raise InputError("model: images are summed up in one process; leave --workers and --engine out, name one file")
+    if given["classes"] is not None and out is None:
+        raise InputError("classes: summaries of files have no names; give --classes to `igeood merge`")
     units, columns = find_units(train, folder, ".safetensors", ()), _shared.column_names(given)
     options = {name: given[name] for name in ("access", *BUILD, "options")}
     recipe = {"kind": "fit", **options, "columns": columns, "memory": budget}
@@ -124,7 +122,7 @@ def _fit_each(
     else:
         write(guard, total, out, as_json)
     if folder != summary:
-        shutil.rmtree(folder)
+        remove_units(folder, units)
     return None
 
 
@@ -133,7 +131,7 @@ def check_targets(out: str | None, summary: str | None, force: bool, sources: Se
     if out is None and summary is None:
         raise click.UsageError("give --out for a guard, or --summary for a part of it")
     for path, is_guard in ((out, True), (summary, False)):
-        if path is not None and not _shared.is_folder(path):
+        if path is not None and (is_guard or not _shared.is_folder(path)):
             check_out(path, force, *sources, guard=is_guard)
 
 

@@ -1,5 +1,7 @@
 """`igeood merge`: a guard from what several parts of the training data add up to."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -7,6 +9,7 @@ import click
 from igeood.cli import _shared
 from igeood.cli._shared import load_model
 from igeood.cli.fit import about, build_options, check_targets, name_classes, write
+from igeood.errors import InputError
 from igeood.terminal import FILE, progress_bars, show
 
 
@@ -26,6 +29,7 @@ def merge(
     """
     from igeood.scale.fitting import build
 
+    _check_elsewhere([*filter(None, (out, summary))], summaries)
     check_targets(out, summary, force, summaries)
     model = load_model(given)
     with progress_bars() as report:
@@ -45,3 +49,11 @@ def merge(
         for name in ("mean", "std"):
             setattr(guard.inputs, name, preparation[name] * (3 // len(preparation[name])))
     write(guard, total, out, as_json)
+
+
+def _check_elsewhere(targets: Sequence[str], sources: Sequence[str]) -> None:
+    """Raise if a file would be written into a folder that is read: the next merge would add it."""
+    folders = [Path(name).resolve() for name in sources if Path(name).is_dir()]
+    for target in targets:
+        if target.endswith("/") or any(folder in Path(target).resolve().parents for folder in folders):
+            raise InputError(f"out: {target} is a folder, or in one that is read; name a file elsewhere")

@@ -42,7 +42,7 @@ def score(
     if out is not None and _shared.is_folder(out):
         return _score_each(guard, data, out, on_error, force, as_json, given, options)
     if any(given.values()):
-        raise InputError("workers, engine: do many files, one output for each; give --out a folder, with / at its end")
+        raise InputError("workers, engine, address: do many files; give --out a folder, with / at its end")
     if out is not None:
         check_out(out, force, guard, *data, guard=False)
     from igeood.scale.scoring import write_scores

@@ -320,6 +320,9 @@ def log_probabilities(probabilities: Tensor, first: int = 0, refused: Refused | 
     `first` and `refused` as in `Outputs`.
     """
     bad, uniform = is_no_distribution(probabilities), 1.0 / probabilities.shape[1]
-    problem, cure = "a negative entry, or a sum that is not 1", "renormalise rounded ones; of logits, leave the option"
+    problem, cure = (
+        "a negative entry, or a sum that is not 1",
+        "renormalise rounded ones; of logits, leave probabilities=False",
+    )
     fine = without(bad, probabilities, "probabilities", problem, cure, first, refused, uniform)
     return torch.log(fine.double().clamp(min=1e-300))  # so that a 0 has a gradient: none

@@ -15,6 +15,7 @@ from igeood.calibration import Calibration, Guarantee, needed_samples
 from igeood.detectors import Detector, method_name
 from igeood.detectors import detector as make_detector
 from igeood.errors import InputError, NotReadyError
+from igeood.files import digest
 from igeood.guard import health
 from igeood.guard.explain import Explanation, explain
 from igeood.guard.health import STEPS, Finding
@@ -25,7 +26,7 @@ from igeood.guard.names import class_names
 from igeood.guard.ranks import Group, Ranks
 from igeood.guard.tuning import Progress, Search, Tuning, Validation, tune_detector, tune_on_id
 from igeood.guard.verdict import Verdict
-from igeood.model.batches import CHUNK, is_batch, sampled_places
+from igeood.model.batches import CHUNK, is_batch, sampled_places, unpadded
 from igeood.model.failing import LostError
 from igeood.model.reader import random_state_kept
 from igeood.model.step import check_epsilon
@@ -137,21 +138,30 @@ class Guard:
         """
         params, epsilon = self._first
         fresh, ranks = type(self.detector)(**params), Ranks(group)
+        ranks.check_same(self._identity(fresh, epsilon), "method and options")
         inputs, summary = learn(self.inputs, fresh, ranks, (data, labels, ids), budget)
-        inputs.epsilon, names = epsilon, None
+        inputs.epsilon, names, scores = epsilon, None, torch.empty(0)
         with ranks.agreed():
             names = class_names(classes, fresh.n_classes_, summary, inputs.bare, self)
+            scores = self._sample_scores(fresh, summary, epsilon)
         names = tuple(ranks.first(names) or ()) or None
         self.detector, self.inputs, self.summary, self.classes = fresh, inputs, summary, names
         self.tuning = self.calibration = None
         self.fitted_on, self._tuned_on = Known.of_summary(summary), self._first_tuned_on
-        self._score_training_sample()
-        self._training_scores = next(ranks.each(self._training_scores))
+        self._training_scores = next(ranks.each(scores))
         return self._report("fit", health.of_fit(fresh, summary, self._training_scores))
 
-    def _score_training_sample(self) -> None:
+    @staticmethod
+    def _sample_scores(detector: Detector, summary: Summary | None, epsilon: float) -> Tensor:
         """For `calibrate` to compare; with an input step there is nothing to compare."""
-        self._training_scores = health.training_scores(self.detector, None if self.epsilon else self.summary)
+        return health.training_scores(detector, None if epsilon else summary)
+
+    def _identity(self, detector: Detector, *options: Any) -> str:
+        """A fingerprint of what must be the same on all ranks: the detector and all it has learnt, and options."""
+        about = {"kind": repr(detector), "params": repr(detector.params()), "options": repr((self.access, *options))}
+        is_fitted = hasattr(detector, "n_classes_")
+        state = {name: value.detach().cpu() for name, value in detector.state().items()} if is_fitted else {}
+        return digest(about, {**state, "used": torch.from_numpy(self._tuned_on.keys.view(np.int64))})
 
     def with_options(self, **options: Any) -> "Guard":
         """The guard with other options of its method, such as `solver="sgd"`; fit it."""
@@ -213,7 +223,7 @@ class Guard:
         check_epsilon(attack, "attack")
         self.inputs.check_weights(strict=True)
         id_data = self.inputs.named(id_data, ids, "id_data")
-        validation = Validation(self.inputs, id_data, ood, share, seed, attack, distinct, budget)
+        validation = Validation(self.inputs, id_data, ood, share, seed, attack, distinct, budget // len(epsilons))
         samples = {} if self.summary is None else self.summary.samples
         with random_state_kept(), torch.inference_mode(False), torch.no_grad():
             if ood is None:
@@ -227,7 +237,7 @@ class Guard:
         self.inputs.epsilon = tuning.epsilon
         unlike = [] if distinct else [*health.of_kinds(self.fitted_on, self._tuned_on, validation.used.identified)]
         self._tuned_on = self._tuned_on.joined(validation.used)
-        self._score_training_sample()
+        self._training_scores = self._sample_scores(tuned, self.summary, self.epsilon)
         if tuning.n_ood and tuning.after <= tuning.before:
             log.warning("tune: no more OOD validation samples are refused than before, %.1f%%", 100 * tuning.before)
         worse = [kind for kind, rates in tuning.left_out.items() if rates["tnr"] < rates["before"]]
@@ -274,8 +284,10 @@ class Guard:
             self._check_fitted("calibrate")
             needed_samples(tpr, guarantee, confidence)  # raises for options that nothing can be promised with
             self.inputs.check_weights(strict=True)
-            given = self.inputs.named(id_data, ids, "id_data")
+            given = unpadded(self.inputs.named(id_data, ids, "id_data"), "id_data")
             scores, _, keys = self._judge(given, "id_data", identified=identified)
+        options = (self.epsilon, tpr, guarantee, confidence, distinct)
+        ranks.check_same("" if ranks.alone else self._identity(self.detector, *options), "guards or options")
         scores = ranks.joined(scores.cpu().double())
         keys = ranks.joined(torch.from_numpy(keys.view(np.int64))).numpy().view(np.uint64)
         is_identified = bool(ranks.joined(torch.tensor([all(identified)])).all())
@@ -315,8 +327,10 @@ class Guard:
         with ranks.agreed():
             self._check_fitted("score")
             self.inputs.check_weights(strict=False)
-            scores, _, _ = self._judge(data, refused=collector(on_error))
+            mine = data if ranks.alone else unpadded(data, "x")
+            scores, _, _ = self._judge(mine, refused=collector(on_error))
             places = places if ranks.alone else sampled_places(data)[: len(scores)]
+        ranks.check_same("" if ranks.alone else self._identity(self.detector, self.epsilon), "guards")
         scores, places = ranks.joined(scores if ranks.alone else scores.double()), ranks.joined(places)
         if len(places) == len(scores):
             scores = scores[places.argsort(stable=True).to(scores.device)]

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from igeood.detectors import Detector
 from igeood.detectors.base import warn_of_probabilities
 from igeood.errors import IgeoodWarning, InputError
-from igeood.model.batches import Batch, NoRowsError, at_batch, batches, unpadded
+from igeood.model.batches import Batch, NoRowsError, at_batch, batches
 from igeood.model.failing import LostError, surviving
 from igeood.model.fingerprint import Versions, fingerprint
 from igeood.model.layers import Layers
@@ -158,7 +158,7 @@ def _blocks(source: Any, labels: Any, name: str, refused: Refused | None) -> Ite
     if labels is not None:
         raise InputError(f"labels: {name} come in blocks; give each block its own: (logits, labels)")
     block, first = None, 0
-    for item in unpadded(source, name):
+    for item in source:
         logits, classes = item if isinstance(item, (tuple, list)) and len(item) == 2 else (item, None)
         given: dict[str, Any] = {"labels": classes, "name": name, "first": first, "refused": refused}
         block = item if isinstance(item, Outputs) else Outputs(logits, **given)

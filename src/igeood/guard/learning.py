@@ -14,6 +14,7 @@ from igeood.guard.health import ROWS
 from igeood.guard.inputs import ArrayInputs, ModelInputs
 from igeood.guard.names import class_names
 from igeood.guard.ranks import Ranks
+from igeood.model.batches import unpadded
 from igeood.model.reader import random_state_kept
 from igeood.outputs import Outputs, recut, returned_blocks
 from igeood.summary import BUDGET, Summary
@@ -59,9 +60,10 @@ def learn(
         Bytes of training rows to keep.
     """
     own, (data, labels, ids) = copy.copy(inputs), samples
-    summary = data if isinstance(data, Summary) else Summary(detector.needs, budget=budget)
+    summary = data if isinstance(data, Summary) else Summary(detector.needs)
     with ranks.agreed():
         if summary is not data:
+            summary = Summary(detector.needs, budget=budget)
             read(own, detector, summary, own.named(data, ids, "data"), labels)
     must_follow = summary is data or summary.shape is None
     summary = add_up(summary, ranks)
@@ -79,7 +81,7 @@ def learn(
 
 def read(inputs: Inputs, detector: Detector, summary: Summary, data: Any, labels: Any) -> None:
     """Add training samples to a summary, in one pass, and prepare the inputs for such samples."""
-    before, needs = inputs.weights(), detector.needs
+    before, needs, data = inputs.weights(), detector.needs, unpadded(data, "data")
 
     def outputs() -> Iterator[Outputs]:
         for number, batch in enumerate(filter(len, inputs.batches(data, "data", labels))):

@@ -53,13 +53,20 @@ class Ranks:
         try:
             with suppress(NoRowsError):
                 yield
-        except Exception as error:
+        except BaseException as error:
             with suppress(IgeoodError):  # the rank's own error is the one to see
                 self.texts(" ".join(f"{type(error).__name__}: {error}".split()))
             raise
         for rank, problem in enumerate(self.texts("")):
             if problem:
                 raise IgeoodError(f"rank {rank}: {problem}")
+
+    def check_same(self, mine: str, what: str) -> None:
+        """Raise on all ranks unless they give the same text."""
+        texts = [mine] if self.alone else self.texts(mine)
+        other = next((rank for rank, text in enumerate(texts) if text != texts[0]), None)
+        if other is not None:
+            raise InputError(f"group: rank {other} has other {what} than rank 0; give all ranks the same")
 
     def each(self, mine: Tensor) -> Iterator[Tensor]:
         """Every rank's tensor (n,), in the order of the ranks, of one type and any lengths; held one at a time."""

@@ -117,7 +117,7 @@ class Validation:
     distinct : bool
         Take the OOD samples for others than the in-distribution ones, however equal.
     budget : int
-        Bytes of outputs to hold; of more samples a seeded part is used: a half, a quarter and so on of each set.
+        Bytes of clean outputs to hold; of more samples a seeded part is used: a half, a quarter and so on of each set.
     """
 
     def __init__(
@@ -134,6 +134,8 @@ class Validation:
                 raise InputError(f"{name}: expected samples, got {source!r}; give an array or a loader, or ood='fgsm'")
         self.kinds: dict[str, int] = {}  # samples of each named kind of OOD samples, in order, once they are read
         self.inputs, self.ood, self.share, self.seed, self.attack = inputs, ood, share, seed, attack
+        if budget < 1:
+            raise InputError("budget: too small; give at least a byte for each size of the input step")
         self.distinct, self.limit = distinct, budget / max(2, len(self.sources))
         self.used = Known()  # the in-distribution samples that `see` has read
 
@@ -192,7 +194,7 @@ class Validation:
                 with self.inputs.at(name, number):
                     parts.append(run(batch[rows]))
                 held.append((keys[rows.numpy()], copies[rows.numpy()]))
-            while sum(outputs.nbytes for part in parts for outputs in part) > self.limit:
+            while sum(part[0].nbytes for part in parts) > self.limit:  # the same however many sizes of the step
                 share /= 2.0
                 narrowed(share)
         used = np.concatenate([NO_KEYS, *(keys for keys, _ in held)])

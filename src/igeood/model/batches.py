@@ -109,7 +109,6 @@ def batches(source: Any, name: str = "x", refused: Refused | None = None) -> Ite
     if not isinstance(source, Iterable) or hasattr(source, "column_names"):  # as Hugging Face's data sets have
         cure = "wrap a data set: DataLoader(dataset, batch_size=64)"
         raise InputError(f"{name}: expected a batch or a loader of them, got {type(source).__name__}; {cure}")
-    source = unpadded(source, name)
     number, first = -1, 0
     for number, item in enumerate(source if refused is None else tolerant(source)):
         with at_batch(name, number):

@@ -48,26 +48,21 @@ def choose(engine: str | None, workers: int | None, address: str | None) -> Abst
     return nullcontext(Here()) if workers is None else Processes(workers)
 
 
-def run(
-    engine: AbstractContextManager[Engine], work: Work, units: Mapping[str, tuple[Any, ...]], report: Progress
-) -> Any:
+def run(engine: Engine, work: Work, units: Mapping[str, tuple[Any, ...]], report: Progress) -> dict[str, Any]:
     """Do all units of work, by name with their arguments; return what each returned, or as text why it failed."""
     waiting, deaths, running, outcomes = deque(units), Counter[str](), dict[Any, str](), dict[str, Any]()
-    if not units:
-        return {}
-    with engine as started:
-        while waiting or running:
-            while waiting and len(running) < started.width():
-                name = waiting.popleft()
-                running[started.start(work, *units[name])] = name
-            for handle, outcome in started.finished(list(running)):
-                name = running.pop(handle)
-                deaths[name] += outcome is None
-                if outcome is None and deaths[name] < TRIES:
-                    waiting.append(name)
-                    continue
-                outcomes[name] = DIED if outcome is None else outcome
-                report("files", len(outcomes), len(units))
+    while waiting or running:
+        while waiting and len(running) < engine.width():
+            name = waiting.popleft()
+            running[engine.start(work, *units[name])] = name
+        for handle, outcome in engine.finished(list(running)):
+            name = running.pop(handle)
+            deaths[name] += outcome is None
+            if outcome is None and deaths[name] < TRIES:
+                waiting.append(name)
+                continue
+            outcomes[name] = DIED if outcome is None else outcome
+            report("files", len(outcomes), len(units))
     return outcomes
 
 
@@ -132,7 +127,9 @@ class Processes:
     def finished(self, handles: list[Any]) -> Iterator[tuple[Any, Any]]:
         """Wait for results; a broken pool is replaced."""
         for future in wait(handles, return_when=FIRST_COMPLETED).done:
-            pool, is_dead = self._busy.pop(future), isinstance(future.exception(), BrokenExecutor)
+            pool, is_dead = self._busy.pop(future), isinstance(future.exception(), (BrokenExecutor, SystemExit))
+            if is_dead:  # SystemExit: it was asked to stop
+                pool.shutdown(wait=False)
             self._idle.append(_pool() if is_dead else pool)
             yield future, None if is_dead else future.result()
 
@@ -175,7 +172,11 @@ class Ray:
     def __enter__(self) -> "Ray":
         self._stdout = redirect_stdout(sys.stderr)  # Ray prints there of workers that die
         self._stdout.__enter__()
-        self._start()
+        try:
+            self._start()
+        except InputError:
+            self._stdout.__exit__(None, None, None)
+            raise
         self._task = self._ray.remote(num_cpus=1, max_retries=0)(attempt)  # who drives counts the deaths
         return self
 

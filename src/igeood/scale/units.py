@@ -2,8 +2,8 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -15,6 +15,7 @@ from igeood.terminal import Progress
 from igeood.version import __version__
 
 SCHEMA = 1
+Units = dict[str, list[Any]]  # path, size and time of each output's input
 MANIFEST = "_manifest.json"  # readers of folders leave names with _ out
 KEPT = (".parquet", ".csv", ".jsonl")  # endings of inputs whose outputs have the same name
 
@@ -69,28 +70,63 @@ def do_units(
     """
     folder = Path(out)
     with only_one(folder / ".lock", "out"):
-        old = _noted(folder, recipe, force)
-        files = {unit: Path(source).stat() for unit, source in units.items()}
-        new = {unit: [file.st_size, file.st_mtime_ns] for unit, file in files.items()}
-        for unit in {*old, *new} if force else [unit for unit in new if new[unit] != old.get(unit)]:
-            (folder / unit).unlink(missing_ok=True)  # before the manifest says otherwise
-        noted = {"schema": SCHEMA, "igeood": __version__, "recipe": recipe, "units": {**({} if force else old), **new}}
-        write_whole(folder / MANIFEST, json.dumps(noted, indent=1).encode())
-        places = {unit: os.path.abspath(units[unit]) for unit in units if not (folder / unit).exists()}  # noqa: PTH100
-        given = {unit: (*call[1:], place, str(folder.absolute() / unit)) for unit, place in places.items()}
-        outcomes: dict[str, Any] = run(engine, call[0], given, report)
+        old, is_same = _noted(folder, recipe, force)
+        places = {unit: os.path.abspath(source) for unit, source in units.items()}  # noqa: PTH100
+        files = {unit: Path(place).stat() for unit, place in places.items()}
+        new: Units = {unit: [places[unit], file.st_size, file.st_mtime_ns] for unit, file in files.items()}
+        if not force:
+            _check_ours(folder, old, new)
+        is_there = {unit: not force and new[unit] == old.get(unit) and (folder / unit).exists() for unit in new}
+        given = {
+            u: (*call[1:], places[u], str(folder.absolute() / u)) for u, is_done in is_there.items() if not is_done
+        }
+        with engine if given else nullcontext() as started:
+            for unit in [*given, *(() if is_same else old)]:
+                (folder / unit).unlink(missing_ok=True)  # before the manifest says otherwise
+            noted = {
+                "schema": SCHEMA,
+                "igeood": __version__,
+                "recipe": recipe,
+                "units": {**(old if is_same else {}), **new},
+            }
+            write_whole(folder / MANIFEST, json.dumps(noted, indent=1).encode())
+            outcomes = run(started, call[0], given, report) if started else {}
     for unit, outcome in outcomes.items():
         outcomes[unit] = outcome.removeprefix(f"{places[unit]}: ") if isinstance(outcome, str) else outcome
     return outcomes
 
 
-def _noted(folder: Path, recipe: dict[str, Any], force: bool) -> dict[str, list[int]]:
-    """The inputs of a folder's manifest, by output; none where it is empty. Those of another recipe need `force`."""
+def remove_units(out: str, units: Iterable[str]) -> None:
+    """Remove the output files of a folder and its manifest; then the folders, where nothing else is in them."""
+    folder = Path(out)
+    for name in (*units, MANIFEST):
+        (folder / name).unlink(missing_ok=True)
+    for inner in sorted({parent for name in units for parent in (folder / name).parents}, reverse=True):
+        if inner == folder or folder in inner.parents:
+            with suppress(OSError):
+                inner.rmdir()
+
+
+def _check_ours(folder: Path, old: Units, new: Units) -> None:
+    """Raise if an output of another input, or a file of somebody else, would be replaced."""
+    for unit, (place, *_) in new.items():
+        cure = "name another folder, or give --force"
+        if unit in old and old[unit][0] != place:
+            raise InputError(f"out: {folder / unit} was made of {old[unit][0]}, not of {place}; {cure}")
+        if unit not in old and (folder / unit).exists():
+            raise InputError(f"out: {folder / unit} is there, and the manifest does not have it; {cure}")
+
+
+def _noted(folder: Path, recipe: dict[str, Any], force: bool) -> tuple[Units, bool]:
+    """The inputs of a folder's manifest by output, none where it is empty; and whether its recipe is this one.
+
+    Another recipe needs `force`.
+    """
     path = folder / MANIFEST
     if not path.exists():
         if any(not file.name.startswith(".") for file in folder.iterdir()):
             raise InputError(f"out: {folder} has files, and no {MANIFEST} of igeood's; name another folder")
-        return {}
+        return {}, True
     try:
         noted = json.loads(path.read_bytes())
         before, units = dict(noted["recipe"]), dict(noted["units"])
@@ -103,4 +139,4 @@ def _noted(folder: Path, recipe: dict[str, Any], force: bool) -> dict[str, list[
         if (was := before.get(name)) != (now := recipe[name]):
             problem = f"{folder} was made with another {name} ({was!s:.40}, this one is {now!s:.40})"
             raise InputError(f"out: {problem}; name another folder, or give --force")
-    return units
+    return units, before == recipe
