@@ -9,6 +9,7 @@ python benchmarks/rates.py --classes 1000 --total 1000000000 --machines 100
 import argparse
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -57,7 +58,8 @@ def main() -> None:
         for way, run in ways.items():
             micro = 1e6 * (run("many") - run("few")) / rows
             print(f"{way:14}{micro:8.1f} µs a row: {share * micro / 6e7:.0f} minutes for {share:,.0f} rows", flush=True)
-        two, eight = (cpu_seconds("merge", *["many.sum"] * n, "--summary", "total", "--force") for n in (2, 8))
+        copies = [shutil.copy("many.sum", f"copy-{i}.sum") for i in range(8)]
+        two, eight = (cpu_seconds("merge", *copies[:n], "--summary", "total", "--force") for n in (2, 8))
         print(f"merge         {(eight - two) / 6:8.2f} s a summary: {given.machines * (eight - two) / 360:.1f} minutes")
         print(f"fit of a sum  {cpu_seconds('merge', 'many.sum', '--out', 'new'):8.1f} s")
         os.chdir("/")

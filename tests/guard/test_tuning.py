@@ -141,11 +141,10 @@ def test_unused_takes_out_as_many_as_were_used_and_merge_keeps_the_larger_count(
     assert Counter(merge(keys, used).tolist()) == Counter(keys.tolist()) | Counter(used.tolist())
 
 
-def test_a_budget_uses_the_same_part_however_many_steps_are_tried(model):
-    rows = torch.rand(300, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    guard = igeood.grey_box(model, method="msp").fit(1.0 - rows)
-    guard.tune(rows[:150], rows[150:] * 3, epsilons=(0.0, 0.001, 0.01), share=1.0, budget=6_000)
-    assert 20 <= guard.tuning.n_id < 150
+def test_a_budget_uses_the_same_part_however_many_steps_are_tried(model, data):
+    guard = igeood.grey_box(model, method="msp").fit(data.train)
+    guard.tune(data.held_out, data.ood, epsilons=(0.0, 0.001, 0.01), share=1.0, budget=6_000)
+    assert 20 <= guard.tuning.n_id <= 1000 // (4 * 4)
     assert [step["epsilon"] for step in guard.tuning.steps] == [0.0, 0.001, 0.01]
     with pytest.raises(InputError, match="budget: too small"):
-        guard.tune(rows[:150], rows[150:] * 3, budget=0)
+        guard.tune(data.held_out, data.ood, budget=0)
