@@ -27,7 +27,7 @@ def summed(good, parts, *options):
 
 
 @pytest.mark.parametrize("options", [[], ["--method", "fisher-rao-product"], ["--method", "mahalanobis"]])
-def test_a_merged_guard_is_that_of_all_rows(good, parts, known, options):
+def test_a_merged_guard_is_that_of_all_rows(good, run, parts, known, options):
     summed(good, parts, *options)
     whole = json.loads(good("fit", "train.parquet", "--out", "whole.safetensors", *options, "--json"))
     merged = json.loads(good("merge", "parts/*.safetensors", "--out", "g.safetensors", *options, "--json"))
@@ -39,6 +39,13 @@ def test_a_merged_guard_is_that_of_all_rows(good, parts, known, options):
     deep.mkdir()
     parts[0].with_name("deep.safetensors").rename(deep / "0.safetensors")
     assert json.loads(good("merge", "parts", "--summary", "t", "--json"))["samples"] == 400
+    good("fit", "parts/0.parquet", "parts/1.parquet", "--summary", "above/machine/", *options)
+    kept = json.loads(good("merge", "above", "--summary", "u", "--json"))["samples"]
+    assert kept == int((known.train.labels < 3).sum()) + 11
+    next((parts[0].parent.parent / "above" / "machine").glob("0*")).unlink()
+    assert "there is no summary file" in run("merge", "above", "--summary", "v").stderr
+    (parts[0].parent.parent / "above" / "machine" / "_manifest.json").write_text("{}")
+    assert "_manifest.json is damaged" in run("merge", "above", "--summary", "v").stderr
 
 
 def test_a_guard_is_tuned_from_a_summary_as_from_the_rows(good, files):
@@ -90,9 +97,10 @@ def test_a_summary_of_images_keeps_how_they_were_prepared(good, images, monkeypa
         (["merge", "s", "--probabilities", "--out", "g"], "summary: probabilities differ"),
         (["merge", "s", "--classes", "names", "--out", "g"], "classes: 2 names for 10 classes"),
         (["merge", "s", "./s", "--out", "g"], "s: is named twice; name each summary once"),
-        (["merge", ".", "--out", "g"], "out: g is a folder, or in one that is read"),
+        (["merge", ".", "--out", "g"], "out: g is a folder, or among the files that are read"),
+        (["merge", "[st]*", "--summary", "total"], "out: total is a folder, or among the files that are read"),
         (["merge", "s", "--summary", "train.npz/"], "out: train.npz/ is a folder"),
-        (["fit", "train.parquet", "--out", "guard.safetensors/"], "out: guard.safetensors/ is there already"),
+        (["fit", "train.parquet", "--out", "guard.safetensors/"], "out: guard.safetensors/ is no file's name"),
         (["merge", "torn", "--out", "g"], "torn is damaged, or no summary file"),
         (["tune", "guard.safetensors", "--id", "held_out.npz"], "give --train, or --summary in its place"),
         (["fit", "train.parquet", "--out", "g", "--memory", "lots"], "expected a size such as 512MB, got 'lots'"),

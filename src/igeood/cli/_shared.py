@@ -1,6 +1,5 @@
 """What the commands on guards share: where models and samples come from, and which files may be replaced."""
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -127,16 +126,19 @@ def sum_of(names: Sequence[str], report: Progress) -> "Summary":
 
 
 def _found(name: str) -> list[str]:
-    """The files that a name stands for: itself; those of a folder, all that its manifest has; or of a pattern."""
-    path, manifest = Path(name), Path(name, "_manifest.json")
+    """The files that a name stands for: itself; those of a folder, all that its manifests have; or of a pattern."""
+    from igeood.scale.units import MANIFEST, read_manifest
+
+    path = Path(name)
     if path.is_file():
         return [name]
-    if manifest.exists():  # a summary that is missing is an error, not a smaller sum
-        return [str(path / unit) for unit in json.loads(manifest.read_bytes())["units"]]
-    paths = [*map(str, path.rglob("*.safetensors"))] if path.is_dir() else glob(name, recursive=True)  # noqa: PTH207
+    paths = {*path.rglob("*.safetensors")} if path.is_dir() else {*map(Path, glob(name, recursive=True))}  # noqa: PTH207
+    for manifest in path.rglob(MANIFEST) if path.is_dir() else ():  # a missing summary is an error, not a smaller sum
+        units = {manifest.parent / unit for unit in read_manifest(manifest.parent)[1]}
+        paths = {file for file in paths if manifest.parent not in file.parents} | units
     if not paths:
         raise InputError(f"{name}: no summary there; give files that `igeood fit --summary` wrote")
-    return sorted(paths)
+    return sorted(map(str, paths))
 
 
 def load_guard(path: str, options: Options) -> "Guard":
@@ -221,7 +223,7 @@ def check_out(out: str | None, force: bool, *inputs: str, replaced: str = "", gu
     from igeood.files import only_one
 
     target = Path(os.path.realpath(out or replaced))
-    if target in (Path(os.path.realpath(path)) for name in inputs for path in (name, *glob(name))):  # noqa: PTH207
+    if target in (Path(os.path.realpath(path)) for name in inputs for path in (name, *glob(name, recursive=True))):  # noqa: PTH207
         raise InputError(f"out: {out} is what the command reads; name another file")
     if out is not None and target.exists() and not force:
         raise InputError(f"out: {out} is there already; name another file, or give --force")

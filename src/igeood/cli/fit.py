@@ -130,6 +130,8 @@ def check_targets(out: str | None, summary: str | None, force: bool, sources: Se
     """Raise unless a guard's file, a summary's or a folder for summaries is named, and may be written."""
     if out is None and summary is None:
         raise click.UsageError("give --out for a guard, or --summary for a part of it")
+    if out is not None and out.endswith("/"):
+        raise InputError(f"out: {out} is no file's name; leave / out")
     for path, is_guard in ((out, True), (summary, False)):
         if path is not None and (is_guard or not _shared.is_folder(path)):
             check_out(path, force, *sources, guard=is_guard)

@@ -1,6 +1,8 @@
 """`igeood merge`: a guard from what several parts of the training data add up to."""
 
 from collections.abc import Sequence
+from fnmatch import fnmatch
+from os.path import realpath
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ def merge(
 ) -> None:
     """Add up SUMMARY files that `igeood fit --summary` wrote, and make a guard of them.
 
-    A folder stands for its .safetensors files, and a pattern such as "parts/*.safetensors" for those that it names.
+    A folder stands for the .safetensors files below it, a pattern such as "parts/*.safetensors" for those it names.
     They are read one after another. The method may be any that needs no more than they hold.
     """
     from igeood.scale.fitting import build
@@ -55,5 +57,7 @@ def _check_elsewhere(targets: Sequence[str], sources: Sequence[str]) -> None:
     """Raise if a file would be written into a folder that is read: the next merge would add it."""
     folders = [Path(name).resolve() for name in sources if Path(name).is_dir()]
     for target in targets:
-        if target.endswith("/") or any(folder in Path(target).resolve().parents for folder in folders):
-            raise InputError(f"out: {target} is a folder, or in one that is read; name a file elsewhere")
+        is_inside = any(folder in Path(target).resolve().parents for folder in folders)
+        is_named = any(fnmatch(realpath(target), realpath(name)) for name in sources if set("*?[") & set(name))
+        if target.endswith("/") or is_inside or is_named:
+            raise InputError(f"out: {target} is a folder, or among the files that are read; name one elsewhere")

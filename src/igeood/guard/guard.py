@@ -1,10 +1,11 @@
 """The guard: a detector with its inputs and its threshold, from fit to predict."""
 
 import copy
+import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -138,7 +139,8 @@ class Guard:
         """
         params, epsilon = self._first
         fresh, ranks = type(self.detector)(**params), Ranks(group)
-        ranks.check_same(self._identity(fresh, epsilon), "method and options")
+        plain = json.dumps([type(fresh).__name__, params, self.access], default=lambda value: type(value).__name__)
+        ranks.check_same(plain, "method and options")
         inputs, summary = learn(self.inputs, fresh, ranks, (data, labels, ids), budget)
         inputs.epsilon, names, scores = epsilon, None, torch.empty(0)
         with ranks.agreed():
@@ -156,12 +158,15 @@ class Guard:
         """For `calibrate` to compare; with an input step there is nothing to compare."""
         return health.training_scores(detector, None if epsilon else summary)
 
-    def _identity(self, detector: Detector, *options: Any) -> str:
+    def _identity(self, *options: Any) -> str:
         """A fingerprint of what must be the same on all ranks: the detector and all it has learnt, and options."""
-        about = {"kind": repr(detector), "params": repr(detector.params()), "options": repr((self.access, *options))}
-        is_fitted = hasattr(detector, "n_classes_")
-        state = {name: value.detach().cpu() for name, value in detector.state().items()} if is_fitted else {}
-        return digest(about, {**state, "used": torch.from_numpy(self._tuned_on.keys.view(np.int64))})
+        detector = self.detector
+        about = {"kind": type(detector).__name__, "params": detector.params(), "options": (self.access, *options)}
+        plain = json.loads(json.dumps(about, default=lambda value: type(value).__name__))
+        tensors = {"used": torch.from_numpy(self._tuned_on.keys.view(np.int64))}
+        with suppress(InputError):  # a wrapped detector has no state of its own
+            tensors |= {name: value.detach().cpu().contiguous() for name, value in detector.state().items()}
+        return digest(plain, tensors)
 
     def with_options(self, **options: Any) -> "Guard":
         """The guard with other options of its method, such as `solver="sgd"`; fit it."""
@@ -279,15 +284,17 @@ class Guard:
         group : ProcessGroup or False, optional
             As in `fit`: the threshold is of all ranks' samples together.
         """
-        ranks, (scores, _, keys), identified = Ranks(group), _NOTHING, list[bool]()
+        ranks, (scores, _, keys), identified, identity = Ranks(group), _NOTHING, list[bool](), ""
         with ranks.agreed():
             self._check_fitted("calibrate")
             needed_samples(tpr, guarantee, confidence)  # raises for options that nothing can be promised with
             self.inputs.check_weights(strict=True)
             given = unpadded(self.inputs.named(id_data, ids, "id_data"), "id_data")
             scores, _, keys = self._judge(given, "id_data", identified=identified)
-        options = (self.epsilon, tpr, guarantee, confidence, distinct)
-        ranks.check_same("" if ranks.alone else self._identity(self.detector, *options), "guards or options")
+        with ranks.agreed():
+            options = (self.epsilon, tpr, guarantee, confidence, distinct)
+            identity = "" if ranks.alone else self._identity(*options)
+        ranks.check_same(identity, "guards or options")
         scores = ranks.joined(scores.cpu().double())
         keys = ranks.joined(torch.from_numpy(keys.view(np.int64))).numpy().view(np.uint64)
         is_identified = bool(ranks.joined(torch.tensor([all(identified)])).all())
@@ -324,13 +331,16 @@ class Guard:
             `DistributedSampler` in the order of the data set.
         """
         ranks, (scores, _, _), places = Ranks(group), _NOTHING, torch.empty(0, dtype=torch.int64)
+        identity = ""
         with ranks.agreed():
             self._check_fitted("score")
             self.inputs.check_weights(strict=False)
             mine = data if ranks.alone else unpadded(data, "x")
             scores, _, _ = self._judge(mine, refused=collector(on_error))
             places = places if ranks.alone else sampled_places(data)[: len(scores)]
-        ranks.check_same("" if ranks.alone else self._identity(self.detector, self.epsilon), "guards")
+        with ranks.agreed():
+            identity = "" if ranks.alone else self._identity(self.epsilon)
+        ranks.check_same(identity, "guards")
         scores, places = ranks.joined(scores if ranks.alone else scores.double()), ranks.joined(places)
         if len(places) == len(scores):
             scores = scores[places.argsort(stable=True).to(scores.device)]

@@ -174,7 +174,7 @@ class Ray:
         self._stdout.__enter__()
         try:
             self._start()
-        except InputError:
+        except BaseException:
             self._stdout.__exit__(None, None, None)
             raise
         self._task = self._ray.remote(num_cpus=1, max_retries=0)(attempt)  # who drives counts the deaths

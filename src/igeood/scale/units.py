@@ -14,7 +14,7 @@ from igeood.scale.engines import Engine, run
 from igeood.terminal import Progress
 from igeood.version import __version__
 
-SCHEMA = 1
+SCHEMA = 2
 Units = dict[str, list[Any]]  # path, size and time of each output's input
 MANIFEST = "_manifest.json"  # readers of folders leave names with _ out
 KEPT = (".parquet", ".csv", ".jsonl")  # endings of inputs whose outputs have the same name
@@ -81,14 +81,11 @@ def do_units(
             u: (*call[1:], places[u], str(folder.absolute() / u)) for u, is_done in is_there.items() if not is_done
         }
         with engine if given else nullcontext() as started:
-            for unit in [*given, *(() if is_same else old)]:
+            gone = [unit for unit in old if force and not (is_same and Path(old[unit][0]).exists())]
+            for unit in [*given, *gone]:
                 (folder / unit).unlink(missing_ok=True)  # before the manifest says otherwise
-            noted = {
-                "schema": SCHEMA,
-                "igeood": __version__,
-                "recipe": recipe,
-                "units": {**(old if is_same else {}), **new},
-            }
+            kept = {unit: old[unit] for unit in old if unit not in gone}
+            noted = {"schema": SCHEMA, "igeood": __version__, "recipe": recipe, "units": {**kept, **new}}
             write_whole(folder / MANIFEST, json.dumps(noted, indent=1).encode())
             outcomes = run(started, call[0], given, report) if started else {}
     for unit, outcome in outcomes.items():
@@ -99,6 +96,7 @@ def do_units(
 def remove_units(out: str, units: Iterable[str]) -> None:
     """Remove the output files of a folder and its manifest; then the folders, where nothing else is in them."""
     folder = Path(out)
+    units = {*units, *read_manifest(folder)[1]}
     for name in (*units, MANIFEST):
         (folder / name).unlink(missing_ok=True)
     for inner in sorted({parent for name in units for parent in (folder / name).parents}, reverse=True):
@@ -117,24 +115,31 @@ def _check_ours(folder: Path, old: Units, new: Units) -> None:
             raise InputError(f"out: {folder / unit} is there, and the manifest does not have it; {cure}")
 
 
+def read_manifest(folder: Path) -> tuple[dict[str, Any], Units]:
+    """What the outputs of a folder were made with, and their inputs."""
+    path = folder / MANIFEST
+    try:
+        noted = json.loads(path.read_bytes())
+        recipe, units = dict(noted["recipe"]), dict(noted["units"])
+        is_sound = noted["schema"] == SCHEMA and all(len(about) == 3 for about in units.values())
+        is_sound &= not any(".." in PurePath(unit).parts or PurePath(unit).root for unit in units)
+    except (ValueError, KeyError, TypeError):
+        is_sound = False
+    if not is_sound:
+        raise InputError(f"out: {path} is damaged, or not of this version of igeood; name another folder")
+    return recipe, units
+
+
 def _noted(folder: Path, recipe: dict[str, Any], force: bool) -> tuple[Units, bool]:
     """The inputs of a folder's manifest by output, none where it is empty; and whether its recipe is this one.
 
     Another recipe needs `force`.
     """
-    path = folder / MANIFEST
-    if not path.exists():
+    if not (folder / MANIFEST).exists():
         if any(not file.name.startswith(".") for file in folder.iterdir()):
             raise InputError(f"out: {folder} has files, and no {MANIFEST} of igeood's; name another folder")
         return {}, True
-    try:
-        noted = json.loads(path.read_bytes())
-        before, units = dict(noted["recipe"]), dict(noted["units"])
-        is_sound = noted["schema"] == SCHEMA and not any(".." in PurePath(u).parts or PurePath(u).root for u in units)
-    except (ValueError, KeyError, TypeError):
-        is_sound = False
-    if not is_sound:
-        raise InputError(f"out: {path} is damaged, or not of this version of igeood; name another folder")
+    before, units = read_manifest(folder)
     for name in () if force else recipe:
         if (was := before.get(name)) != (now := recipe[name]):
             problem = f"{folder} was made with another {name} ({was!s:.40}, this one is {now!s:.40})"
