@@ -36,7 +36,9 @@ def score(
     reason says why. With --json, lines of JSON go to stdout; with --out too, one object that says what was done.
 
     With a folder as --out, each file of DATA becomes a file of the same name there. Files that are there are left as
-    they are, so the same command goes on after a stop; --force makes all again. A file that fails does not stop others.
+    they are unless their input has changed, so the same command goes on after a stop; --force makes those of DATA
+    again, and removes what another guard made, or what was made of inputs that are gone. A file that fails does not
+    stop others.
     """
     given = {"engine": engine, "workers": workers, "address": address}
     if out is not None and _shared.is_folder(out):
