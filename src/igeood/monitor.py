@@ -14,8 +14,9 @@ import json
 import logging
 import math
 import os
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -24,10 +25,8 @@ from numpy.typing import NDArray
 from igeood.calibration import Calibration
 from igeood.errors import GuardFileError, InputError, NotReadyError
 from igeood.files import digest, write_whole
+from igeood.guard import Guard, Verdict
 from igeood.metrics import exact_fraction
-
-if TYPE_CHECKING:
-    from igeood.guard import Guard, Verdict
 
 log = logging.getLogger("igeood")
 
@@ -40,7 +39,8 @@ BLOCK = 512  # inputs that are taken together; an alarm ends a block
 SHOWN = 100  # alarms that are kept
 FORMAT = "igeood monitor 1"
 _COUNTS, _ARRAYS = ("inputs", "unread", "alarm_count"), ("hits", "wealth", "likelihood", "start")
-_OFF_GRID = 0.381966  # a round score does not lie between two cells
+_ROUNDING, _SMALLEST = 1e-9, 1e-12  # what rounding may change in a score: a share of it, and where it is about 0
+_OFF_GRID = 0.381966  # a score of 0 does not lie between two cells
 
 
 class Alarm(NamedTuple):
@@ -77,14 +77,13 @@ class Monitor:
     """
 
     def __init__(
-        self, guard: "Guard | Calibration", run_length: float = 1_000_000, kind: Kind = "p-values", *, seed: int = 0
+        self, guard: Guard | Calibration, run_length: float = 1_000_000, kind: Kind = "p-values", *, seed: int = 0
     ) -> None:
-        calibration = guard if isinstance(guard, Calibration) else guard.calibration
-        if calibration is None:
-            raise NotReadyError("monitor: no threshold yet; call calibrate with held-out samples first")
+        calibration = _calibration(guard)
         if kind not in KINDS:
             raise InputError.unknown("kind", kind, KINDS)
-        if isinstance(run_length, bool) or not 1 <= run_length < math.inf:
+        is_number = isinstance(run_length, (int, float, np.number)) and not isinstance(run_length, bool)
+        if not (is_number and 1 <= run_length < math.inf):
             raise InputError(f"run_length: expected a number of inputs, at least 1; got {run_length!r}")
         if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 1 << 64:
             raise InputError(f"seed: expected an integer from 0 to 2⁶⁴ − 1; got {seed!r}")
@@ -98,8 +97,8 @@ class Monitor:
             raise InputError(f"guard: {self._n} calibration samples are too few to watch; calibrate with more")
         elif self._n < ENOUGH:
             problem = f"with {self._n} calibration samples, drift from the first input on is partly learnt as normal"
-            log.warning("monitor: %s; calibrate with %s or more, or watch kind='flags'", problem, f"{ENOUGH:,}")
-        self._cells, places = np.unique(self._in_cells(_numpy(calibration.scores)), return_inverse=True)
+            log.warning("monitor: %s; calibrate with %s or more, or watch flags", problem, f"{ENOUGH:,}")
+        self._cells, places = np.unique(_in_cells(_numpy(calibration.scores)), return_inverse=True)
         self._breakers = np.sort(places + _draws(self.seed, 0, 0, self._n))  # each score's cell, and its tie-breaker
         self.inputs = self.unread = self.alarm_count = self._read = 0
         self.alarms: list[Alarm] = []
@@ -113,6 +112,10 @@ class Monitor:
             problem = "kind: 'flags' needs a threshold whose rate of false flags is known"
             raise InputError(f"{problem}; calibrate with guarantee='tolerance', or watch kind='p-values'")
         self._sizes = np.ones(1, dtype=np.int64)  # one set: the refused
+
+    @cached_property
+    def _identity(self) -> str:
+        return _fingerprint(self.calibration)
 
     @property
     def evidence(self) -> float:
@@ -143,12 +146,15 @@ class Monitor:
             return f"with {100 * self.calibration.confidence:.4g}% confidence, {text}"
         return f"{text}, on average over calibration sets of {self._n}"
 
-    def update(self, verdict: "Verdict") -> NDArray[np.float64]:
+    def update(self, verdict: Verdict) -> NDArray[np.float64]:
         """Take in a verdict, row by row; return the evidence (N,) after each row.
 
         Where the evidence reaches the run length there is an alarm, and it starts again from 0. Rows that could not be
         read are counted, and are no evidence.
         """
+        if not isinstance(verdict, Verdict):
+            given = type(verdict).__name__
+            raise InputError(f"verdict: expected a Verdict, got {given}; give what predict returns, or a slice of it")
         reason = verdict.reason
         is_read = np.ones(len(verdict), bool) if reason is None else np.array([why is None for why in reason], bool)
         rows = np.flatnonzero(is_read)
@@ -160,8 +166,8 @@ class Monitor:
             parts.append(self._advance(hits[part], self.inputs + rows[part]))
             done += len(parts[-1])
         self.inputs, self.unread = self.inputs + len(verdict), self.unread + len(verdict) - len(rows)
-        evidence = np.append(np.concatenate(parts), before)
-        return np.asarray(evidence[np.cumsum(is_read) - 1])  # an unread row has the evidence before it
+        evidence = np.append(np.concatenate(parts), before)[np.cumsum(is_read) - 1]  # of the last row that was read
+        return np.where(is_read | (evidence < self.run_length), evidence, 0.0)  # it started again before an unread row
 
     def acknowledge(self) -> None:
         """Forget the alarms. The urn's counts stay: what came before is part of what is usual."""
@@ -171,18 +177,12 @@ class Monitor:
         """(T, V) whether each score is in the gaps of each level: few calibration scores are above it."""
         if np.isnan(scores).any():
             raise InputError("verdict: a score is NaN; give verdicts of this guard")
-        cells = self._in_cells(scores.astype(np.float64))
+        cells = _in_cells(scores)
         places = np.searchsorted(self._cells, cells)
         is_tied = np.append(self._cells, np.nan)[places] == cells
         draws = _draws(self.seed, 1, self._read, len(scores))
         above = self._n - np.searchsorted(self._breakers, places + np.where(is_tied, draws, 0.0))
         return np.asarray(above[:, None] < self._sizes)
-
-    def _in_cells(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Scores on a grid as wide as their rounding: those that only rounding sets apart are tied."""
-        margin = self.calibration.margin
-        with np.errstate(over="ignore"):
-            return scores if margin == 0 else np.floor(scores / margin + _OFF_GRID)
 
     def _advance(self, hits: NDArray[np.bool_], numbers: NDArray[Any]) -> NDArray[np.float64]:
         """Take in the sets (T, V) that inputs fell into, up to the first alarm; return the evidence after each."""
@@ -215,29 +215,33 @@ class Monitor:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state to a JSON file, which appears whole."""
+        write_whole(path, self.state())
+
+    def state(self) -> bytes:
+        """What `save` writes."""
         state: dict[str, Any] = {name: getattr(self, name) for name in ("run_length", "kind", "seed", *_COUNTS)}
         state |= {name: getattr(self, f"_{name}").tolist() for name in _ARRAYS}
-        state |= {"format": FORMAT, "guard": _identity(self.calibration), "alarms": [*map(list, self.alarms)]}
-        write_whole(path, f"{json.dumps(state)}\n".encode())
+        state |= {"format": FORMAT, "guard": self._identity, "alarms": [*map(list, self.alarms)]}
+        return f"{json.dumps(state)}\n".encode()
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], guard: "Guard | Calibration") -> "Monitor":
+    def load(cls, path: str | os.PathLike[str], guard: Guard | Calibration) -> "Monitor":
         """Read what `save` wrote; it must be of this guard, as it was calibrated then."""
+        calibration = _calibration(guard)
         try:
             state = json.loads(Path(path).read_bytes())
-            if state.pop("format") != FORMAT:
-                raise GuardFileError(f"path: {path} was written by another version of igeood; start a new monitor")
-            monitor = cls(guard, state["run_length"], state["kind"], seed=state["seed"])
-            if state["guard"] != _identity(monitor.calibration):
-                problem = "is the state of a monitor of another guard, or of another calibration"
-                raise InputError(f"path: {path} {problem}; give that guard, or start a new monitor in another file")
-            monitor._restore(state)
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-            if isinstance(error, (InputError, GuardFileError)):
-                raise
+            is_known, is_of_guard = state["format"] == FORMAT, state["guard"] == _fingerprint(calibration)
+            if is_known and is_of_guard:
+                monitor = cls(calibration, state["run_length"], state["kind"], seed=state["seed"])
+                monitor._restore(state)
+                return monitor
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             problem = f"is damaged, or no monitor's state ({error!r})"
             raise GuardFileError(f"path: {path} {problem}; start a new monitor") from None
-        return monitor
+        if not is_known:
+            raise GuardFileError(f"path: {path} was written by another version of igeood; start a new monitor")
+        problem = "is the state of a monitor of another guard, or of another calibration"
+        raise InputError(f"path: {path} {problem}; give that guard, or start a new monitor in another file")
 
     def _restore(self, state: dict[str, Any]) -> None:
         for name in _COUNTS:
@@ -257,13 +261,32 @@ class Monitor:
         return f"Monitor({self.kind}: {self.inputs:,} inputs, evidence {self.evidence:.3g}, {state})"
 
 
-def _identity(calibration: Calibration) -> str:
+def _calibration(guard: Guard | Calibration) -> Calibration:
+    calibration = guard.calibration if isinstance(guard, Guard) else guard
+    if calibration is None:
+        raise NotReadyError("monitor: no threshold yet; call calibrate with held-out samples first")
+    if not isinstance(calibration, Calibration):
+        raise InputError(f"guard: expected a Guard or its Calibration, got {type(guard).__name__}; load it first")
+    return calibration
+
+
+def _fingerprint(calibration: Calibration) -> str:
     about = {name: getattr(calibration, name) for name in ("tpr", "guarantee", "confidence")}
     return digest(about, {"scores": calibration.scores.cpu()})
 
 
 def _numpy(values: Any) -> NDArray[Any]:
     return np.asarray(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
+
+
+def _in_cells(scores: NDArray[Any]) -> NDArray[np.float64]:
+    """Scores on a grid as wide as rounding: those that only rounding sets apart are tied.
+
+    The grid is the same for all guards: one that came from the calibration scores would treat them unlike inputs.
+    """
+    with np.errstate(over="ignore"):
+        steps = np.arcsinh(scores.astype(np.float64) * (_ROUNDING / _SMALLEST)) / _ROUNDING
+    return np.floor(steps + _OFF_GRID)
 
 
 def _draws(seed: int, stream: int, first: int, n: int) -> NDArray[np.float64]:
