@@ -1,6 +1,8 @@
 """A guard's file: one safetensors file, read only if nothing in it has changed. Nothing in it is executed."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 from igeood.calibration import Calibration
 from igeood.detectors import METHODS, Detector, method_name
 from igeood.detectors import detector as make_detector
-from igeood.errors import GuardFileError, InputError
+from igeood.errors import GuardFileError, InputError, NotReadyError
 from igeood.files import read_record, record_head, write_record
 from igeood.guard.guard import Guard
 from igeood.guard.health import STEPS, Finding
@@ -86,9 +88,26 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None, *, strict
     if strict and given != wanted:
         problem = f"its fingerprint is {given}, the guard in {path} was made with {wanted}: another model or precision"
         raise InputError(f"model: {problem}; load that model, or pass strict=False")
+    with _describing(path), torch.inference_mode(False):  # what is made in it cannot serve for gradients
+        return _restored(record, tensors, model)
+
+
+def load_calibration(path: str | os.PathLike[str]) -> Calibration:
+    """The calibration of the guard in a file; neither its model nor its method is needed."""
+    record, tensors = read_record(path, "guard")
+    with _describing(path):
+        calibration = _calibration(record, tensors)
+    if calibration is None:
+        cure = f"run `igeood calibrate {path} held-out.parquet` first"
+        raise NotReadyError(f"guard: {path} has no threshold yet; {cure}")
+    return calibration
+
+
+@contextmanager
+def _describing(path: str | os.PathLike[str]) -> Iterator[None]:
+    """An error in what a sound file says is a `GuardFileError`."""
     try:
-        with torch.inference_mode(False):  # what is made in it cannot serve for gradients
-            return _restored(record, tensors, model)
+        yield
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
         reason = " ".join(str(error).split())  # it may quote the file
         raise GuardFileError(f"path: {path} does not describe a guard ({reason}); save it again") from error
@@ -123,11 +142,17 @@ def _restored(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Modu
     if record.get("classes") is not None:
         guard.classes = checked_names(record["classes"], classes)
     guard.tuning = None if record["tuning"] is None else Tuning(**{"auroc": None, **record["tuning"]})
-    if record["calibration"] is not None:
-        fields = {name: record["calibration"][name] for name in CALIBRATION_FIELDS}
-        guard.calibration = Calibration(tensors["calibration.scores"], **fields)
+    guard.calibration = _calibration(record, tensors)
     _try_out(detector)
     return guard
+
+
+def _calibration(record: dict[str, Any], tensors: dict[str, Tensor]) -> Calibration | None:
+    if record["calibration"] is None:
+        return None
+    return Calibration(
+        tensors["calibration.scores"], **{name: record["calibration"][name] for name in CALIBRATION_FIELDS}
+    )
 
 
 def _known(keys: Keys, about: list[Any] | None, has_model: bool) -> Known:
