@@ -117,6 +117,10 @@ class Monitor:
     def _identity(self) -> str:
         return _fingerprint(self.calibration)
 
+    def is_like(self, other: "Monitor") -> bool:
+        """Whether the other one watches a guard of the same calibration."""
+        return self._identity == other._identity
+
     @property
     def evidence(self) -> float:
         """Mean of M: on average the number of inputs while nothing has changed; large after a change."""

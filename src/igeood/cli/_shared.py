@@ -27,7 +27,7 @@ tpr_option: Decorator = click.option("--tpr", default=0.95, show_default=True, h
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
-def _bytes(_: click.Context, __: click.Parameter, text: str) -> int:
+def size_of(_: click.Context, __: click.Parameter, text: str) -> int:
     """Bytes from text such as 512MB or 1.5GiB."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]?)(i?)b?", text.strip().lower())
     if found is None or not float(found[1]):
@@ -38,7 +38,7 @@ def _bytes(_: click.Context, __: click.Parameter, text: str) -> int:
 
 _KEPT = "For the rows that are kept, such as 512MB; of more rows, a sample of each class."
 memory_option: Decorator = click.option(
-    "--memory", "budget", default="256MiB", show_default=True, callback=_bytes, help=_KEPT
+    "--memory", "budget", default="256MiB", show_default=True, callback=size_of, help=_KEPT
 )
 _DISTINCT = "Samples of different files are different ones, however equal: compare nothing."
 distinct_option: Decorator = click.option("--distinct", is_flag=True, help=_DISTINCT)

@@ -1,0 +1,70 @@
+"""`igeood serve`: a guard behind HTTP."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from igeood.cli._shared import load_model, size_of
+from igeood.errors import MissingExtraError
+from igeood.terminal import FILE, FOLDER
+
+KIND = click.Choice(["p-values", "flags"])
+
+
+def _seconds(_: click.Context, __: click.Parameter, text: str) -> float:
+    """Seconds from text such as 2ms or 0.1s."""
+    number, unit = (text[:-2], 1e-3) if text.endswith("ms") else (text.removesuffix("s"), 1.0)
+    try:
+        seconds = float(number) * unit
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 10:
+        raise click.BadParameter(f"expected a time up to 10s, such as 2ms, got {text!r}")
+    return seconds
+
+
+@click.command()
+@click.argument("guard", type=FILE)
+@click.option("--model", metavar="MODULE:NAME", help="The guard's model, or what makes it; the module's code runs.")
+@click.option("--weights", type=click.Path(), help="The model's weights: .safetensors, or a state dict in .pt.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one.")
+@click.option("--name", default="guard", show_default=True, help="The model's name in addresses.")
+@click.option("--key-file", type=FILE, help="Keys, one a line; requests need one of them.")
+@click.option("--max-body", default="16MB", show_default=True, callback=size_of, help="Of a request.")
+@click.option("--max-waiting", default=256, show_default=True, type=click.IntRange(min=1), help="Requests; then 503.")
+@click.option("--max-batch", default=64, show_default=True, type=click.IntRange(min=1), help="Inputs judged together.")
+@click.option("--max-delay", default="2ms", show_default=True, callback=_seconds, help="To wait for others, when busy.")
+@click.option("--run-length", default=1_000_000.0, show_default=True, help="Inputs before a false alarm, on average.")
+@click.option("--kind", type=KIND, default="p-values", show_default=True, help="What the monitor watches.")
+@click.option("--state", type=FILE, help="The monitor's file; by default GUARD.monitor.json.")
+@click.option("--keep-flagged", type=FOLDER, help="Keep a sample of refused inputs in this folder.")
+@click.option("--keep", default=100, show_default=True, type=click.IntRange(min=1), help="Refused inputs to keep.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**32 - 1), help="Of sample and ties.")
+@click.option("--quiet", is_flag=True, help="No line for each request.")
+def serve(
+    guard: str, host: str, port: int, key_file: str | None, max_body: int, quiet: bool, state: str | None,
+    keep_flagged: str | None, model: str | None, weights: str | None, **options: Any,
+) -> None:  # fmt: skip
+    """Answer requests for verdicts over HTTP, and watch the inputs for a change.
+
+    GUARD is the file of a calibrated guard. It speaks the Open Inference Protocol v2 (/v2/models/guard/infer, JSON and
+    binary tensors) and plain JSON (POST /predict with rows). Requests that wait are judged together. GET / is a page
+    for people, /metrics is for Prometheus, /status and /openapi.json for programs.
+
+    A changed guard file is loaded again, also at SIGHUP; a broken one leaves the old guard in place. SIGTERM finishes
+    what is in flight. The monitor goes on after a restart.
+    """
+    try:
+        from igeood.serve.app import make_app
+        from igeood.serve.run import listen, read_keys, run
+        from igeood.serve.service import Options, Service
+    except ImportError as error:
+        raise MissingExtraError(f"{error.name} is needed; pip install 'igeood[serve]'") from error
+    keys = read_keys(Path(key_file) if key_file else None)
+    files = {"state": state and Path(state), "keep_flagged": keep_flagged and Path(keep_flagged)}
+    listener = listen(host, port, has_keys=bool(keys))
+    loaded = load_model({"model": model, "weights": weights})
+    service = Service(Path(guard), loaded, Options(**{**options, **files}))
+    run(make_app(service, keys=keys, max_body=max_body, quiet=quiet), service, listener)

@@ -1,0 +1,252 @@
+"""The service's addresses: what is asked, and what is answered."""
+
+import asyncio
+import hmac
+import re
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import wraps
+from hashlib import sha256
+from importlib.resources import files
+from typing import Any
+
+import orjson
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from igeood.serve.batching import Job
+from igeood.serve.log import say
+from igeood.serve.protocol import LENGTH, OUTPUTS, Problem, read_infer, read_rows, write_infer, write_rows
+from igeood.serve.protocol import Request as Asked
+from igeood.serve.service import Service
+from igeood.version import __version__
+
+JSON = {"content-type": "application/json"}
+TYPES = ("application/json", "application/octet-stream")
+CHALLENGE = {"www-authenticate": 'Basic realm="igeood"'}  # a browser asks for a password: the key
+OPEN = ("/v2/health/live", "/v2/health/ready")  # for those who watch over processes, without a key
+LARGE = 1 << 18  # bytes of a body that are parsed in a thread of their own
+
+
+def make_app(service: Service, *, keys: Sequence[str] = (), max_body: int = 16_000_000, quiet: bool = False) -> ASGIApp:
+    """The ASGI application of a service.
+
+    Parameters
+    ----------
+    service : Service
+        What judges.
+    keys : sequence of str
+        One of them is needed for everything but health; without any, none.
+    max_body : int
+        Bytes of a body.
+    quiet : bool
+        Write no access log.
+    """
+    addresses = _Addresses(service, max_body)
+    handlers = {Problem: _problem, HTTPException: _http_problem, Exception: _fault}
+    routes = [
+        Route(path, _answering(getattr(addresses, name)), methods=[method], name=name)
+        for path, method, name in ADDRESSES
+    ]
+    return _Door(Starlette(routes=routes, exception_handlers=handlers), service, keys, quiet=quiet)  # type: ignore[arg-type]
+
+
+MODEL = "/v2/models/{model}"
+VERSION = MODEL + "/versions/{version}"
+ADDRESSES = (
+    (f"{MODEL}/infer", "POST", "infer"), ("/predict", "POST", "predict"), (f"{VERSION}/infer", "POST", "infer"),
+    ("/v2/health/live", "GET", "live"), ("/v2/health/ready", "GET", "ready"), ("/v2", "GET", "server"),
+    (MODEL, "GET", "model"), (f"{MODEL}/ready", "GET", "model_ready"), (VERSION, "GET", "model"),
+    (f"{VERSION}/ready", "GET", "model_ready"), ("/", "GET", "page"), ("/status", "GET", "status"),
+    ("/metrics", "GET", "metrics"), ("/openapi.json", "GET", "openapi"),
+    ("/monitor/acknowledge", "POST", "acknowledge"),
+)  # fmt: skip
+
+
+class _Addresses:
+    """A method for each address."""
+
+    def __init__(self, service: Service, max_body: int) -> None:
+        self.service, self.max_body = service, max_body
+        page = (files("igeood.serve") / "page.html").read_text(encoding="utf-8")
+        inline = re.findall(r"<(script|style)>(.*?)</\1>", page, re.S)
+        hashes = " ".join(f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for _, text in inline)
+        policy = f"default-src 'none'; connect-src 'self'; script-src {hashes}; style-src {hashes} 'unsafe-inline'"
+        self._page = page.encode(), {"content-type": "text/html; charset=utf-8", "content-security-policy": policy}
+        self._openapi = (files("igeood.serve") / "openapi.json").read_bytes().replace(b"0.0.0", __version__.encode())
+
+    async def infer(self, request: Request) -> Response:
+        """Judge the tensors of a request."""
+        self._check_model(request)
+        body = await self._body(request)
+        asked = await _parsed(read_infer, body, request.headers.get(LENGTH))
+        body, headers = write_infer(asked, self.service.name, await self._judged(request, asked))
+        return Response(body, headers=headers)
+
+    async def predict(self, request: Request) -> Response:
+        """Judge rows of plain JSON."""
+        asked = await _parsed(read_rows, await self._body(request), self.service.served.default)
+        return Response(write_rows(await self._judged(request, asked)), headers=JSON)
+
+    async def _judged(self, request: Request, asked: Asked) -> dict[str, Any]:
+        """What the guard says, by the names of outputs."""
+        served = self.service.served
+        data, key = served.admit(asked)
+        job = Job(data, len(data), (served, key), asked.refuses, asyncio.get_running_loop().create_future())
+        self.service.batcher.submit(job)
+        columns: dict[str, Any] = await job.future
+        request.scope["igeood"] = {"inputs": job.rows, "ood": int(columns["is_ood"].sum())}
+        return columns
+
+    async def _body(self, request: Request) -> bytes:
+        """The body, once it is of a type that is read, and no longer than allowed."""
+        kind = request.headers.get("content-type", TYPES[0]).partition(";")[0].strip().lower()
+        if kind not in TYPES:
+            raise Problem(415, f"content-type: {kind} is not read; send application/json (curl --json)")
+        if request.headers.get("content-encoding", "identity") != "identity":
+            raise Problem(415, "content-encoding: bodies are not unpacked; send it as it is")
+        parts, size = [], 0
+        problem = Problem(413, f"body: is longer than {self.max_body} bytes; send fewer rows", {"connection": "close"})
+        if (length := request.headers.get("content-length", "0")).isdecimal() and int(length) > self.max_body:
+            raise problem
+        async for part in request.stream():
+            size += len(part)
+            if size > self.max_body:
+                raise problem
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _check_model(self, request: Request) -> None:
+        name, version = request.path_params["model"], request.path_params.get("version", "1")
+        if name != self.service.name or version != "1":
+            raise Problem(404, f"model: no {name!r}, version {version}; there is {self.service.name!r}, version 1")
+
+    async def live(self, _: Request) -> Any:
+        """The process answers."""
+        return {"live": True}
+
+    async def ready(self, _: Request) -> Any:
+        """The guard is loaded: it is, before any request is taken."""
+        return {"ready": True}
+
+    async def server(self, _: Request) -> Any:
+        """Metadata of the server."""
+        return {"name": "igeood", "version": __version__, "extensions": ["binary_tensor_data"]}
+
+    async def model(self, request: Request) -> Any:
+        """Metadata of the model: its tensors."""
+        self._check_model(request)
+        outputs = [{"name": name, "datatype": kind, "shape": [-1]} for name, kind in OUTPUTS.items()]
+        inputs = self.service.served.tensors()
+        about = {"name": self.service.name, "versions": ["1"], "platform": "igeood"}
+        return {**about, "inputs": inputs, "outputs": outputs}
+
+    async def model_ready(self, request: Request) -> Any:
+        """The model is loaded."""
+        self._check_model(request)
+        return {"name": self.service.name, "ready": True}
+
+    async def page(self, _: Request) -> Response:
+        """The page for people."""
+        return Response(self._page[0], headers=self._page[1])
+
+    async def status(self, _: Request) -> Any:
+        """What the page shows."""
+        return self.service.record()
+
+    async def metrics(self, _: Request) -> Response:
+        """For Prometheus."""
+        return Response(self.service.metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def openapi(self, _: Request) -> Response:
+        """The OpenAPI document."""
+        return Response(self._openapi, headers=JSON)
+
+    async def acknowledge(self, _: Request) -> Any:
+        """Forget the monitor's alarms."""
+        return {"acknowledged": self.service.watch.acknowledge()}
+
+
+async def _parsed(read: Callable[..., Asked], body: bytes, about: Any) -> Asked:
+    return read(body, about) if len(body) < LARGE else await asyncio.to_thread(read, body, about)
+
+
+def _answering(endpoint: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
+    """An endpoint whose plain results are answered as JSON."""
+
+    @wraps(endpoint)
+    async def answer(request: Request) -> Response:
+        result = await endpoint(request)
+        return result if isinstance(result, Response) else Response(orjson.dumps(result), headers=JSON)
+
+    return answer
+
+
+async def _problem(_: Request, problem: Problem) -> Response:
+    return Response(orjson.dumps({"error": problem.message}), problem.status, headers={**JSON, **problem.headers})
+
+
+async def _http_problem(request: Request, error: HTTPException) -> Response:
+    what = {404: "there is no such address; /openapi.json lists them", 405: "this address has another method"}
+    message = f"{request.method} {request.url.path}: {what.get(error.status_code, error.detail)}"
+    return await _problem(request, Problem(error.status_code, message, error.headers))
+
+
+async def _fault(request: Request, error: Exception) -> Response:
+    return await _problem(request, Problem(500, f"the service failed: {type(error).__name__}; its log says more"))
+
+
+class _Door:
+    """Lets in who has a key; counts and logs every request."""
+
+    def __init__(self, app: ASGIApp, service: Service, keys: Sequence[str], *, quiet: bool) -> None:
+        self._app, self._service, self._quiet = app, service, quiet
+        self._keys = [key.encode() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        start, status = time.perf_counter(), 499  # the client has gone
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            if scope["path"] in OPEN or self._may_enter(scope):
+                with suppress(ClientDisconnect):
+                    await self._app(scope, receive, sending)
+            else:
+                refusal = Problem(401, "key: missing or wrong; send `Authorization: Bearer KEY`", CHALLENGE)
+                await (await _problem(Request(scope), refusal))(scope, receive, sending)
+        finally:
+            self._note(scope, status, time.perf_counter() - start)
+        return None
+
+    def _may_enter(self, scope: Scope) -> bool:
+        """Whether a key is sent that is one of ours, as bearer token or as a password; compared in constant time."""
+        if not self._keys:
+            return True
+        sent = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        scheme, _, key = sent.partition(b" ")
+        if scheme.lower() == b"basic":
+            with suppress(ValueError):
+                key = b64decode(key).partition(b":")[2]
+        return sum(hmac.compare_digest(key.strip(), ours) for ours in self._keys) > 0  # all of them: in constant time
+
+    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+        name = getattr(scope.get("endpoint"), "__name__", "other") if status != 401 else "other"
+        self._service.watch.answered(name, status, seconds)
+        if not self._quiet:
+            client = scope.get("client") or ("", 0)
+            say("request", client=client[0], method=scope["method"], path=scope["path"], status=status,
+                ms=round(1e3 * seconds, 3), **scope.get("igeood", {}))  # fmt: skip

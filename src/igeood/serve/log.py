@@ -1,0 +1,25 @@
+"""The service's log: lines of JSON on stderr."""
+
+import logging
+import sys
+import time
+from typing import Any
+
+import orjson
+
+
+def say(event: str, **fields: Any) -> None:
+    """Write a line."""
+    now = time.time()
+    stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1000):03d}Z"
+    sys.stderr.write(f"{orjson.dumps({'time': stamp, 'event': event, **fields}, default=str).decode()}\n")
+
+
+class Lines(logging.Handler):
+    """Messages of libraries as lines of JSON."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a message, with its traceback if it has one."""
+        trace = logging.Formatter().formatException(record.exc_info) if record.exc_info else None
+        fields = {"level": record.levelname.lower(), "logger": record.name, "message": record.getMessage()}
+        say("log", **fields, **({"traceback": trace} if trace else {}))
