@@ -13,7 +13,7 @@ from igeood.errors import IgeoodError, IgeoodWarning
 from igeood.version import __version__
 
 COMMANDS = {  # imported when they are asked for
-    **{name: f"igeood.cli.{name}" for name in ("calibrate", "fit", "merge", "score", "serve", "tune")},
+    **{name: f"igeood.cli.{name}" for name in ("calibrate", "fit", "merge", "monitor", "score", "serve", "tune")},
     **dict.fromkeys(("bench", "data", "demo", "paper", "report", "train"), "igeood.bench.commands"),
 }
 # What messages of the library say to users of Python, and what they say here. Arguments that are options of the command
@@ -30,6 +30,7 @@ SPELLING = {
     "give the classifier": "give --model MODULE:NAME",
     "of logits, leave probabilities=False": "of logits, leave --probabilities out",
     "extract them with statistic='moments'": "write the means of each channel, then the deviations",
+    "calibrate with guarantee='tolerance', or": "run `igeood calibrate` with --guarantee tolerance and score again, or",
     "or leave it to bank='auto'": "or leave --option bank out",
     "raise max_passes or tolerance": "the guard works, its centroids are less exact",
     ", or arrays with '|h'": ", or columns 'feature.|h'",

@@ -1,12 +1,13 @@
 """A picture of a monitor's evidence."""
 
 import io
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from igeood.errors import MissingExtraError
+from igeood.errors import InputError, MissingExtraError
 from igeood.files import write_whole
 
 if TYPE_CHECKING:
@@ -20,24 +21,60 @@ class Trace:
     """The largest evidence in each of at most 2,000 equally long runs of inputs, however many there are."""
 
     def __init__(self, first: int) -> None:
-        self.first, self._width = first, 1
-        self._peaks, self._rest = np.empty(0), np.empty(0)
+        self.first, self.inputs, self._length, self._peaks = first, 0, 1, np.zeros(POINTS)
 
     def add(self, evidence: NDArray[np.float64]) -> None:
         """Take in the evidence after each of some inputs."""
-        self._cut(np.append(self._rest, evidence))
-        while len(self._peaks) > POINTS:
-            pairs = len(self._peaks) // 2 * 2
-            last = np.repeat(self._peaks[pairs:], self._width)
-            self._peaks, self._width = self._peaks[:pairs].reshape(-1, 2).max(axis=1), 2 * self._width
-            self._cut(np.append(last, self._rest))
-
-    def _cut(self, rest: NDArray[np.float64]) -> None:
-        whole = len(rest) // self._width * self._width
-        self._peaks = np.append(self._peaks, rest[:whole].reshape(-1, self._width).max(axis=1))
-        self._rest = rest[whole:]
+        before, self.inputs = self.inputs, self.inputs + len(evidence)
+        while self.inputs > POINTS * self._length:
+            halved = self._peaks.reshape(-1, 2).max(axis=1)
+            self._peaks, self._length = np.append(halved, np.zeros(len(halved))), 2 * self._length
+        np.maximum.at(self._peaks, np.arange(before, self.inputs) // self._length, evidence)
 
     def points(self) -> tuple[NDArray[Any], NDArray[np.float64]]:
         """The number of each run's last input, and the largest evidence in it."""
-        peaks = np.append(self._peaks, self._rest.max()) if len(self._rest) else self._peaks
-        return self.first + self._width * (1 + np.arange(len(peaks))) - 1, peaks
+        ends = np.append(np.arange(self._length, self.inputs, self._length), self.inputs)
+        return self.first + ends - 1, self._peaks[: len(ends)]
+
+
+def check_picture(path: str) -> None:
+    """Raise if no picture of this name can be drawn."""
+    if Path(path).suffix not in (".png", ".svg"):
+        raise InputError(f"picture: expected a name that ends with .png or .svg, got {path}; name such a file")
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError("matplotlib is needed; pip install 'igeood[report]'") from error
+
+
+def draw(monitor: "Monitor", trace: Trace, path: str) -> None:
+    """Write a picture of the evidence, with the alarms since the trace began."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 3.4), layout="constrained")
+    axes, (numbers, evidence) = figure.subplots(), trace.points()
+    start, end, is_alarm = trace.first, trace.first + max(trace.inputs - 1, 1), evidence >= monitor.run_length
+    axes.plot(numbers, evidence.clip(min=1.0), color=_LINE, linewidth=1.0)
+    axes.plot(numbers[is_alarm], evidence[is_alarm], "o", color=_ALARM, markersize=3)
+    axes.axhline(monitor.run_length, color=_ALARM, linewidth=1.0, linestyle="--")
+    title, side = f"No alarm in {trace.inputs:,} inputs", "left"
+    if is_alarm.any():
+        known = [alarm for alarm in monitor.alarms if alarm.at >= start]  # all, or the first ones
+        at, since = known[0][:2] if known else (int(numbers[is_alarm][0]), int(numbers[is_alarm][0]))
+        title, side = f"Alarm at input {at:,}: the inputs have changed", "right" if 2 * since < start + end else "left"
+        axes.axvspan(max(since, start), numbers[is_alarm][-1], facecolor=_ALARM, edgecolor=_ALARM, alpha=0.15)
+        where = {"va": "bottom", "ha": "left" if side == "right" else "right", "color": _ALARM, "fontsize": 8}
+        axes.text(max(since, start), 1.2, f" since about input {since:,} ", where)
+    axes.set(yscale="log", xlabel="input", ylabel="evidence of a change", xlim=(start, end))
+    axes.set_ylim(1.0, 10 * max(monitor.run_length, evidence.max()))
+    axes.annotate(f" alarm at {monitor.run_length:,.0f} ", (float(side == "right"), 1.2 * monitor.run_length), ha=side,
+                  xycoords=("axes fraction", "data"), color=_ALARM, fontsize=8)  # fmt: skip
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.spines[["top", "right"]].set_visible(False)
+    content, kind = io.BytesIO(), Path(path).suffix[1:]
+    with rc_context({"svg.hashsalt": "igeood"}):  # the same picture is the same bytes
+        metadata = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
+        figure.savefig(content, format=kind, dpi=150, metadata=metadata)
+    write_whole(path, content.getvalue())

@@ -215,21 +215,23 @@ class Watched:
             self.report(self.what, done, self.source.rows)
 
 
-def check_out(out: str | None, force: bool, *inputs: str, replaced: str = "", guard: bool = True) -> str:
+def check_out(
+    out: str | None, force: bool, *inputs: str, replaced: str = "", guard: bool = True, what: str = "out"
+) -> str:
     """The file to write, `out` or else `replaced`, locked until the command ends; one that is there needs `force`.
 
-    A `guard` replaces guards only.
+    A `guard` replaces guards only. Errors name the option `what`.
     """
     from igeood.files import only_one
 
     target = Path(os.path.realpath(out or replaced))
     if target in (Path(os.path.realpath(path)) for name in inputs for path in (name, *glob(name, recursive=True))):  # noqa: PTH207
-        raise InputError(f"out: {out} is what the command reads; name another file")
+        raise InputError(f"{what}: {out} is what the command reads; name another file")
     if out is not None and target.exists() and not force:
-        raise InputError(f"out: {out} is there already; name another file, or give --force")
+        raise InputError(f"{what}: {out} is there already; name another file, or give --force")
     if guard and out is not None:
         from igeood.guard.file import check_replaceable
 
         check_replaceable(out)
-    click.get_current_context().with_resource(only_one(target.with_name(f".{target.name}.lock"), "out"))
+    click.get_current_context().with_resource(only_one(target.with_name(f".{target.name}.lock"), what))
     return out or replaced
