@@ -57,7 +57,7 @@ def run(app: ASGIApp, service: Service, listener: socket.socket) -> None:
     say("serving", address=address, name=service.name, method=service.served.title, promise=promise)
     config = uvicorn.Config(
         _Living(app, service), log_config=None, access_log=False, lifespan="on", log_level="warning",
-        timeout_graceful_shutdown=PATIENCE, server_header=False,
+        timeout_graceful_shutdown=PATIENCE, server_header=False, proxy_headers=False,
     )  # fmt: skip
     uvicorn.Server(config).run(sockets=[listener])
 

@@ -136,7 +136,7 @@ class Service:
         while True:
             try:
                 await asyncio.wait_for(self._wanted.wait(), LOOKED_EVERY)
-            except TimeoutError:
+            except asyncio.TimeoutError:
                 if _stamp(self._path) == self._seen:
                     continue
             self._wanted.clear()
