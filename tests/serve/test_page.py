@@ -1,0 +1,526 @@
+"""The service's page in a real browser, on canned answers; and the dashboard and alerts beside it."""
+
+import base64
+import hashlib
+import itertools
+import json
+import math
+import os
+import random
+import re
+import shutil
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+import igeood
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-sync"
+PAGE = Path(igeood.__file__).parent / "serve" / "page.html"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "service"
+NOW = 1_772_539_509  # 3 March 2026, 12:05:09 UTC
+CONTRAST = """element => {
+  const light = text => {
+    const channel = v => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+    const [r, g, b] = text.match(/[\\d.]+/g).map(Number).map(channel);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  let behind = element;
+  while (/^rgba\\(.*, 0\\)$/.test(getComputedStyle(behind).backgroundColor)) behind = behind.parentElement;
+  const front = getComputedStyle(element)[element.ownerSVGElement ? "fill" : "color"];
+  const pair = [front, getComputedStyle(behind).backgroundColor].map(light).sort((a, b) => a - b);
+  return (pair[1] + 0.05) / (pair[0] + 0.05);
+}"""
+METRICS = {
+    "igeood_requests_total", "igeood_request_seconds", "igeood_inputs_total", "igeood_ood_total",
+    "igeood_unread_total", "igeood_score", "igeood_p_value", "igeood_batch_inputs", "igeood_queue_length",
+    "igeood_monitor_evidence", "igeood_monitor_run_length", "igeood_monitor_alarm", "igeood_monitor_alarms_total",
+    "igeood_reloads_total", "igeood_reload_failures_total", "igeood_guard_loaded_timestamp_seconds",
+    "igeood_threshold", "igeood_expected_ood_share", "igeood_info",
+}  # fmt: skip
+
+
+def bell(x, mean, std):
+    return math.exp(-(((x - mean) / std) ** 2) / 2)
+
+
+def quiet():
+    """The status of a service with steady traffic and nothing wrong."""
+    draw = random.Random(0)
+    inputs = [draw.randint(6, 14) for _ in range(360)]
+    ood = [sum(draw.random() < 0.05 for _ in range(n)) for n in inputs]
+    evidence = [math.exp(5 + 2.5 * math.sin(i / 23) + draw.random()) for i in range(360)]
+    edges = [-4 + 0.2 * i for i in range(41)]
+    shape = [bell((low + 0.1), -1, 0.9) + 0.05 * bell(low + 0.1, 1.6, 0.6) for low in edges[:-1]]
+    calibration = [value / sum(shape) for value in shape]
+    drawn = draw.choices(range(40), calibration, k=sum(inputs))
+    guard = {
+        "method": "fisher-rao-product", "title": "Fisher–Rao product", "access": "white box", "threshold": 0.7312,
+        "promise": "at least 95% of in-distribution inputs are kept, on average over calibration sets of 1000",
+        "n": 1000, "tpr": 0.95, "guarantee": "marginal", "n_classes": 4, "classes": ["cat", "dog", "ship", "truck"],
+        "health": [], "loaded": NOW - 90_000, "reloads": 0, "reload_failures": 0, "reload_error": None,
+    }  # fmt: skip
+    promise = "at least 1,000,000 in-distribution inputs pass on average before a false alarm, and the chance of one "
+    promise += "among the first T inputs is at most T / 1,000,000, on average over calibration sets of 1000"
+    monitor = {
+        "kind": "p-values", "run_length": 1_000_000, "evidence": 123.4, "alarm": False, "since": 81_000, "alarms": [],
+        "alarm_count": 0, "inputs": 81_234, "unread": 0, "promise": promise,
+    }  # fmt: skip
+    return {
+        "name": "pets", "version": "0.2.0", "now": NOW, "started": NOW - 90_000, "guard": guard,
+        "queue": {"waiting": 3, "limit": 256},
+        "hour": {"seconds": 10, "start": NOW // 10 * 10 - 3590, "inputs": inputs, "ood": ood, "unread": [0] * 360,
+                 "evidence": evidence},
+        "scores": {"edges": edges, "calibration": calibration, "hour": [drawn.count(i) for i in range(40)]},
+        "monitor": monitor, "flagged": None,
+    }  # fmt: skip
+
+
+def empty():
+    """Just started."""
+    status = quiet()
+    status["started"] = status["guard"]["loaded"] = NOW - 4
+    status["queue"]["waiting"] = 0
+    status["hour"] |= {name: [0] * 360 for name in ("inputs", "ood", "unread")} | {"evidence": [None] * 360}
+    status["scores"]["hour"] = [0] * 40
+    status["monitor"] |= {"evidence": 0.0, "since": None, "inputs": 0}
+    status["flagged"] = {"folder": "flagged", "kept": 0, "limit": 100, "latest": []}
+    return status
+
+
+def alarm():
+    """A change 15 minutes ago, found 10 minutes ago, and again after."""
+    status, draw = quiet(), random.Random(1)
+    hour, monitor = status["hour"], status["monitor"]
+    for i in range(270, 360):
+        hour["ood"][i] = sum(draw.random() < 0.4 for _ in range(hour["inputs"][i]))
+        hour["evidence"][i] = 10 ** (1 + 5.02 * ((i - 270) % 30) / 29)
+    bins = random.Random(2).choices(range(25, 40), k=400)
+    status["scores"]["hour"] = [n * 8 // 9 + bins.count(i) for i, n in enumerate(status["scores"]["hour"])]
+    starts = [monitor["inputs"] - sum(hour["inputs"][i:]) for i in (270, 300, 330)]
+    monitor["alarms"] = [
+        {"at": at, "since": at - 300, "evidence": 1.04e6, "time": NOW - 600 + 300 * k}
+        for k, at in enumerate([starts[1], starts[2], monitor["inputs"] - 1])
+    ]
+    monitor["alarms"][0]["since"] = starts[0] + 1
+    monitor |= {"evidence": 4.2, "alarm": True, "since": starts[0] + 1, "alarm_count": 5}
+    kept = {"p_value": 0.000999, "label": 3, "name": "truck", "reason": None, "explanation": "sample 0: score 3.12"}
+    parts = " (-3.36 is usual) head: neighbours +1.29, output: energy +0.847, layer2: classes +0.176 (nearest cat)"
+    first = kept | {"file": "2026-03-03T12-04-58-0001.npz", "time": NOW - 11, "score": 3.1217}
+    first["explanation"] += parts
+    second = kept | {"file": "2026-03-03T12-03-00-0002.npz", "time": NOW - 129, "score": None, "label": -1}
+    second |= {"name": None, "reason": "2 of 3072 values are NaN", "explanation": None}
+    third = kept | {"file": "2026-03-03T12-01-00-0003.npz", "time": NOW - 249, "score": 0.912, "name": None}
+    status["flagged"] = {"folder": "/var/lib/igeood/flagged", "kept": 3, "limit": 100, "latest": [first, second, third]}
+    return status
+
+
+def reload_error():
+    """A broken guard file, a nearly full queue, unreadable inputs, a guard with findings and 200 classes."""
+    status = quiet()
+    error = "path: guard.safetensors is damaged (SHA-256 differs); save it again"
+    status["guard"] |= {"reloads": 2, "reload_failures": 1, "reload_error": error, "n_classes": 200}
+    status["guard"]["classes"] = [f"class number {i}" for i in range(200)]
+    message, cure = "calibration scores are higher than training scores, KS distance 0.21", "look for another source"
+    finding = {"code": "calibration-shift", "level": "warning", "message": message, "cure": cure}
+    swapped = {"code": "swapped", "level": "info", "message": "ood: AUROC 0.31: swapped?", "cure": "give OOD second"}
+    status["guard"]["health"] = [finding, swapped]
+    status["queue"]["waiting"] = 250
+    status["hour"]["unread"][100] = 120
+    status["hour"]["inputs"][100] = 130
+    status["monitor"]["unread"] = 120
+    return status
+
+
+HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+
+
+def hostile():
+    """Text that would be markup, wherever text comes from outside; long words without a space."""
+    status = alarm()
+    status["name"] = HOSTILE
+    status["guard"] |= {"classes": [HOSTILE, "y" * 300], "n_classes": 2, "reload_error": HOSTILE + "x" * 300}
+    finding = {"code": HOSTILE, "level": "warning", "message": HOSTILE, "cure": HOSTILE}
+    status["guard"] |= {"title": HOSTILE, "promise": HOSTILE, "health": [finding]}
+    status["flagged"]["folder"] = HOSTILE
+    for kept in status["flagged"]["latest"]:
+        kept |= {"name": HOSTILE, "explanation": "sample 0: " + HOSTILE, "file": "z" * 300}
+    return status
+
+
+STATES = {"quiet": quiet, "empty": empty, "alarm": alarm, "reload": reload_error, "hostile": hostile}
+
+
+def policy():
+    """A content security policy of hashes: the page has one style, one script and nothing inline in its tags."""
+    text = PAGE.read_text(encoding="utf-8")
+    hashes = {}
+    for tag in ("style", "script"):
+        (inner,) = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.S)
+        hashes[tag] = base64.b64encode(hashlib.sha256(inner.encode()).digest()).decode()
+    parts = [f"{tag}-src 'sha256-{value}'" for tag, value in hashes.items()]
+    return "; ".join(["default-src 'none'; connect-src 'self'; img-src data:; form-action 'none'", *parts])
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None and os.environ.get("IGEOOD_BROWSER") != "required":
+        pytest.skip("Chromium is missing: the page is not seen in a browser")
+    assert CHROMIUM is not None, "Chromium is missing, and IGEOOD_BROWSER=required"
+    with sync_playwright() as play:
+        chromium = play.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
+        yield chromium
+        chromium.close()
+
+
+class Service(ThreadingHTTPServer):
+    """Serves the page at /pets/ and `answer`, a status code and an object, at /pets/status; None hangs up."""
+
+    daemon_threads = True
+    answer = None
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        code, body, kind = 404, b"", "text/plain"
+        if self.path == "/pets/":
+            code, body, kind = 200, PAGE.read_bytes(), "text/html; charset=utf-8"
+        elif self.path == "/pets/status":
+            if self.server.answer is None:
+                return
+            code, answer = self.server.answer
+            body, kind = json.dumps(answer).encode(), "application/json"
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Security-Policy", policy())
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def service():
+    with Service(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def visit(browser, service):
+    """Opens the page on a status; whatever goes wrong there, or is asked of others, fails the test."""
+    troubles, pages = [], []
+    home = f"http://127.0.0.1:{service.server_port}/pets/"
+
+    def opened(status, width=1280, **options):
+        service.answer = None if status is None else (200, status)
+        page = browser.new_page(viewport={"width": width, "height": 900}, timezone_id="UTC", **options)
+        pages.append(page)
+        page.on("console", lambda message: troubles.append(message.text))
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+
+        def route(asked):
+            if asked.request.url in (home, home + "status") or asked.request.url.startswith("data:"):
+                asked.continue_()
+            else:
+                troubles.append(f"asked for {asked.request.url}")
+                asked.abort()
+
+        page.route("**/*", route)
+        page.clock.install(time=NOW)
+        page.goto(home)
+        return settled(page)
+
+    opened.troubles = troubles
+    yield opened
+    for page in pages:
+        page.close()
+    assert troubles == []
+
+
+def settled(page):
+    """Once the page has its answer."""
+    for _ in range(500):
+        if not page.evaluate("isAsking"):
+            return page
+        page.wait_for_timeout(20)
+    raise TimeoutError
+
+
+def later(page):
+    """Five seconds on: the page asks again."""
+    page.clock.run_for(5_000)
+    settled(page)
+
+
+def state(page):
+    return page.locator("#state").inner_text()
+
+
+def words(page, where):
+    return " ".join(page.locator(where).inner_text().split())
+
+
+def label(page, chart):
+    return page.locator(f"#{chart} svg[role=img]").get_attribute("aria-label")
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("name", STATES)
+def test_it_fits_and_letters_are_legible(visit, name, width):
+    page = visit(STATES[name](), width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    boxes = page.locator("body *:visible").evaluate_all(
+        "all => all.map(e => [e.outerHTML.slice(0, 80), e.getBoundingClientRect().toJSON()])"
+    )
+    assert [name for name, box in boxes if box["left"] < 0 or box["right"] > width] == []
+    clipped = "e => e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).overflowX !== 'visible'"
+    assert page.locator("main *:not(svg *)").evaluate_all(f"all => all.filter({clipped}).length") == 0
+    charts = page.locator("figure svg[role=img]")
+    assert charts.count() == 3
+    assert all(chart.bounding_box()["height"] > 200 for chart in charts.all())
+    sizes = "all => all.map(e => parseFloat(getComputedStyle(e).fontSize) * e.getScreenCTM().a)"
+    assert min(charts.locator("text").evaluate_all(sizes)) >= 11.5
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_all_quiet(visit, width):
+    page = visit(quiet(), width)
+    assert state(page).startswith("All quiet\n\n5.8% of 3,527 inputs were refused in the last hour; 5% are expected.")
+    assert page.title() == "All quiet · pets"
+    assert words(page, "header") == (
+        "OUT-OF-DISTRIBUTION GUARD pets igeood 0.2.0 · up since 2 Mar, 11:05:09 · figures of 12:05:09"
+    )
+    assert words(page, "#tiles") == (
+        "Refused, last hour 5.8% 5% expected Inputs, last hour 3,527 203 refused "
+        "Monitor's evidence 123.4 alarm at 1,000,000 Requests waiting 3 room for 256"
+    )
+    assert label(page, "share") == (
+        "Share of inputs refused, 11:05 to 12:05: lowest 0%, highest 12.3%, latest 3.7%; 5% expected."
+    )
+    assert label(page, "evidence").endswith("now 123.4; alarm at 1,000,000.")
+    assert "Calibration: most between −1 and −0.8 (8.5%)." in label(page, "scores")
+    assert "Threshold 0.7312; higher scores are refused." in label(page, "scores")
+    drawn = {name: words(page, f"#{name}") for name in ("share", "evidence", "scores")}
+    assert "One bar for each minute." in drawn["share"]
+    assert all(text in drawn["share"] for text in ("share refused", "expected 5%", "10%", "12:00", "time"))
+    assert all(text in drawn["evidence"] for text in ("evidence (logarithmic)", "alarm at 1,000,000", "1M", "10K"))
+    assert all(text in drawn["scores"] for text in ("threshold 0.7312", "last hour, 3,527 inputs", "−2", "8%"))
+    assert "Its promise: at least 1,000,000 in-distribution inputs pass" in words(page, "#monitor")
+    assert words(page, "#monitor").endswith("Alarms None.")
+    assert "Fisher–Rao product fisher-rao-product Access white box Threshold 0.7312;" in words(page, "#guard")
+    assert "Classes 4: cat, dog, ship, truck" in words(page, "#guard")
+    assert page.locator("#flagged").is_hidden()
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_an_alarm(visit, width):
+    status = alarm()
+    page = visit(status, width)
+    assert state(page).startswith("ALARM: the inputs have changed since about 11:50\n\nThe change most likely began at")
+    assert "The evidence reached 1,000,000 at input 80,644, at 11:55:09." in state(page)
+    assert "More inputs are refused than chance explains" in state(page)
+    assert page.title() == "ALARM · pets"
+    assert page.locator("#state").evaluate(CONTRAST) >= 4.5
+    assert page.locator("#evidence circle").count() == 3
+    assert page.locator(".changed").count() == 2
+    assert "1. 11:55:09, input 80,644: evidence 1,040,000; changed since about 11:50:10 (input 80,351)" in (
+        "1. " + words(page, "#monitor li:first-child")
+    )
+    assert words(page, "#monitor").endswith("5 alarms in all since the monitor began.")
+    rows = [words(page, f"#flagged tbody tr:nth-child({n})") for n in (1, 2, 3)]
+    assert rows[0].startswith("12:04:58 3.122 0.001 truck score 3.12 (-3.36 is usual) head: neighbours +1.29")
+    assert rows[1].startswith("12:03:00 – 0.001 – could not be read: 2 of 3072 values are NaN")
+    assert rows[2].startswith("12:01:00 0.912 0.001 class 3 score 3.12")
+    assert "3 of at most 100, in /var/lib/igeood/flagged" in words(page, "#flagged")
+
+
+def test_an_alarm_of_yesterday_is_named_by_its_input(visit):
+    status = alarm()
+    status["monitor"]["alarms"] = [{"at": 5_200, "since": 5_000, "evidence": 1e6, "time": None}] * 6
+    page = visit(status)
+    assert state(page).startswith("ALARM: the inputs have changed since about input 5,000\n\nThe evidence reached")
+    assert words(page, "#monitor").endswith("changed since about input 5,000 And 2 more.")
+    assert page.locator(".changed").count() == 0
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_input_yet(visit, width):
+    page = visit(empty(), width)
+    assert state(page).startswith("Ready: no input yet\n\nThe guard is loaded, and there is no alarm.")
+    assert words(page, "#tiles").startswith("Refused, last hour – 5% expected Inputs, last hour 0 0 refused")
+    assert "no input in the last hour" in words(page, "#share")
+    assert "no input in the last hour" in words(page, "#evidence")
+    assert "last hour, no input calibration, 1,000 samples" in words(page, "#scores")
+    assert words(page, "#flagged").endswith("None so far.")
+    status = empty()
+    status["monitor"]["inputs"] = 1
+    assert state(visit(status, width)) == "No input in the last hour\n\nThere is no alarm. 1 input came before."
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_guard_file_that_cannot_be_loaded(visit, width):
+    page = visit(reload_error(), width)
+    headlines = page.locator("#state h2").all_inner_texts()
+    assert headlines == [
+        "The guard file could not be reloaded: path: guard.safetensors is damaged (SHA-256 differs); save it again",
+        "The queue is almost full",
+        "120 inputs could not be read in the last hour",
+    ]
+    assert "The guard that was loaded at 2 Mar, 11:05:09 goes on answering." in state(page)
+    page.get_by_role("link", name="The guard itself has 1 warning.").click()
+    assert page.locator("#guard").bounding_box()["y"] < 900
+    about = words(page, "#guard")
+    assert "Loaded 2 Mar, 11:05:09, reloaded 2 times; 1 attempt to reload failed" in about
+    assert "Warning: calibration scores are higher than training scores, KS distance 0.21; look for another" in about
+    assert "Note: ood: AUROC 0.31: swapped? Give OOD second swapped" in about
+    assert "class number 199" not in about
+    page.locator("summary").press("Enter")
+    later(page)
+    assert "class number 199" in words(page, "#guard")  # still open
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_hostile_text_stays_text(visit, width):
+    page = visit(hostile(), width)
+    assert page.locator("h1").inner_text() == HOSTILE
+    assert f"2: {HOSTILE}, yyy" in words(page, "#guard")
+    assert page.locator("#flagged td").nth(3).inner_text() == HOSTILE
+    assert page.locator("#flagged td").nth(4).inner_text().startswith(HOSTILE)
+    assert f"could not be reloaded: {HOSTILE}" in state(page)
+    assert page.locator("img").count() == 0
+    assert page.locator("script").count() == 1
+    assert page.title() == f"ALARM · {HOSTILE}"
+
+
+def test_bars_are_as_wide_as_the_traffic_asks(visit):
+    status = empty()
+    status["hour"]["inputs"] = [1 if i % 6 == 0 else 0 for i in range(360)]  # one a minute
+    status["hour"]["ood"][6] = 1
+    status["hour"]["evidence"][0] = 0.7
+    status["monitor"]["inputs"] = 60
+    page = visit(status)
+    assert "One bar for every 10 minutes." in words(page, "#share")
+    assert label(page, "share").endswith("lowest 0%, highest 10%, latest 0%; 5% expected.")
+    assert page.locator("#share .bar").count() == 6
+    assert state(page).startswith("All quiet\n\n1.7% of 60 inputs")
+
+
+def test_a_lost_connection_is_told_and_found_again(visit, service):
+    page = visit(quiet())
+    service.answer = None
+    later(page)
+    assert state(page).startswith("Connection lost\n\nThe service does not answer. It is asked again every 5 seconds.")
+    assert state(page).endswith("The figures below are of 12:05:09.")
+    assert page.title() == "Connection lost · pets"
+    assert "stale" in page.locator("main").get_attribute("class")
+    service.answer = (401, {})
+    later(page)
+    assert "The service answers 401." in state(page)
+    service.answer = (200, {"name": "not a status"})
+    later(page)
+    assert state(page).startswith("The status could not be shown\n\nTypeError")
+    service.answer = (200, alarm())
+    later(page)
+    assert state(page).startswith("ALARM: ")
+    assert "stale" not in page.locator("main").get_attribute("class")
+    assert len(visit.troubles) >= 2
+    assert all(text.startswith("Failed to load resource") for text in visit.troubles)
+    visit.troubles.clear()
+
+
+def test_without_a_service_it_says_so(visit):
+    page = visit(None)
+    assert state(page) == "Connection lost\n\nThe service does not answer. It is asked again every 5 seconds."
+    assert page.locator("main").is_hidden()
+    visit.troubles.clear()
+
+
+def test_the_state_is_announced_once_and_everything_has_a_name(visit):
+    page = visit(alarm())
+    page.evaluate("window.first = document.querySelector('#state h2')")
+    later(page)
+    assert page.evaluate("window.first === document.querySelector('#state h2')")
+    assert page.locator("#state").get_attribute("role") == "status"
+    levels = page.locator("h1, h2, h3").evaluate_all("all => all.map(e => Number(e.tagName[1]))")
+    assert levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+    table = page.get_by_role("table", name="Refused inputs, the latest first")
+    assert table.get_by_role("columnheader").count() == 5
+    assert table.get_by_role("cell").count() == 15
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out(visit, scheme):
+    page = visit(alarm(), color_scheme=scheme)
+    bright = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert bright == (scheme == "light")
+    for where in ("p", "h1", "h2", "dt", "dd", "td", "th", "li", "figcaption", "code", ".muted", "svg text"):
+        contrasts = page.locator(where).evaluate_all(f"all => all.map({CONTRAST})")
+        assert contrasts, where
+        assert min(contrasts) >= 4.5, where
+    warned = visit(reload_error(), color_scheme=scheme)
+    assert min(warned.locator("strong, #state p, #state a").evaluate_all(f"all => all.map({CONTRAST})")) >= 4.5
+
+
+# -- the dashboard and the alerts
+
+FUNCTIONS = {
+    "sum", "max", "by", "rate", "increase", "changes", "histogram_quantile", "absent", "scalar", "vector", "and", "or",
+}  # fmt: skip
+
+
+def metrics_in(expression):
+    """Names of the metrics in a PromQL expression."""
+    bare = re.sub(r'"[^"]*"|\{[^}]*\}|\[[^]]*\]|by \([^)]*\)', " ", expression)
+    names = set(re.findall(r"[a-zA-Z_:][\w:]*", bare)) - FUNCTIONS
+    return {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
+
+
+def test_the_dashboard_shows_every_metric_and_no_other():
+    dashboard = json.loads((EXAMPLES / "grafana.json").read_text(encoding="utf-8"))
+    assert dashboard["schemaVersion"] >= 36
+    assert [variable["name"] for variable in dashboard["templating"]["list"]] == ["datasource", "instance"]
+    panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+    assert {panel["datasource"]["uid"] for panel in panels} == {"${datasource}"}
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    assert all(panel["title"] and panel["targets"] for panel in panels)
+    expressions = [target["expr"] for panel in panels for target in panel["targets"]]
+    expressions += [note["expr"] for note in dashboard["annotations"]["list"] if "expr" in note]
+    assert all('instance=~"$instance"' in expression for expression in expressions)
+    assert set().union(*map(metrics_in, expressions)) == METRICS
+    cells = [
+        (x, y)
+        for place in (panel["gridPos"] for panel in dashboard["panels"])
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(set(cells)) == len(cells)  # no two panels overlap
+    assert max(x for x, _ in cells) == 23
+
+
+def test_the_alerts_are_of_known_metrics():
+    yaml = pytest.importorskip("yaml")
+    (group,) = yaml.safe_load((EXAMPLES / "alerts.yml").read_text(encoding="utf-8"))["groups"]
+    assert [rule["alert"] for rule in group["rules"]] == [
+        "IgeoodInputsHaveChanged", "IgeoodRefusesTooMany", "IgeoodInputsNotRead", "IgeoodGuardNotReloaded",
+        "IgeoodDown", "IgeoodTurnsRequestsAway",
+    ]  # fmt: skip
+    for rule in group["rules"]:
+        assert metrics_in(rule["expr"]) <= METRICS | {"up"}, rule["alert"]
+        assert rule["labels"]["severity"] in ("page", "ticket")
+        assert set(rule["annotations"]) == {"summary", "description"}
+    config = yaml.safe_load((EXAMPLES / "prometheus.yml").read_text(encoding="utf-8"))
+    assert config["rule_files"] == ["alerts.yml"]
+    (job,) = config["scrape_configs"]
+    assert job["job_name"] == "igeood"
+    assert job["static_configs"] == [{"targets": ["127.0.0.1:8080"]}]
