@@ -129,7 +129,8 @@ class _Addresses:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _check_model(self, request: Request) -> None:
-        name, version = request.path_params["model"], request.path_params.get("version", "1")
+        given = {"model": self.service.name, "version": "1", **request.path_params}  # none where the router was skipped
+        name, version = given["model"], given["version"]
         if name != self.service.name or version != "1":
             raise Problem(404, f"model: no {name!r}, version {version}; there is {self.service.name!r}, version 1")
 
