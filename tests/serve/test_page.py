@@ -359,6 +359,9 @@ def test_no_input_yet(visit, width):
     assert state(page).startswith("Ready: no input yet\n\nThe guard is loaded, and there is no alarm.")
     assert words(page, "#tiles").startswith("Refused, last hour – 5% expected Inputs, last hour 0 0 refused")
     assert "no input in the last hour" in words(page, "#share")
+    assert (
+        label(page, "share") == "Share of inputs refused, 11:55 to 12:05: no input; 5% expected."
+    )  # not the hour before
     assert "no input in the last hour" in words(page, "#evidence")
     assert "last hour, no input calibration, 1,000 samples" in words(page, "#scores")
     assert words(page, "#flagged").endswith("None so far.")
@@ -407,7 +410,7 @@ def test_bars_are_as_wide_as_the_traffic_asks(visit):
     status["hour"]["inputs"] = [1 if i % 6 == 0 else 0 for i in range(360)]  # one a minute
     status["hour"]["ood"][6] = 1
     status["hour"]["evidence"][0] = 0.7
-    status["monitor"]["inputs"] = 60
+    status["monitor"]["inputs"], status["started"] = 60, NOW - 90_000
     page = visit(status)
     assert "One bar for every 10 minutes." in words(page, "#share")
     assert label(page, "share").endswith("lowest 0%, highest 10%, latest 0%; 5% expected.")
