@@ -81,8 +81,8 @@ def _open(calibration: Any, state: str | None, options: dict[str, Any]) -> "Moni
     watcher = Monitor.load(state, calibration)
     for name, value in given.items():
         if (before := getattr(watcher, name)) != value:
-            option = f"--{name.replace('_', '-')}"
-            raise InputError(f"{option}: {state} has {before}, not {value}; leave it out, or name another --state")
+            option, was, now = f"--{name.replace('_', '-')}", *(str(one).removesuffix(".0") for one in (before, value))
+            raise InputError(f"{option}: {state} has {was}, not {now}; leave it out, or name another --state")
     return watcher
 
 

@@ -105,5 +105,5 @@ def watch(
         names = {number: name for number, name in names.items() if number in wanted}
         report("monitor", monitor.inputs - start, total)
     if monitor.inputs == start:
-        raise InputError("verdicts: no row in these files; give files that `igeood score` wrote")
+        raise InputError(f"{parts[0].path}: no row in it, nor in others; give files that `igeood score` wrote")
     return names

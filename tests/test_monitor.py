@@ -1,0 +1,396 @@
+"""The monitor is its formulas, whatever the batches; its evidence is a martingale, exactly; false alarms are rare."""
+
+import itertools
+import json
+import logging
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import igeood
+from igeood import monitor as module
+from igeood.calibration import Calibration
+from igeood.errors import GuardFileError, InputError, NotReadyError
+from igeood.guard import Verdict
+from igeood.monitor import BETS, LEVELS, Alarm, Monitor
+
+NEVER = 1e300
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog):
+    """Most calibration sets here are small; that is said elsewhere."""
+    caplog.set_level(logging.ERROR, logger="igeood")
+
+
+def calibration(scores, tpr=0.5, **options):
+    return Calibration(torch.as_tensor(np.asarray(scores, dtype=np.float64)), tpr, **options)
+
+
+def verdict(scores, flags=None, unread=()):
+    scores = np.asarray(scores, dtype=np.float64)
+    reason = None
+    if len(unread):
+        reason = np.full(len(scores), None, dtype=object)
+        reason[list(unread)] = "not read"
+    flags = np.zeros(len(scores), bool) if flags is None else np.asarray(flags)
+    return Verdict(flags, scores, np.ones(len(scores)), np.zeros(len(scores), int), reason)
+
+
+def streams(n, length, levels=None, seed=0):
+    """Calibration scores and a stream from the same source; with few levels, heavily tied."""
+    draws = np.random.default_rng([seed, n]).normal(size=n + length)
+    draws = draws if levels is None else np.floor(levels * np.exp(-(draws**2)))
+    return draws[:n], draws[n:]
+
+
+def naive(cal, scores, run_length, seed=0):
+    """Evidence after each score, and the alarms, from the formulas: pairs of score and tie-breaker, one by one."""
+    n, order = len(cal), np.sort(cal)
+    known = [*zip(order, module._draws(seed, 0, 0, n), strict=True)]
+    breakers = module._draws(seed, 1, 0, len(scores))
+    sets = [math.floor(level * (n + 1) + 1e-9) for level in LEVELS if level * (n + 1) >= 1 - 1e-9]
+    cells = [*itertools.product(range(len(sets)), BETS)]
+    hits, wealth, ratios = [0] * len(sets), dict.fromkeys(cells, 0.0), {cell: {} for cell in cells}
+    evidence, alarms = [], []
+    for t, pair in enumerate(zip(scores, breakers, strict=True)):
+        above = sum(other > pair for other in known)
+        for v, bet in cells:
+            null = (sets[v] + hits[v]) / (n + t + 1)
+            factor = 1 - bet + bet * (above < sets[v]) / null
+            wealth[v, bet] = factor * (wealth[v, bet] + 1)
+            ratios[v, bet] = {start: factor * ratio for start, ratio in {**ratios[v, bet], t: 1.0}.items()}
+        hits = [count + (above < size) for count, size in zip(hits, sets, strict=True)]
+        evidence.append(sum(wealth.values()) / len(cells))
+        if evidence[-1] >= run_length:
+            best = max((ratio, -start) for of_cell in ratios.values() for start, ratio in of_cell.items())
+            alarms.append(Alarm(t, -best[1], evidence[-1]))
+            wealth, ratios = dict.fromkeys(cells, 0.0), {cell: {} for cell in cells}
+    return np.array(evidence), alarms
+
+
+@pytest.mark.parametrize("levels", [None, 5, 1])
+@pytest.mark.parametrize(("n", "run_length"), [(4, NEVER), (30, 40.0), (120, 200.0), (120, NEVER)])
+def test_it_is_what_the_formulas_say(n, run_length, levels):
+    cal, scores = streams(n, 700, levels)
+    scores[200:260] += 0.0 if levels else 1.5
+    expected, alarms = naive(cal, scores, run_length, seed=7)
+    found = Monitor(calibration(cal), run_length, seed=7)
+    np.testing.assert_allclose(found.update(verdict(scores)), expected, rtol=1e-9)
+    assert [(a.at, a.since) for a in found.alarms] == [(a.at, a.since) for a in alarms][:100]
+    assert [a.evidence for a in found.alarms] == pytest.approx([a.evidence for a in alarms][:100], rel=1e-9)
+    assert (found.alarm_count, found.alarm, found.inputs) == (len(alarms), bool(alarms), 700)
+    assert found.evidence == pytest.approx(0.0 if expected[-1] >= run_length else expected[-1], rel=1e-9)
+    assert run_length == NEVER or len(alarms) > 1
+
+
+@pytest.fixture(scope="module")
+def mixed():
+    """A stream with ties, a change, and rows that were not read, some of them right after an alarm."""
+    cal, scores = streams(60, 1500, 40)
+    scores[600:900] += 12
+    unread = [0, 1, 50, *range(605, 1000, 3), 1499]
+    whole = Monitor(calibration(cal), 300.0, seed=3)
+    return calibration(cal), verdict(scores, unread=unread), whole.update(verdict(scores, unread=unread)), whole
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(0, 1500), max_size=8), st.booleans())
+def test_batches_of_any_size_and_a_saved_state_are_the_whole(mixed, tmp_path_factory, cuts, is_saved):
+    cal, every, expected, whole = mixed
+    part, path, evidence = Monitor(cal, 300.0, seed=3), tmp_path_factory.getbasetemp() / "state.json", []
+    for start, end in itertools.pairwise([0, *sorted(cuts), 1500]):
+        evidence.append(part.update(every[start:end]))
+        if is_saved:
+            part.save(path)
+            part = Monitor.load(path, cal)
+    np.testing.assert_allclose(np.concatenate(evidence), expected, rtol=1e-9)
+    assert [a[:2] for a in part.alarms] == [a[:2] for a in whole.alarms]
+    for name in ("inputs", "unread", "alarm_count", "since", "run_length", "kind", "seed"):
+        assert getattr(part, name) == getattr(whole, name)
+    assert part.evidence == pytest.approx(whole.evidence, rel=1e-9)
+
+
+def test_rows_that_were_not_read_are_no_evidence(mixed):
+    cal, every, evidence, whole = mixed
+    is_read = np.array([why is None for why in every.reason])
+    read_only = Monitor(cal, 300.0, seed=3)
+    np.testing.assert_allclose(read_only.update(every[is_read]), evidence[is_read], rtol=1e-12)
+    assert (whole.unread, whole.inputs, read_only.inputs) == ((~is_read).sum(), 1500, is_read.sum())
+    numbers = np.flatnonzero(is_read)
+    assert [a[:2] for a in whole.alarms] == [(numbers[a.at], numbers[a.since]) for a in read_only.alarms]
+    before = np.append(0.0, evidence[:-1])
+    before[before >= 300.0] = 0.0  # an alarm was there, and the wealth restarted
+    assert (evidence[~is_read] == before[~is_read]).all()
+    assert (before[~is_read][2:] == 0.0).any()
+
+
+# -- the martingale, exactly
+
+
+def all_orders(pairs, n, monkeypatch):
+    """The mean evidence after each input over all orders of pairs (score, tie-breaker); n of them are calibration's."""
+    total, count = 0.0, 0
+    for stream in itertools.permutations(range(len(pairs)), len(pairs) - n):
+        rest = sorted(pairs[i] for i in range(len(pairs)) if i not in stream)
+        drawn = {0: [u for _, u in rest], 1: [pairs[i][1] for i in stream]}
+        monkeypatch.setattr(module, "_draws", lambda _, which, first, k, d=drawn: np.array(d[which][first : first + k]))
+        evidence = Monitor(calibration([s for s, _ in rest]), NEVER).update(verdict([pairs[i][0] for i in stream]))
+        total, count = total + evidence, count + 1
+    return total / count
+
+
+@pytest.mark.parametrize("scores", ["abcdefg", "aabbccc", "aaaaaab", "aaaaaaa"])
+@pytest.mark.parametrize("n", [4, 5])
+def test_the_expected_evidence_is_the_number_of_inputs(scores, n, monkeypatch):
+    """Exactly, over all orders in which the samples may come: the level 0.2 alone is active."""
+    pairs = [(float(ord(s)), (0.37 * i) % 1) for i, s in enumerate(scores)]
+    mean = all_orders(pairs, n, monkeypatch)
+    np.testing.assert_allclose(mean, np.arange(1, len(mean) + 1), rtol=1e-12)
+
+
+def test_two_levels_of_nineteen_samples(monkeypatch):
+    mean = all_orders([(float(i // 2), (0.37 * i) % 1) for i in range(21)], 19, monkeypatch)
+    np.testing.assert_allclose(mean, [1, 2], rtol=1e-12)
+
+
+@pytest.mark.parametrize("bag", [[0, 0, 0, 1, 1, 1, 2], [0, 0, 0, 0, 0, 0, 1], [5, 5, 5, 5, 5, 5, 5]])
+def test_the_average_over_seeds_with_ties(bag):
+    found = []
+    for seed in range(1500):
+        order = np.random.default_rng(seed).permutation(bag)
+        found.append(Monitor(calibration(order[:4]), NEVER, seed=seed).update(verdict(order[4:]))[-1])
+    assert abs(np.mean(found) - 3) <= 4 * np.std(found) / math.sqrt(1500)
+
+
+@pytest.mark.parametrize("size", [1e-14, 1.0, 28.0, 1e300])
+def test_scores_that_only_rounding_sets_apart_are_tied(size):
+    """A second computation that rounds all scores upwards is no change."""
+    scores = -size * np.repeat([1.0, 2.0, 3.0], 200)
+    rng = np.random.default_rng(0)
+    watcher = Monitor(calibration(rng.permutation(scores)), 1e6)
+    watcher.update(verdict(rng.permutation(scores) * (1 - 1e-14)))
+    assert not watcher.alarm
+    assert watcher._hits.tolist() == pytest.approx(watcher._sizes / 601 * 600, rel=0.9)
+
+
+def test_the_grid_of_ties_does_not_depend_on_the_calibration_scores():
+    """One that does, such as the threshold's margin, puts inputs of a very sure classifier too often above all."""
+    n, inputs = 39, 50
+    above = []
+    for seed in range(1500):
+        scores = -28 * (1 - 1e-12 * np.random.default_rng(seed).random(n + inputs))
+        above.append(Monitor(calibration(scores[:n], 0.95), seed=seed)._in_sets(scores[n:]).mean(axis=0))
+    error = np.std(above, axis=0) / math.sqrt(len(above))
+    assert (np.abs(np.mean(above, axis=0) - np.array([2, 8]) / 40) <= 4 * error).all()
+
+
+# -- false alarms, and right ones
+
+LENGTH, RUN_LENGTH, STREAMS = 1000, 4000.0, 200
+
+
+def bound(chance, count=STREAMS):
+    return chance + 3 * math.sqrt(chance * (1 - chance) / count)
+
+
+@pytest.mark.parametrize(("n", "levels"), [(19, None), (100, None), (1000, None), (19, 3), (100, 3)])
+def test_false_alarms_are_as_rare_as_promised(n, levels):
+    alarms, independent = [], []
+    for seed in range(STREAMS):
+        cal, scores = streams(n, LENGTH, levels, seed)
+        watcher = Monitor(calibration(cal), RUN_LENGTH, seed=seed)
+        hits = watcher._in_sets(scores)
+        alarms.append(bool(watcher.update(verdict(scores)).max() >= RUN_LENGTH))
+        factors = 1 - BETS + BETS * (hits / (watcher._sizes / (n + 1)))[:, :, None]
+        wealth, peak = 0.0, 0.0
+        for factor in factors if (n, levels) == (19, None) else ():
+            wealth = factor * (wealth + 1)
+            peak = max(peak, wealth.mean())
+        independent.append(peak >= RUN_LENGTH)
+    assert 0 < np.mean(alarms) <= bound(LENGTH / RUN_LENGTH)
+    if (n, levels) == (19, None):  # with p-values as if they were independent, there are far too many
+        assert np.mean(independent) > bound(LENGTH / RUN_LENGTH)
+
+
+def test_false_alarms_of_flags_at_a_tolerance_threshold():
+    """A marginal threshold breaks the bound, which is why it is refused."""
+    shares, length, run_length, count = {}, 8000, 80_000.0, 120
+    for guarantee in ("tolerance", "marginal"):
+        alarms = []
+        for seed in range(count):
+            cal, scores = streams(100, length, seed=seed)
+            flags = scores > calibration(cal, 0.95, guarantee=guarantee).threshold
+            watcher = Monitor(calibration(cal, 0.95, guarantee="tolerance"), run_length, "flags")
+            alarms.append(bool(watcher.update(verdict(scores, flags)).max() >= run_length))
+        shares[guarantee] = np.mean(alarms)
+    allowed = length / run_length + 0.05  # the threshold itself fails with a probability of 5%
+    assert shares["tolerance"] <= bound(allowed, count)
+    assert shares["marginal"] > bound(allowed, count)
+    with pytest.raises(InputError, match=r"^kind: 'flags' needs .*guarantee='tolerance', or watch kind='p-values'"):
+        Monitor(calibration(range(100), 0.95), kind="flags")
+
+
+def test_flags_are_bets_on_the_rate_of_refusals():
+    cal, flags = calibration(range(100), 0.9, guarantee="tolerance"), np.arange(40) % 3 == 0
+    evidence, wealth = Monitor(cal, NEVER, "flags").update(verdict(np.zeros(40), flags)), np.zeros(len(BETS))
+    for flag, found in zip(flags, evidence, strict=True):
+        wealth = (1 - BETS + BETS * flag / 0.1) * (wealth + 1)
+        assert found == pytest.approx(wealth.mean(), rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["p-values", "flags"])
+def test_a_change_is_found_with_its_start(kind):
+    for seed in range(5):
+        cal, scores = streams(1000, 4000, seed=seed)
+        is_foreign = (np.arange(4000) >= 2000) & (np.random.default_rng(seed).random(4000) < 0.3)
+        scores = np.where(is_foreign, scores + 4, scores)
+        watched = calibration(cal, 0.95, guarantee="tolerance")
+        watcher = Monitor(watched, kind=kind)
+        watcher.update(verdict(scores, scores > watched.threshold))
+        assert 2000 < watcher.alarms[0].at < 2150
+        assert abs(watcher.since - 2000) < 40
+        assert watcher.alarms[0].evidence >= 1e6
+
+
+def test_drift_from_the_first_input_is_learnt_from_few_samples_and_flags_find_it():
+    found = {"p-values": 0, "flags": 0}
+    for seed, kind in itertools.product(range(20), found):
+        cal, scores = streams(100, 4000, seed=seed)
+        scores = np.where(np.random.default_rng(seed).random(4000) < 0.1, scores + 4, scores)
+        watched = calibration(cal, 0.95, guarantee="tolerance")
+        watcher = Monitor(watched, kind=kind)
+        watcher.update(verdict(scores, scores > watched.threshold))
+        found[kind] += watcher.alarm
+    assert found["p-values"] <= 4
+    assert found["flags"] >= 12
+
+
+def test_an_alarm_restarts_the_wealth_and_leaves_the_counts():
+    cal, scores = streams(100, 50)
+    watcher = Monitor(calibration(cal), 100.0)
+    evidence = watcher.update(verdict([*scores, 9.0, 9.0, 9.0, 9.0]))
+    alarm = watcher.alarms[0]
+    assert (evidence[alarm.at], watcher.alarm, watcher.since) == (alarm.evidence, True, alarm.since)
+    assert evidence[alarm.at + 1] < evidence[alarm.at]
+    hits, count = watcher._hits.copy(), watcher.alarm_count
+    watcher.acknowledge()
+    assert (watcher.alarm, watcher.alarms, watcher.alarm_count) == (False, [], count)
+    assert (watcher._hits == hits).all()
+    watcher.update(verdict([9.0] * 40))
+    assert (watcher._hits == hits + 40).all()
+    assert watcher.since == watcher.alarms[0].since > alarm.at
+    assert "alarm since input" in repr(watcher)
+
+
+def test_a_hundred_alarms_are_kept_and_all_are_counted():
+    watcher = Monitor(calibration(range(100)), 1.0)
+    watcher.update(verdict([999.0] * 150))
+    assert (len(watcher.alarms), watcher.alarm_count, watcher.alarms[99].at) == (100, 150, 99)
+
+
+# -- what it takes, and what it says
+
+
+def test_levels_that_the_set_is_too_small_for_are_left_out():
+    sizes = {n: Monitor(calibration(range(n)))._sizes.tolist() for n in (4, 18, 19, 98, 99, 1000)}
+    assert sizes == {4: [1], 18: [3], 19: [1, 4], 98: [4, 19], 99: [1, 5, 20], 1000: [10, 50, 200]}
+    with pytest.raises(InputError, match=r"^guard: 3 calibration samples are too few to watch; calibrate with more"):
+        Monitor(calibration(range(3)))
+
+
+def test_few_samples_are_said(caplog):
+    caplog.set_level(logging.WARNING, logger="igeood")
+    Monitor(calibration(range(1000)))
+    Monitor(calibration(range(100), 0.95, guarantee="tolerance"), kind="flags")
+    assert not caplog.records
+    Monitor(calibration(range(999)))
+    assert "with 999 calibration samples, drift from the first input on is partly learnt as normal" in caplog.text
+
+
+def test_promises_in_words():
+    rest = "at least 5,000 in-distribution inputs pass on average before a false alarm, and the chance of one among "
+    rest += "the first T inputs is at most T / 5,000"
+    cal, tolerant = calibration(range(100)), calibration(range(100), 0.9, guarantee="tolerance", confidence=0.99)
+    assert Monitor(cal, 5000).promise == f"{rest}, on average over calibration sets of 100"
+    assert Monitor(tolerant, 5000, "flags").promise == f"with 99% confidence, {rest}"
+    seen = calibration(range(100), trained_on=7)
+    assert Monitor(seen).promise == "nothing is promised: of 100 calibration samples 7 equal training samples"
+
+
+def test_bad_arguments():
+    cal = calibration(range(100))
+    for arguments, options, error, message in (
+        ((igeood.black_box(),), {}, NotReadyError, "monitor: no threshold yet; call calibrate"),
+        (("guard.safetensors",), {}, InputError, "guard: expected a Guard or its Calibration, got str"),
+        ((cal, 0.5), {}, InputError, "run_length: expected a number of inputs, at least 1; got 0.5"),
+        ((cal, math.nan), {}, InputError, "run_length: .* got nan"),
+        ((cal, math.inf), {}, InputError, "run_length: .* got inf"),
+        ((cal, True), {}, InputError, "run_length: .* got True"),
+        ((cal, "9"), {}, InputError, "run_length: .* got '9'"),
+        ((cal, 9, "p-value"), {}, InputError, "kind: no 'p-value'; did you mean 'p-values'"),
+        ((cal,), {"seed": -1}, InputError, "seed: expected an integer"),
+        ((cal,), {"seed": 0.5}, InputError, "seed: expected an integer"),
+    ):
+        with pytest.raises(error, match=f"^{message}"):
+            Monitor(*arguments, **options)
+    watcher = Monitor(cal, seed=2**64 - 1)
+    for given_, message in (
+        (verdict([1.0, math.nan]), "verdict: a score is NaN"),
+        (verdict([1.0])[0], "verdict: expected a Verdict, got Judgement"),
+        (np.ones(3), "verdict: expected a Verdict, got ndarray"),
+    ):
+        with pytest.raises(InputError, match=f"^{message}"):
+            watcher.update(given_)
+    assert (watcher.inputs, watcher.evidence, watcher.since) == (0, 0.0, None)
+    assert len(watcher.update(verdict([]))) == 0
+    assert watcher.update(verdict([math.inf, -math.inf])).shape == (2,)
+    assert watcher._hits.tolist() == [1, 1, 1]
+
+
+def test_a_state_that_is_not_its_own_is_refused(tmp_path):
+    cal, path = calibration(np.arange(100.0)), tmp_path / "state.json"
+    watcher = Monitor(cal, 50.0, seed=5)
+    watcher.update(verdict([*range(30), 999.0, 999.0, 999.0]))
+    watcher.save(path)
+    state = json.loads(path.read_text())
+    assert Monitor.load(path, cal).alarms == watcher.alarms != []
+    assert [p.name for p in tmp_path.iterdir()] == ["state.json"]
+    for other in (calibration(np.arange(100.0) + 1e-9), calibration(np.arange(100.0), 0.6), calibration(range(50))):
+        with pytest.raises(InputError, match=r"^path: .*state\.json is the state of a monitor of another guard"):
+            Monitor.load(path, other)
+    changes = [{"wealth": [[1.0]]}, {"hits": "many"}, {"likelihood": [[math.nan] * 5] * 3}, {"start": [[-1] * 5] * 3}]
+    changes += [{"inputs": -1}, {"unread": 999}, {"alarm_count": -1}, {"alarms": [[1, 2]]}, {"alarms": 3}]
+    changes += [{"kind": "flags"}, {"kind": []}, {"run_length": "long"}, {"seed": -1}, {"inputs": math.inf}]
+    texts = [json.dumps({**state, **change}) for change in changes]
+    texts += [path.read_text()[:-40], "", "[]", "3", "{}", "\x00", "[" * 100_000]
+    texts += [json.dumps({name: value for name, value in state.items() if name != missing}) for missing in state]
+    for text in texts:
+        path.write_text(text)
+        with pytest.raises(GuardFileError, match=r"^path: .*state\.json is damaged, or no monitor's state .*; start"):
+            Monitor.load(path, cal)
+    path.write_text(json.dumps({**state, "format": "igeood monitor 9"}))
+    with pytest.raises(GuardFileError, match="was written by another version of igeood; start a new monitor"):
+        Monitor.load(path, cal)
+    with pytest.raises(FileNotFoundError):
+        Monitor.load(tmp_path / "none", cal)
+
+
+@pytest.mark.parametrize("kind", ["p-values", "flags"])
+def test_verdicts_of_a_guard_as_tensors_and_as_arrays(classifier, kind):
+    guard = igeood.black_box().fit(classifier.train, classifier.labels)
+    guard.calibrate(classifier.held_out, guarantee="tolerance")
+    arrays, tensors = Monitor(guard, kind=kind), Monitor(guard.calibration, kind=kind)
+    for logits in (classifier.test, classifier.ood[:60]):
+        evidence = arrays.update(guard.predict(logits.numpy()))
+        assert isinstance(evidence, np.ndarray)
+        assert evidence.tolist() == tensors.update(guard.predict(logits)).tolist()
+    assert 400 <= arrays.since <= arrays.alarms[0].at < 420
+    damaged = classifier.test.clone()
+    damaged[3] = math.nan
+    evidence = arrays.update(guard.predict(damaged, on_error="refuse"))
+    assert (evidence[3], arrays.unread) == (evidence[2], 1)
