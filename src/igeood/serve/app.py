@@ -83,7 +83,7 @@ class _Addresses:
         page = (files("igeood.serve") / "page.html").read_text(encoding="utf-8")
         inline = re.findall(r"<(script|style)>(.*?)</\1>", page, re.S)
         hashes = " ".join(f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for _, text in inline)
-        policy = f"default-src 'none'; connect-src 'self'; script-src {hashes}; style-src {hashes} 'unsafe-inline'"
+        policy = f"default-src 'none'; connect-src 'self'; img-src data:; script-src {hashes}; style-src {hashes}"
         self._page = page.encode(), {"content-type": "text/html; charset=utf-8", "content-security-policy": policy}
         self._openapi = (files("igeood.serve") / "openapi.json").read_bytes().replace(b"0.0.0", __version__.encode())
 

@@ -217,6 +217,7 @@ class Metrics:
             "monitor_evidence": (monitor.evidence, "Evidence that the inputs have changed."),
             "monitor_run_length": (monitor.run_length, "Evidence at which there is an alarm."),
             "monitor_alarm": (monitor.alarm, "1 after an alarm, until it is acknowledged."),
+            "reload_failed": (watch.reload_error is not None, "1 while the guard's file cannot be loaded."),
             "guard_loaded_timestamp_seconds": (served.loaded, "When the guard was loaded."),
             "threshold": (served.calibration.threshold, "Scores above it are out-of-distribution."),
             "expected_ood_share": (1.0 - served.calibration.tpr, "Share of in-distribution inputs refused, at most."),
