@@ -19,6 +19,7 @@ HELPERS = {
     "comparison",
     "peers",
     "health",
+    "monitor",
     "access",
     "ranks",
     "rates",
@@ -72,3 +73,11 @@ def test_peak_memory_counts_what_is_held_beyond_the_result():
     command = [sys.executable, "-c", JOB]
     done = subprocess.run(command, cwd=ROOT / "benchmarks", capture_output=True, text=True, check=True)
     assert 50 < float(done.stdout) < 90
+
+
+def test_the_monitors_benchmark_prints_its_tables(capsys):
+    pytest.importorskip("river", reason="river is not installed: the extra `dev` has it")
+    load("monitor").main(["--quick"])
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert len(rows) == 2 + 8 + 2 + 5
+    assert not any("NO" in row for row in rows[:10])

@@ -61,6 +61,7 @@ def made(known, tmp_path_factory):
     guard.summary.save(folder / "train.summary")
     guard.save(folder / "fitted.safetensors")
     guard.calibrate(known.held_out.logits).save(folder / "guard.safetensors")
+    guard.predict(known.test.logits.numpy()).to_pandas().to_csv(folder / "verdicts.csv", index=False)
     return folder
 
 

@@ -18,6 +18,7 @@ GOOD = {
     "tune": {"guard": "fitted.safetensors", "train": "train.npz", "id_data": "held_out.npz", "ood": "ood.npz"},
     "calibrate": {"guard": "fitted.safetensors", "id_data": "held_out.npz"},
     "score": {"guard": "guard.safetensors", "data": "test.npz"},
+    "monitor": {"guard": "guard.safetensors", "verdicts": "verdicts.csv"},
     "bench": {"networks": "net.safetensors", "ood": "folder:red", "settings": "black-box", "methods": "msp",
               "images": "40", "out": "results"},
     "paper": {"name": "accuracy", "results": "results"},
@@ -38,6 +39,7 @@ BAD = {
     "train.out": "new.txt", "bench.ood": "folder:none", "paper.networks": "none.safetensors",
     "summary": "train.npz/new", "summaries": "none", "budget": "lots", "address": "nope", "classes": "none.txt",
     "options": "magic", "tune.summary": "none", "calibrate.label_column": None, "score.label_column": None,
+    "verdicts": "none.csv", "state": "train.npz", "picture": "train.npz",
 }  # fmt: skip
 
 
