@@ -53,7 +53,8 @@ class Flagged:
         """Note which inputs are there."""
         there = {int(path.stem, 16): path for path in self.folder.glob(f"{'[0-9a-f]' * 16}{ENDING}")}
         known = self._kept
-        self._kept = {key: known.get(key) or record_head(path) for key, path in there.items()}
+        waiting = {key: about for key, about in known.items() if not about}  # they have no file yet
+        self._kept = {key: known.get(key) or record_head(path) for key, path in there.items()} | waiting
         self._looked = time.monotonic()
 
     def offer(self, guard: Guard, data: Any, verdict: Verdict) -> None:
