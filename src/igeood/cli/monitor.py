@@ -99,5 +99,6 @@ def _alarms(watcher: "Monitor", new: int, names: dict[int, Any], as_json: bool) 
 
 
 def _line(alarm: "Alarm", names: dict[int, Any]) -> str:
-    at, since = (f"input {n:,}" + (f" ({names[n]})" if n in names else "") for n in (alarm.at, alarm.since))
+    ids = {number: f" ({name})" for number, name in names.items() if str(name) != str(number)}
+    at, since = (f"input {number:,}{ids.get(number, '')}" for number in (alarm.at, alarm.since))
     return f"at {at}, evidence {alarm.evidence:,.0f}; changed since about {since}"
