@@ -3,7 +3,8 @@
 *False alarms*: each stream has a calibration set of its own; the share of streams with an alarm among the first T
 inputs stands beside its bound, T / run length. *Delays*: inputs from the change to the next alarm, beside river's ADWIN
 on the flags of the same streams. Made-up scores are N(0, 1), of OOD inputs N(3, 1). Real ones are those of
-`igeood-logits` on DenseNet-BC-100 of CIFAR-10, with $IGEOOD_DATA set; the network's outputs are kept in --out.
+`igeood-logits` on DenseNet-BC-100 of CIFAR-10, with $IGEOOD_DATA set: each stream has 1,000 of 2,000 test images as
+calibration set and draws its inputs from the others; the network's outputs are kept in --out.
 
 python benchmarks/monitor.py
 """
@@ -114,7 +115,7 @@ def print_delays(title: str, source: Callable[[np.random.Generator], Drawn], str
         end="",
     )
     print("clean inputs, run length 1,000,000:\n")
-    print("| OOD inputs | monitor | ADWIN(0.002) | ratio | ≤ 0.8 | monitor's alarms before the change |")
+    print("| OOD inputs | monitor | ADWIN(0.002) | ratio | ≤ 0.8 | alarms of the monitor before the change |")
     print("|---|---:|---:|---:|---|---:|")
     for share in SHARES:
         rows = np.array([
@@ -123,7 +124,9 @@ def print_delays(title: str, source: Callable[[np.random.Generator], Drawn], str
         ours, theirs = (float(np.median(rows[:, column])) for column in (0, 1))
         met = ("yes" if ours <= BAR * theirs else "NO") if share in JUDGED else ""
         early = int(rows[:, 2].sum())
-        print(f"| {share:.0%} | {ours:g} | {theirs:g} | {ours / theirs:.2f} | {met} | {early} |", flush=True)
+        cells = [f"{value:,.0f}" if value < math.inf else f"> {LIMIT:,}" for value in (ours, theirs)]
+        ratio = f"{ours / theirs:.2f}" if theirs < math.inf else "—"
+        print(f"| {share:.0%} | {' | '.join(cells)} | {ratio} | {met} | {early} |", flush=True)
 
 
 def real_scores(out: Path) -> tuple[np.ndarray, dict[str, np.ndarray]]:

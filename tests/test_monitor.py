@@ -293,6 +293,14 @@ def test_a_hundred_alarms_are_kept_and_all_are_counted():
     assert (len(watcher.alarms), watcher.alarm_count, watcher.alarms[99].at) == (100, 150, 99)
 
 
+def test_evidence_too_large_for_a_float_is_an_alarm_without_a_warning():
+    watcher = Monitor(calibration(range(100)), NEVER)
+    watcher._wealth[:] = 1e308
+    assert watcher.update(verdict([0.0, *[999.0] * 2000]))[0] == math.inf
+    assert watcher.alarms[0].at == 0
+    assert math.isfinite(watcher.evidence)
+
+
 # -- what it takes, and what it says
 
 

@@ -200,7 +200,7 @@ class Monitor:
             sums = np.logaddexp.accumulate(np.append(np.log(self._wealth)[None], starts, axis=0), axis=0)[1:]
             wealth = np.exp(product + sums)
             likelihood = np.append(np.log(self._likelihood)[None], starts, axis=0)
-        evidence = wealth.mean(axis=(1, 2))
+            evidence = wealth.mean(axis=(1, 2))
         is_alarm = evidence >= self.run_length
         last = int(np.argmax(is_alarm)) if is_alarm.any() else len(hits) - 1
         best = likelihood[: last + 2].argmax(axis=0)  # 0 is the start so far
