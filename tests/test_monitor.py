@@ -295,8 +295,8 @@ def test_a_hundred_alarms_are_kept_and_all_are_counted():
 
 def test_evidence_too_large_for_a_float_is_an_alarm_without_a_warning():
     watcher = Monitor(calibration(range(100)), NEVER)
-    watcher._wealth[:] = 1e308
-    assert watcher.update(verdict([0.0, *[999.0] * 2000]))[0] == math.inf
+    watcher._wealth[:] = 1.15e307  # whose sum is a float, and no longer after one input among the upper fifth
+    assert watcher.update(verdict([89.5, *[999.0] * 2000]))[0] == math.inf
     assert watcher.alarms[0].at == 0
     assert math.isfinite(watcher.evidence)
 
