@@ -50,11 +50,13 @@ def tied(rng: np.random.Generator, n: int) -> np.ndarray:
     return rng.binomial(4, 0.42, size=n).astype(float)
 
 
-def alarmed(draw: Draw, n: int, length: int, run_length: float, kind: str, seed: int) -> bool:
+def alarmed(draw: Draw, n: int, length: int, run_length: float, kind: str, seed: int, share: float = 0.0) -> bool:
+    """Whether a stream has an alarm; a share of its inputs scores 3 more."""
     rng = np.random.default_rng([seed, n])
     guarantee = "tolerance" if kind == "flags" else "marginal"
     calibration = Calibration(torch.from_numpy(draw(rng, n)), 0.95, guarantee)  # type: ignore[arg-type]
     watcher, scores = Monitor(calibration, run_length, kind, seed=seed), draw(rng, length)  # type: ignore[arg-type]
+    scores += 3.0 * (rng.random(length) < share)
     watcher.update(verdicts(scores, scores > calibration.threshold))
     return watcher.alarm
 
@@ -73,6 +75,18 @@ def false_alarms(streams: int, length: int, run_length: float) -> None:
         upper = allowed + 3 * math.sqrt(allowed * (1 - allowed) / streams)
         told = "yes" if share <= upper else "NO"
         print(f"| {name} | {100 * share:.2f}% | {100 * allowed:.2f}% | {100 * upper:.2f}% | {told} |", flush=True)
+
+
+def from_the_start(streams: int, length: int) -> None:
+    print(
+        f"\n10% OOD inputs from the first input on: streams with an alarm among {length:,} inputs, of {streams:,}; ",
+        end="",
+    )
+    print("run length 1,000,000:\n\n| calibration samples | p-values | flags |\n|---|---:|---:|")
+    for n in (100, 300, 1000):
+        shares = [np.mean([alarmed(normal, n, length, 1e6, kind, seed, 0.1) for seed in range(streams)])
+                  for kind in ("p-values", "flags")]  # fmt: skip
+        print(f"| {n:,} | {100 * shares[0]:.0f}% | {100 * shares[1]:.0f}% |", flush=True)
 
 
 def made_up(rng: np.random.Generator) -> Drawn:
@@ -161,6 +175,7 @@ def main(words: Sequence[str] | None = None) -> None:
     logging.getLogger("igeood").setLevel(logging.ERROR)  # of few calibration samples
     false_alarms(*(20, 200, 2000.0) if given.quick else (2000, 10_000, 100_000.0))
     streams, clean = (3, 500) if given.quick else (200, CLEAN)
+    from_the_start(streams, clean)
     print_delays("Made-up scores", made_up, streams, clean)
     if "IGEOOD_DATA" in os.environ and not given.quick:
         inside, foreign = real_scores(given.out)

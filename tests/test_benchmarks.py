@@ -79,5 +79,5 @@ def test_the_monitors_benchmark_prints_its_tables(capsys):
     pytest.importorskip("river", reason="river is not installed: the extra `dev` has it")
     load("monitor").main(["--quick"])
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-    assert len(rows) == 2 + 8 + 2 + 5
+    assert len(rows) == 2 + 8 + 2 + 3 + 2 + 5
     assert not any("NO" in row for row in rows[:10])
