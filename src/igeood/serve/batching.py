@@ -1,6 +1,7 @@
 """Requests that wait are judged together, by one thread; a request that finds it idle never waits."""
 
 import asyncio
+import logging
 import threading
 import time
 from collections import deque
@@ -10,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from igeood.serve.protocol import Problem
+
+log = logging.getLogger("igeood")
 
 
 @dataclass(eq=False)
@@ -46,7 +49,7 @@ class Batcher:
         self._judge, self.max_waiting, self._max_batch, self._max_delay = judge, max_waiting, max_batch, max_delay
         self._waiting: deque[Job] = deque()
         self._changed = threading.Condition()
-        self._joined, self._is_closed = 0, False
+        self._joined, self._ended, self._is_closed = 0, 0.0, False  # jobs of the last batch, and when it was judged
         self._thread = threading.Thread(target=self._work, name="igeood-judge", daemon=True)
         self._thread.start()
 
@@ -56,6 +59,8 @@ class Batcher:
     def submit(self, job: Job) -> None:
         """Put a job into the queue."""
         with self._changed:
+            if self._is_closed:
+                raise Problem(503, "the service is stopping; send it to another one", {"retry-after": "1"})
             if len(self._waiting) >= self.max_waiting:
                 problem = f"{self.max_waiting} requests are waiting already; send it again in a second"
                 raise Problem(503, problem, {"retry-after": "1"})
@@ -74,10 +79,8 @@ class Batcher:
         with self._changed:
             while not self._waiting and not self._is_closed:
                 self._changed.wait()
-            if self._joined > 1 and self._waiting:  # others will come
-                end = self._waiting[0].arrived + self._max_delay
-                while len(self._waiting) < self._max_batch and (left := end - time.monotonic()) > 0:
-                    self._changed.wait(left)
+            if self._joined > 1 and self._waiting and self._waiting[0].arrived < self._ended + self._max_delay:
+                self._await_others(self._waiting[0].arrived + self._max_delay)
             jobs: list[Job] = []
             rows, others = 0, deque[Job]()
             while self._waiting:
@@ -90,6 +93,11 @@ class Batcher:
             self._waiting, self._joined = others, len(jobs)
             return jobs
 
+    def _await_others(self, end: float) -> None:
+        """Let further jobs come, up to a moment: the last ones were several, just now."""
+        while len(self._waiting) < self._max_batch and not self._is_closed and (left := end - time.monotonic()) > 0:
+            self._changed.wait(left)
+
     def _work(self) -> None:
         while jobs := self._take():
             results: Sequence[Any] = []
@@ -100,7 +108,11 @@ class Batcher:
                 results = [error] * len(jobs)
             with suppress(RuntimeError):  # the loop was closed under it
                 jobs[0].future.get_loop().call_soon_threadsafe(_deliver, jobs, results)
-            afterwards()
+            self._ended = time.monotonic()
+            try:
+                afterwards()
+            except Exception:  # (a full disk, for example: judging goes on)
+                log.exception("what was judged could not be noted")
 
 
 def _nothing() -> None:

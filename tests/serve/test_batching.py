@@ -1,0 +1,195 @@
+"""The queue: who waits, who is judged together, and what happens when judging fails."""
+
+import asyncio
+import time
+from threading import Event
+
+import pytest
+
+from igeood.serve.batching import Batcher, Job
+from igeood.serve.protocol import Problem
+
+PATIENCE = 20
+
+
+class Judge:
+    """Answers with what it got; it can be held up."""
+
+    def __init__(self):
+        self.batches, self.notes, self.open, self.seen = [], [], Event(), Event()
+        self.open.set()
+
+    def __call__(self, jobs):
+        self.seen.set()
+        assert self.open.wait(PATIENCE)
+        self.batches.append([job.data for job in jobs])
+        if self.batches[-1][0] == "raises":
+            raise ValueError("judge")
+        return [f"{job.data}!" for job in jobs], lambda: self.note(self.batches[-1])
+
+    def note(self, batch):
+        self.notes.append(batch)
+        if batch[0] == "note raises":
+            raise OSError("note")
+
+
+@pytest.fixture
+def judge():
+    return Judge()
+
+
+@pytest.fixture
+def batcher(judge):
+    made = []
+
+    def make(*, max_waiting=100, max_batch=4, max_delay=0.0):
+        made.append(Batcher(judge, max_waiting=max_waiting, max_batch=max_batch, max_delay=max_delay))
+        return made[-1]
+
+    yield make
+    judge.open.set()
+    for one in made:
+        one.close()
+
+
+def submit(batcher, data, *, rows=1, key="k"):
+    job = Job(data, rows, key, False, asyncio.get_running_loop().create_future())
+    batcher.submit(job)
+    return job.future
+
+
+async def held_up(batcher, judge):
+    """A first job, in whose judgement the worker is held up."""
+    judge.open.clear()
+    judge.seen.clear()
+    first = submit(batcher, "first")
+    assert await asyncio.to_thread(judge.seen.wait, PATIENCE)
+    return first
+
+
+async def answers(*futures):
+    return await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), PATIENCE)
+
+
+def test_requests_that_come_while_it_is_busy_are_joined_in_order_up_to_the_limit(batcher, judge):
+    async def scene():
+        queue = batcher()
+        futures = [await held_up(queue, judge)]
+        futures += [submit(queue, str(i)) for i in range(10)]
+        assert len(queue) == 10
+        judge.open.set()
+        assert await answers(*futures) == ["first!", *(f"{i}!" for i in range(10))]
+        assert len(queue) == 0
+
+    asyncio.run(scene())
+    assert judge.batches == [["first"], ["0", "1", "2", "3"], ["4", "5", "6", "7"], ["8", "9"]]
+    assert judge.notes == judge.batches
+
+
+def test_rows_count_and_keys_are_not_mixed(batcher, judge):
+    async def scene():
+        queue = batcher()
+        futures = [await held_up(queue, judge)]
+        for data, rows, key in (("a1", 1, "a"), ("b1", 1, "b"), ("a9", 9, "a"), ("a3", 3, "a"), ("b2", 2, "b")):
+            futures.append(submit(queue, data, rows=rows, key=key))
+        judge.open.set()
+        assert await answers(*futures) == ["first!", "a1!", "b1!", "a9!", "a3!", "b2!"]
+
+    asyncio.run(scene())
+    assert judge.batches == [["first"], ["a1", "a3"], ["b1", "b2"], ["a9"]]  # 9 rows are more than the limit: alone
+
+
+def test_an_idle_worker_never_waits(batcher, judge):
+    async def timed(queue, data):
+        start = time.monotonic()
+        assert await answers(submit(queue, data)) == [f"{data}!"]
+        return time.monotonic() - start
+
+    async def scene():
+        queue = batcher(max_delay=1.0)
+        assert await timed(queue, "a") < 0.5
+        futures = [await held_up(queue, judge), submit(queue, "b"), submit(queue, "c")]
+        judge.open.set()
+        await answers(*futures)
+        await asyncio.sleep(1.1)  # it was busy, and is idle now
+        assert await timed(queue, "d") < 0.5
+
+    asyncio.run(scene())
+    assert judge.batches == [["a"], ["first"], ["b", "c"], ["d"]]
+
+
+def test_after_a_joined_batch_a_request_waits_for_others(batcher, judge):
+    async def scene():
+        queue = batcher(max_delay=PATIENCE, max_batch=3)
+        futures = [await held_up(queue, judge), submit(queue, "a"), submit(queue, "b"), submit(queue, "c")]
+        judge.open.set()
+        await answers(*futures)
+        futures = [submit(queue, "d")]
+        await asyncio.sleep(0.1)
+        futures += [submit(queue, "e")]
+        await asyncio.sleep(0.1)
+        assert len(judge.batches) == 2
+        await answers(*futures, submit(queue, "f"))  # three: it waits no longer
+
+    asyncio.run(scene())
+    assert judge.batches == [["first"], ["a", "b", "c"], ["d", "e", "f"]]
+
+
+def test_a_full_queue_says_when_to_come_again(batcher, judge):
+    async def scene():
+        queue = batcher(max_waiting=2)
+        futures = [await held_up(queue, judge), submit(queue, "a"), submit(queue, "b")]
+        with pytest.raises(Problem, match="2 requests are waiting already; send it again") as caught:
+            submit(queue, "c")
+        assert (caught.value.status, caught.value.headers) == (503, {"retry-after": "1"})
+        judge.open.set()
+        await answers(*futures)
+        assert await answers(submit(queue, "d")) == ["d!"]
+
+    asyncio.run(scene())
+    assert [data for batch in judge.batches for data in batch] == ["first", "a", "b", "d"]
+
+
+def test_close_finishes_what_waits_at_once_and_then_nothing_is_taken(batcher, judge):
+    async def scene():
+        queue = batcher(max_delay=PATIENCE)
+        futures = [await held_up(queue, judge), *(submit(queue, str(i)) for i in range(6))]
+        judge.open.set()
+        start = time.monotonic()
+        await asyncio.to_thread(queue.close)
+        assert time.monotonic() - start < PATIENCE / 2  # the last two wait for no others
+        assert await answers(*futures) == ["first!", *(f"{i}!" for i in range(6))]
+        with pytest.raises(Problem, match="is stopping") as caught:
+            submit(queue, "late")
+        assert caught.value.status == 503
+
+    asyncio.run(scene())
+    assert len(judge.batches) == 3
+
+
+def test_a_judge_that_raises_answers_all_and_the_next_is_judged(batcher, judge, caplog):
+    async def scene():
+        queue = batcher()
+        futures = [await held_up(queue, judge), submit(queue, "raises"), submit(queue, "with it")]
+        judge.open.set()
+        first, *others = await answers(*futures)
+        assert first == "first!"
+        assert [(type(error), str(error)) for error in others] == [(ValueError, "judge")] * 2
+        assert await answers(submit(queue, "note raises")) == ["note raises!"]
+        assert await answers(submit(queue, "next")) == ["next!"]
+
+    asyncio.run(scene())
+    assert judge.notes == [["first"], ["note raises"], ["next"]]
+    assert [record.exc_info[1].args for record in caplog.records] == [("note",)]
+
+
+def test_a_client_that_has_gone_takes_no_other_with_it(batcher, judge):
+    async def scene():
+        queue = batcher()
+        futures = [await held_up(queue, judge), submit(queue, "gone"), submit(queue, "b")]
+        futures[1].cancel()
+        judge.open.set()
+        first, gone, other = await answers(*futures)
+        assert (first, type(gone), other) == ("first!", asyncio.CancelledError, "b!")
+
+    asyncio.run(scene())
