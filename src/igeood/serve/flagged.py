@@ -3,9 +3,10 @@
 It is the same sample whatever the order of inputs, equal inputs are one, and a restart goes on with what is there.
 """
 
-import queue
 import threading
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from igeood.serve.log import say
 from igeood.tables import FEATURE
 
 ENDING = ".safetensors"
-WAITING = 64  # inputs that wait to be explained and written; more are left out
 SHOWN = 10
 LOOKED_EVERY = 5.0  # seconds between two looks at the folder: people may empty it
 
@@ -40,22 +40,23 @@ class Flagged:
 
     def __init__(self, folder: Path, keep: int, seed: int = 0) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.folder, self.keep, self.left_out = folder, keep, 0
+        self.folder, self.keep, self._is_closed, self._looked = folder, keep, False, 0.0
         self._salt = np.random.default_rng(seed).integers(1 << 63, dtype=np.uint64)
-        self._kept: dict[int, dict[str, Any]] = {}
-        self._lock, self._looked = threading.Lock(), 0.0
-        self._jobs: queue.Queue[tuple[int, Guard, Any, dict[str, Any]] | None] = queue.Queue(WAITING)
+        self._kept: dict[int, dict[str, Any]] = {}  # in files
+        self._waiting: dict[int, tuple[Guard, Any, dict[str, Any]]] = {}  # to be explained and written
+        self._changed = threading.Condition()
         self._look()
+        self._choose([])
         self._thread = threading.Thread(target=self._work, name="igeood-flagged", daemon=True)
         self._thread.start()
 
     def _look(self) -> None:
         """Note which inputs are there."""
-        there = {int(path.stem, 16): path for path in self.folder.glob(f"{'[0-9a-f]' * 16}{ENDING}")}
-        known = self._kept
-        waiting = {key: about for key, about in known.items() if not about}  # they have no file yet
-        self._kept = {key: known.get(key) or record_head(path) for key, path in there.items()} | waiting
-        self._looked = time.monotonic()
+        known, self._kept, self._looked = self._kept, {}, time.monotonic()
+        for path in self.folder.glob(f"{'[0-9a-f]' * 16}{ENDING}"):
+            key = int(path.stem, 16)
+            with suppress(OSError):  # it was removed meanwhile
+                self._kept[key] = known.get(key) or record_head(path)
 
     def offer(self, guard: Guard, data: Any, verdict: Verdict) -> None:
         """Keep the refused inputs of a batch that belong to the sample."""
@@ -64,47 +65,63 @@ class Flagged:
         if not len(rows):
             return
         keys = data[torch.from_numpy(rows)].keys ^ self._salt
-        with self._lock:
+        with self._changed:
             if time.monotonic() - self._looked > LOOKED_EVERY:
                 self._look()
-            for key, row in zip(keys.tolist(), rows.tolist(), strict=True):
-                if key in self._kept or (len(self._kept) >= self.keep and key > max(self._kept)):
-                    continue
-                judgement = {k: v for k, v in verdict[row]._asdict().items() if k not in ("is_ood", "reason")}
-                try:
-                    self._jobs.put_nowait((key, guard, data[row : row + 1], {"time": time.time(), **judgement}))
-                except queue.Full:
-                    self.left_out += 1
-                    continue
-                self._kept[key] = {}
-                while len(self._kept) > self.keep:
-                    gone = max(self._kept)
-                    del self._kept[gone]
-                    self._file(gone).unlink(missing_ok=True)
+            places = dict(zip(keys.tolist(), rows.tolist(), strict=True))
+            for key in self._choose(places):
+                judgement = verdict[places[key]]._asdict()
+                record = {name: value for name, value in judgement.items() if name not in ("is_ood", "reason")}
+                sample = data[torch.tensor([places[key]])]  # a copy: the batch may be large
+                self._waiting[key] = guard, sample, {"time": time.time(), **record}
+            self._changed.notify()
+
+    def _choose(self, offered: Iterable[int]) -> set[int]:
+        """Those of the keys offered that belong to the sample, and are new to it; others leave it for them."""
+        known = {*self._kept, *self._waiting}
+        sample = set(sorted(known.union(offered))[: self.keep])
+        for gone in known - sample:
+            self._waiting.pop(gone, None)
+            if self._kept.pop(gone, None) is not None:
+                self._remove(gone)
+        return sample - known
 
     def _file(self, key: int) -> Path:
         return self.folder / f"{key:016x}{ENDING}"
 
+    def _remove(self, key: int) -> None:
+        with suppress(OSError):  # gone already, or not ours to remove
+            self._file(key).unlink()
+
+    def _next(self) -> Iterator[tuple[int, Guard, Any, dict[str, Any]]]:
+        """Inputs to write, as they come; each waits until it is written."""
+        while True:
+            with self._changed:
+                while not self._waiting and not self._is_closed:
+                    self._changed.wait()
+                if not self._waiting:
+                    return
+                key = min(self._waiting)
+                job = self._waiting[key]
+            yield key, *job
+
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            key, guard, sample, record = job
+        for key, guard, sample, record in self._next():
             try:
                 record["explanation"] = str(guard.explain(sample)).removeprefix("sample 0: ")
                 write_record(self._file(key), {"kind": "flagged", **record}, _tensors(sample))
             except Exception as error:  # noqa: BLE001 (a full disk, a model that fails: judging goes on)
                 say("flagged input not kept", error=str(error))
-                record = {}
-            with self._lock:
-                if key not in self._kept:  # a smaller one has come since
-                    self._file(key).unlink(missing_ok=True)
+                record.clear()
+            with self._changed:
+                if self._waiting.pop(key, None) is None:  # a smaller one has come since
+                    self._remove(key)
                 elif record:
                     self._kept[key] = record
-                else:
-                    del self._kept[key]
 
     def record(self) -> dict[str, Any]:
         """What the page shows: how many there are, and the latest."""
-        with self._lock:
+        with self._changed:
             kept = [{"file": self._file(key).name, **about} for key, about in self._kept.items() if about]
         latest = sorted(kept, key=lambda about: -float(about.get("time", 0.0)))[:SHOWN]
         names = ("file", "time", "score", "p_value", "label", "name", "explanation")
@@ -113,7 +130,9 @@ class Flagged:
 
     def close(self) -> None:
         """Write what waits."""
-        self._jobs.put(None)
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
         self._thread.join()
 
 
