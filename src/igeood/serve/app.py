@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from igeood.serve.batching import Job
 from igeood.serve.log import say
-from igeood.serve.protocol import LENGTH, OUTPUTS, Problem, read_infer, read_rows, write_infer, write_rows
+from igeood.serve.protocol import LENGTH, Problem, read_infer, read_rows, write_infer, write_rows
 from igeood.serve.protocol import Request as Asked
 from igeood.serve.service import Service
 from igeood.version import __version__
@@ -149,10 +149,9 @@ class _Addresses:
     async def model(self, request: Request) -> Any:
         """Metadata of the model: its tensors."""
         self._check_model(request)
-        outputs = [{"name": name, "datatype": kind, "shape": [-1]} for name, kind in OUTPUTS.items()]
-        inputs = self.service.served.tensors()
+        served = self.service.served
         about = {"name": self.service.name, "versions": ["1"], "platform": "igeood"}
-        return {**about, "inputs": inputs, "outputs": outputs}
+        return {**about, "inputs": served.tensors(), "outputs": served.outputs()}
 
     async def model_ready(self, request: Request) -> Any:
         """The model is loaded."""

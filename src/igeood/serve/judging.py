@@ -17,7 +17,7 @@ from igeood.guard import Guard, Verdict
 from igeood.model.batches import Batch, as_batch
 from igeood.outputs import Outputs, Refused, take_over
 from igeood.serve.batching import Job
-from igeood.serve.protocol import OUTPUTS, Problem, Request
+from igeood.serve.protocol import OUTPUTS, Problem, Request, check_wanted
 from igeood.tables import FEATURE
 
 Data = Outputs | Batch
@@ -49,15 +49,21 @@ class Served:
         widths = {"logits": self.guard.detector.n_classes_} | self._features()
         return [{"name": name, "datatype": "FP32", "shape": [-1, width]} for name, width in widths.items()]
 
+    def outputs(self) -> list[dict[str, Any]]:
+        """The outputs; with `on_error` "refuse" there is a `reason` too."""
+        kinds = OUTPUTS if self.guard.classes is None else {**OUTPUTS, "name": "BYTES"}
+        return [{"name": name, "datatype": kind, "shape": [-1]} for name, kind in kinds.items()]
+
     def _features(self) -> dict[str, int]:
         return {FEATURE + layer: self.guard.detector.widths_[layer] for layer in self.guard.layers}
 
     def admit(self, request: Request) -> tuple[Data, Hashable]:
         """A request's inputs, checked; and what others must have in common to be judged with them."""
+        check_wanted(request, has_names=self.guard.classes is not None)
         refused: Refused | None = {} if request.refuses else None
         try:
             rows = {len(array) for array in request.inputs.values()}
-            if len(rows) != 1 or rows == {0}:
+            if len(rows) != 1 or not all(array.size for array in request.inputs.values()):
                 given = ", ".join(f"{name} {list(array.shape)}" for name, array in request.inputs.items()) or "none"
                 raise InputError(f"inputs: {given}; send one row or more, as many for each input")
             is_array = self.guard.inputs.model is None

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import orjson
@@ -16,6 +16,8 @@ DTYPES = {
 OUTPUTS = {"is_ood": "BOOL", "score": "FP64", "p_value": "FP64", "label": "INT64"}
 TEXTS = ("name", "reason")  # outputs of text: where the guard has names of classes; where inputs may be refused
 LENGTH = "inference-header-content-length"
+LONGEST = 500  # characters of a message: it may quote what was sent
+MOST_AXES, MOST_VALUES = 32, 1 << 48  # of a shape that NumPy can have
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -23,6 +25,8 @@ class Problem(Exception):  # noqa: N818 (an answer, not a fault of ours)
     """An answer other than 200: its status, one sentence for the client, and headers."""
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
+        if len(message) > LONGEST:
+            message = f"{message[: LONGEST // 2]} … {message[-LONGEST // 2 :]}"  # the place, and the cure
         super().__init__(message)
         self.status, self.message, self.headers = status, message, dict(headers or {})
 
@@ -63,7 +67,7 @@ def read_infer(body: bytes, length: str | None) -> Request:
     """A request of the Open Inference Protocol; `length` is that of the JSON before binary tensors."""
     view, tail = memoryview(body), memoryview(b"")
     if length is not None:
-        if not length.isdecimal() or not 0 < int(length) <= len(view):
+        if not length.isdecimal() or len(length) > 20 or not 0 < int(length) <= len(view):
             raise Problem(400, f"{LENGTH}: {length!r} is no length within the body of {len(view)} bytes; correct it")
         view, tail = view[: int(length)], view[int(length) :]
     content = read_json(view)
@@ -115,20 +119,16 @@ def _wanted(wanted: Any, is_binary: bool) -> dict[str, bool] | None:
 def _tensor(one: Mapping[str, Any], tail: memoryview) -> tuple[str, NDArray[Any], memoryview]:
     """A tensor of a request, by name, and the binary data after its own."""
     name, kind, shape = (one.get(part) for part in ("name", "datatype", "shape"))
-    if not isinstance(name, str) or kind not in DTYPES:
+    if not isinstance(name, str) or not isinstance(kind, str) or kind not in DTYPES:
         raise Problem(400, f"inputs: {name!r} has datatype {kind!r}; expected one of {', '.join(DTYPES)}")
-    if not (isinstance(shape, list) and shape and all(type(size) is int and 0 <= size < 1 << 31 for size in shape)):
+    if not _is_shape(shape):
         raise Problem(400, f"{name}: shape {shape!r}; expected a list of sizes, the first that of the rows")
     dtype, values = np.dtype(DTYPES[kind]), prod(shape)
     size = _parameters(one).get("binary_data_size")
     if size is None:
-        array = _numbers(one.get("data"), name).ravel()
-        if array.dtype.kind == "f" and dtype.kind != "f":
-            raise Problem(400, f"{name}: numbers with a fraction, but datatype {kind}; send FP32 or FP64")
-        with np.errstate(over="ignore"):  # infinity is found later, with its row
-            array = array.astype(dtype)
+        array = _cast(_numbers(one.get("data"), name).ravel(), kind, name)
     else:
-        if size != values * dtype.itemsize or size > len(tail):
+        if type(size) is not int or size != values * dtype.itemsize or size > len(tail):
             problem = f"binary_data_size {size!r}, with {len(tail)} bytes in the body"
             raise Problem(400, f"{name}: {problem}; {kind} of shape {shape} has {values * dtype.itemsize} bytes")
         array, tail = np.frombuffer(tail[:size], dtype), tail[size:]
@@ -137,16 +137,44 @@ def _tensor(one: Mapping[str, Any], tail: memoryview) -> tuple[str, NDArray[Any]
     return name, array.reshape(shape), tail
 
 
+def _is_shape(shape: Any) -> TypeGuard[list[int]]:
+    if not isinstance(shape, list) or not 0 < len(shape) <= MOST_AXES:
+        return False
+    return all(type(size) is int and size >= 0 for size in shape) and prod(size or 1 for size in shape) < MOST_VALUES
+
+
+def _cast(array: NDArray[Any], kind: str, name: str) -> NDArray[Any]:
+    """Numbers of JSON in the type that their tensor has."""
+    dtype = np.dtype(DTYPES[kind])
+    if array.dtype.kind == "f" and dtype.kind != "f" and len(array):
+        raise Problem(400, f"{name}: numbers with a fraction, but datatype {kind}; send FP32 or FP64")
+    with np.errstate(over="ignore"):  # infinity is found later, with its row
+        cast = array.astype(dtype)
+    if dtype.kind != "f" and (wrong := np.flatnonzero(cast != array)).size:
+        raise Problem(400, f"{name}: {array[wrong[0]]} is no {kind}; send another datatype")
+    return cast
+
+
 def _numbers(data: Any, name: str) -> NDArray[Any]:
     """An array from nested lists of numbers; null is NaN."""
     try:
         array = np.array(data)
-        array = array.astype(np.float64) if array.dtype == object and isinstance(data, list) else array
+        if array.dtype == object and isinstance(data, list) and not any(isinstance(one, str) for one in array.flat):
+            array = array.astype(np.float64)
     except (ValueError, TypeError, OverflowError):
         raise Problem(400, f"{name}: expected lists of numbers, all of one length; send such rows") from None
     if array.ndim == 0 or array.dtype.kind not in "biuf":
         raise Problem(400, f"{name}: expected lists of numbers, got {type(data).__name__}; send numbers")
     return array
+
+
+def check_wanted(request: Request, *, has_names: bool) -> None:
+    """Raise if a request names an output that its answer would not have."""
+    missing = {} if has_names else {"name": "this guard knows no names"}
+    missing |= {} if request.refuses else {"reason": "send on_error 'refuse' for it"}
+    for name in request.outputs or ():
+        if name in missing:
+            raise Problem(400, f"outputs: no {name!r} here; {missing[name]}, or leave it out")
 
 
 def write_rows(columns: Mapping[str, Any]) -> bytes:
@@ -162,10 +190,7 @@ def write_infer(request: Request, model: str, columns: Mapping[str, Any]) -> tup
     outputs: list[dict[str, Any]] = []
     tail: list[bytes] = []
     for name, is_binary in wanted.items():
-        values = columns.get(name)
-        if values is None:
-            cure = "send on_error 'refuse' for it" if name == "reason" else "this guard knows no names"
-            raise Problem(400, f"outputs: no {name!r} here; {cure}, or leave it out")
+        values = columns[name]
         about: dict[str, Any] = {"name": name, "datatype": OUTPUTS.get(name, "BYTES"), "shape": [len(values)]}
         if is_binary:
             tail.append(_bytes(values))
