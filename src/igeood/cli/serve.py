@@ -1,5 +1,6 @@
 """`igeood serve`: a guard behind HTTP."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,19 @@ def _seconds(_: click.Context, __: click.Parameter, text: str) -> float:
     return seconds
 
 
+def _name(_: click.Context, __: click.Parameter, text: str) -> str:
+    if not re.fullmatch(r"[\w.~-]+", text):
+        raise click.BadParameter(f"expected letters, digits, '.', '_', '~' and '-', got {text!r}")
+    return text
+
+
 @click.command()
 @click.argument("guard", type=FILE)
 @click.option("--model", metavar="MODULE:NAME", help="The guard's model, or what makes it; the module's code runs.")
 @click.option("--weights", type=click.Path(), help="The model's weights: .safetensors, or a state dict in .pt.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one.")
-@click.option("--name", default="guard", show_default=True, help="The model's name in addresses.")
+@click.option("--name", default="guard", show_default=True, callback=_name, help="The model's name in addresses.")
 @click.option("--key-file", type=FILE, help="Keys, one a line; requests need one of them.")
 @click.option("--max-body", default="16MB", show_default=True, callback=size_of, help="Of a request.")
 @click.option("--max-waiting", default=256, show_default=True, type=click.IntRange(min=1), help="Requests; then 503.")

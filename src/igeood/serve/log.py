@@ -3,6 +3,7 @@
 import logging
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -12,7 +13,8 @@ def say(event: str, **fields: Any) -> None:
     """Write a line."""
     now = time.time()
     stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1000):03d}Z"
-    sys.stderr.write(f"{orjson.dumps({'time': stamp, 'event': event, **fields}, default=str).decode()}\n")
+    with suppress(OSError, ValueError):  # nobody reads it any more: the service goes on
+        sys.stderr.write(f"{orjson.dumps({'time': stamp, 'event': event, **fields}, default=str).decode()}\n")
 
 
 class Lines(logging.Handler):

@@ -23,7 +23,10 @@ def read_keys(path: Path | None) -> list[str]:
     """Keys from a file, one a line; empty lines and those that start with # do not count."""
     if path is None:
         return []
-    keys = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    try:
+        keys = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except UnicodeDecodeError:
+        raise InputError(f"key_file: {path} is no text; write one key on each line") from None
     keys = [key for key in keys if key and not key.startswith("#")]
     if not keys:
         raise InputError(f"key_file: {path} has no key; write one on each line")
@@ -51,6 +54,7 @@ def run(app: ASGIApp, service: Service, listener: socket.socket) -> None:
         logging.getLogger(name).addHandler(Lines())
         logging.getLogger(name).propagate = False
     logging.captureWarnings(True)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the loop takes it: it would end the process
     host, port = listener.getsockname()[:2]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     promise = service.served.calibration.promise

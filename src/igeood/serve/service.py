@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from igeood.errors import IgeoodError, NotReadyError
+from igeood.errors import IgeoodError, InputError, NotReadyError
 from igeood.files import only_one, record_head
 from igeood.guard import load
 from igeood.monitor import Kind, Monitor
@@ -62,8 +62,7 @@ class Service:
         state = options.state or path.with_name(f"{path.name}.monitor.json")
         with ExitStack() as stack:
             stack.enter_context(only_one(state.with_name(f".{state.name}.lock"), "state"))
-            monitor = Monitor.load(state, self.served.guard) if state.exists() else self._new_monitor(self.served)
-            self.watch = Watch(self.served, monitor, state)
+            self.watch = Watch(self.served, self._first_monitor(state), state)
             self.flagged = Flagged(options.keep_flagged, options.keep, options.seed) if options.keep_flagged else None
             limits = {name: getattr(options, name) for name in ("max_waiting", "max_batch", "max_delay")}
             self.batcher = Batcher(self._judge, **limits)
@@ -71,16 +70,30 @@ class Service:
             self._held = stack.pop_all()
         self._wanted, self._tasks = asyncio.Event(), list[asyncio.Task[None]]()
 
+    def _first_monitor(self, state: Path) -> Monitor:
+        """The monitor of this state, which goes on; or a new one."""
+        if not state.exists():
+            return self._new_monitor(self.served)
+        try:
+            monitor = Monitor.load(state, self.served.guard)
+        except IgeoodError as error:
+            raise type(error)(f"{error}, with --state") from None
+        for name in ("run_length", "kind"):
+            known, given = getattr(monitor, name), getattr(self.options, name)
+            if known != given:
+                problem = f"the monitor in {state} has {known}, not {given}"
+                raise InputError(f"{name}: {problem}; give {name}={known!r}, or another file with --state")
+        return monitor
+
     def _new_monitor(self, served: Served) -> Monitor:
         return Monitor(served.guard, self.options.run_length, self.options.kind, seed=self.options.seed)
 
     def _load(self) -> Served:
-        fingerprint = str(record_head(self._path).get("sha256"))
         guard = load(self._path, self._model)
         if guard.calibration is None:
             cure = f"run `igeood calibrate {self._path} held-out.parquet` first"
             raise NotReadyError(f"guard: {self._path} is not calibrated, so it has no threshold; {cure}")
-        return Served(guard, guard.calibration, fingerprint)
+        return Served(guard, guard.calibration, str(record_head(self._path).get("sha256")))
 
     def _judge(self, jobs: Sequence[Job]) -> tuple[list[Any], Callable[[], None]]:
         """Answers for jobs that are judged together, and what is to be noted once they are sent."""
@@ -170,9 +183,9 @@ class Service:
     def close(self) -> None:
         """Finish what waits, save the state, and let go of it."""
         self.batcher.close()
+        self._save()
         if self.flagged is not None:
             self.flagged.close()
-        self._save()
         self._held.close()
 
 

@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily as CounterFamily
 from prometheus_client.core import GaugeMetricFamily as GaugeFamily
 from prometheus_client.core import HistogramMetricFamily as HistogramFamily
 from prometheus_client.core import Metric
+from prometheus_client.utils import floatToGoString
 
 from igeood.detectors import method_name
 from igeood.files import write_whole
@@ -52,7 +53,7 @@ class Tally:
 
     def buckets(self) -> list[tuple[str, float]]:
         """Cumulative counts, as Prometheus wants them."""
-        ends = [*(f"{bound:.6g}" for bound in self.bounds), "+Inf"]
+        ends = [*map(floatToGoString, self.bounds), "+Inf"]
         return [*zip(ends, np.cumsum(self.counts).tolist(), strict=True)]
 
 
@@ -88,7 +89,8 @@ class Watch:
     """Counts what is judged, and runs the monitor. One thread judges; others read."""
 
     def __init__(self, served: Served, monitor: Monitor, state: Path) -> None:
-        self.started, self._state, self._lock = time.time(), state, threading.Lock()
+        self.started, self._state = time.time(), state
+        self._lock, self._saving = threading.Lock(), threading.Lock()
         self.requests: Counter[tuple[str, int]] = Counter()
         self.latencies: dict[str, Tally] = {}
         self.inputs = self.ood = self.unread = self.reloads = self.reload_failures = 0
@@ -98,14 +100,14 @@ class Watch:
         self.use(served, monitor)
 
     def use(self, served: Served, monitor: Monitor) -> None:
-        """Count for this guard from now on; scores of another one are forgotten."""
+        """Count for this guard from now on; scores of one with another calibration are forgotten."""
         calibration = served.calibration.scores.numpy()
-        middle, threshold = float(np.median(calibration)), served.calibration.threshold
-        low, high = float(calibration[0]), threshold + 2 * max(threshold - middle, 0.0)
-        low, high = (low, high) if np.isfinite([low, high]).all() and low < high else (threshold - 1, threshold + 1)
-        self.edges = np.linspace(low, high, BINS + 1)
         with self._lock:
+            goes_on = vars(self).get("monitor") is monitor
             self.served, self.monitor, self._saved = served, monitor, -1
+            if goes_on:
+                return
+            self.edges = _edges(calibration, served.calibration.threshold)
             self.scores, self.hour, self._alarm_times = Tally(self.edges[1:-1].tolist()), Hour(), dict[int, float]()
             counts = np.bincount(np.searchsorted(self.edges[1:-1], calibration), minlength=BINS)
             self._calibration_shares = (counts / len(calibration)).tolist()
@@ -144,31 +146,48 @@ class Watch:
         with self._lock:
             known, self._saved = len(self.monitor.alarms), -1
             self.monitor.acknowledge()
+            self._alarm_times.clear()
             return known
 
     def save(self) -> None:
         """Write the monitor's state, if there is anything new."""
-        with self._lock:
-            if self.monitor.inputs == self._saved:
-                return
-            content, self._saved = self.monitor.state(), self.monitor.inputs
-        write_whole(self._state, content)
+        with self._saving:  # an older state never replaces a newer one
+            with self._lock:
+                if self.monitor.inputs == self._saved:
+                    return
+                content, self._saved = self.monitor.state(), self.monitor.inputs
+            try:
+                write_whole(self._state, content)
+            except Exception:
+                self._saved = -1  # it is tried again
+                raise
 
     def record(self) -> dict[str, Any]:
         """All that the page shows of guard, inputs and monitor."""
-        served, guard, calibration = self.served, self.served.guard, self.served.calibration
         with self._lock:
+            served, guard, calibration = self.served, self.served.guard, self.served.calibration
             hour, scores = self.hour.record(), self.hour.scores.sum(axis=0).tolist()
             monitor = {name: getattr(self.monitor, name) for name in _OF_MONITOR}
             monitor["alarms"] = [{**a._asdict(), "time": self._alarm_times.get(a.at)} for a in self.monitor.alarms]
+            shares = {"edges": self.edges.tolist(), "calibration": self._calibration_shares, "hour": scores}
         about = {name: getattr(calibration, name) for name in ("promise", "threshold", "tpr", "guarantee")}
         about |= {"method": method_name(guard.detector), "title": served.title, "access": guard.access}
         about |= {"n": len(calibration.scores), "n_classes": guard.detector.n_classes_, "classes": guard.classes}
         about |= {name: getattr(self, name) for name in ("reloads", "reload_failures", "reload_error")}
         about |= {"health": [vars(finding) for finding in guard.health], "loaded": served.loaded}
-        shares = {"edges": self.edges.tolist(), "calibration": self._calibration_shares, "hour": scores}
         times = {"version": __version__, "now": time.time(), "started": self.started}
         return {**times, "guard": about, "hour": hour, "scores": shares, "monitor": monitor}
+
+
+def _edges(calibration: NDArray[Any], threshold: float) -> NDArray[np.float64]:
+    """Bounds of bins for scores: from the smallest calibration score to well above the threshold."""
+    high = threshold + 2 * max(threshold - float(np.median(calibration)), 0.0)
+    with np.errstate(invalid="ignore"):
+        edges = np.linspace(calibration[0], high, BINS + 1)
+    if np.isfinite(edges).all() and (np.diff(edges) > 0).all():
+        return edges
+    half = max(1.0, abs(threshold))  # all scores are about equal
+    return np.linspace(threshold - half, threshold + half, BINS + 1)
 
 
 class Metrics:
