@@ -222,16 +222,23 @@ class Process:
 @pytest.fixture
 def start(tmp_path):
     """Starts `igeood serve` with options; what still runs at the end is killed."""
-    processes = []
+    processes, clients = [], []
 
     def run(*words, key=None):
         process = Process(tmp_path, words)
         processes.append(process)
         port = int(process.wait_for("serving")["address"].rpartition(":")[2])
-        process.client = lambda: Client(port, key)
+
+        def client():
+            clients.append(Client(port, key))
+            return clients[-1]
+
+        process.client = client
         assert process.client().get("/v2/health/ready") == (200, {"ready": True})  # signals are handled from here on
         return process
 
     yield run
+    for client in clients:
+        client.close()
     for process in processes:
         process.kill()

@@ -71,7 +71,7 @@ def serve(
         raise MissingExtraError(f"{error.name} is needed; pip install 'igeood[serve]'") from error
     keys = read_keys(Path(key_file) if key_file else None)
     files = {"state": state and Path(state), "keep_flagged": keep_flagged and Path(keep_flagged)}
-    listener = listen(host, port, has_keys=bool(keys))
-    loaded = load_model({"model": model, "weights": weights})
-    service = Service(Path(guard), loaded, Options(**{**options, **files}))
-    run(make_app(service, keys=keys, max_body=max_body, quiet=quiet), service, listener)
+    with listen(host, port, has_keys=bool(keys)) as listener:
+        loaded = load_model({"model": model, "weights": weights})
+        service = Service(Path(guard), loaded, Options(**{**options, **files}))
+        run(make_app(service, keys=keys, max_body=max_body, quiet=quiet), service, listener)

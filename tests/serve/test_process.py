@@ -1,0 +1,253 @@
+"""`igeood serve` as a process: signals, keys, log, reload, restart; and what it cannot start with."""
+
+import json
+import re
+import signal
+import socket
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+import igeood
+from igeood.cli import main
+from igeood.serve.run import read_keys
+from igeood.serve.service import Service
+
+PATIENCE = 60
+SLOW = """
+import time
+import torch
+from torch import nn
+
+class Slow(nn.Module):
+    def __init__(self, seconds):
+        super().__init__()
+        self.seconds, self.layer = seconds, nn.Linear(4, 4, bias=False)
+        with torch.no_grad():
+            self.layer.weight.copy_(8 * torch.eye(4))
+
+    def forward(self, x):
+        time.sleep(self.seconds)
+        return self.layer(x)
+
+def make(seconds=0.25):
+    return Slow(seconds)
+"""
+
+
+def state_of(path):
+    return json.loads(path.with_name(f"{path.name}.monitor.json").read_text())
+
+
+def wait_until(condition):
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_keys_log_reload_a_kill_and_a_restart(guards, copied, start, tmp_path):
+    path, rows = copied(guards.logits), guards.logits.inputs["logits"].tolist()
+    (tmp_path / "keys").write_text("# ours\n\nfirst\n second \n")
+    (tmp_path / "keys").chmod(0o644)
+    words = [path, "--key-file", "keys", "--name", "pets", "--max-body", "50kB"]
+    process = start(*words, key="second")
+    assert "igeood: key_file: others can read keys; run `chmod 600 keys`" in process.text.splitlines()
+    client = process.client()
+    assert client.post("/predict", rows)[0] == 200
+    assert client.post("/v2/models/pets/infer", {"inputs": []})[0] == 400
+    assert client.post("/predict", rows, authorization="Bearer third")[0] == 401
+    line = process.wait_for("request", path="/predict", status=401)
+    lines = [one for one in process.log if one["event"] == "request"]
+    assert [one["status"] for one in lines] == [200, 200, 400, 401]  # that of health came first
+    ood = int(guards.logits.guard.predict(np.array(rows)).is_ood.sum())
+    line = lines[1]
+    expected = {"client": "127.0.0.1", "method": "POST", "path": "/predict", "inputs": 40, "ood": ood}
+    assert line.items() >= expected.items()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line["time"])
+    assert 0 < line["ms"] < 1e3 * PATIENCE
+    check_reloads(process, client, path)
+    inputs = killed(process, client, path, rows[:1])
+    again = start(*words, "--quiet", key="first")
+    client = again.client()
+    assert client.get("/status")[1]["monitor"]["inputs"] == inputs
+    assert client.post("/predict", rows)[0] == 200
+    assert again.end() == -signal.SIGTERM
+    assert [line["event"] for line in again.log] == ["serving", "stopped"]
+    assert "Traceback" not in process.text + again.text
+    assert state_of(path)["inputs"] == inputs + 40
+
+
+def check_reloads(process, client, path):
+    """A file that is broken, and one that is whole again: by itself, and at a signal."""
+    good = path.read_bytes()
+    path.write_bytes(good[:1000])
+    assert "is damaged" in process.wait_for("reload failed")["error"]
+    about = client.get("/status")[1]["guard"]
+    assert (about["reload_failures"] >= 1, "is damaged" in about["reload_error"]) == (True, True)
+    path.write_bytes(good)
+    assert process.wait_for("reloaded")["monitor_goes_on"] is True
+    before = client.get("/status")[1]["guard"]["reloads"]
+    process.send(signal.SIGHUP)
+    wait_until(lambda: client.get("/status")[1]["guard"]["reloads"] > before)
+
+
+def killed(process, client, path, row):
+    """Kill a service under load: the state is no more than a second old. Returns the inputs that it knows."""
+    answered = []
+    end = time.monotonic() + 2.2
+    while time.monotonic() < end:
+        assert client.post("/predict", row)[0] == 200
+        answered.append(time.monotonic())
+        time.sleep(0.005)
+    process.kill()
+    now, inputs = time.monotonic(), state_of(path)["inputs"]
+    older = sum(moment < now - 1.0 for moment in answered)
+    assert older > 10
+    assert 40 + older <= inputs <= 40 + len(answered)
+    return inputs
+
+
+@pytest.fixture
+def slow(tmp_path, monkeypatch):
+    """A guard's file, whose model takes its time; and what it says of inputs."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "slow", raising=False)
+    import slow  # noqa: PLC0415 (of that folder)
+
+    draw, labels = torch.Generator().manual_seed(0), torch.arange(1400) % 4
+    x = torch.eye(4)[labels] + 0.3 * torch.randn(1400, 4, generator=draw)
+    guard = igeood.black_box(slow.make(0)).fit([(x[:400], labels[:400])]).calibrate(x[400:])
+    guard.save(tmp_path / "guard.safetensors")
+    return tmp_path / "guard.safetensors", guard
+
+
+def test_what_is_in_flight_is_answered_after_the_signal_to_stop(slow, start):
+    path, guard = slow
+    process = start(path, "--model", "slow:make", "--max-batch", "2", "--max-delay", "0s", "--quiet")
+    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
+    expected, done = guard.predict(x), []
+
+    def ask(row):
+        answer = process.client().post("/predict", x[row : row + 1].tolist())
+        done.append(row)
+        return answer
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = [pool.submit(ask, row) for row in range(16)]
+        wait_until(lambda: len(done) >= 2)
+        process.send(signal.SIGTERM)
+        in_flight = 16 - len(done)
+        results = [answer.result(PATIENCE) for answer in answers]
+    assert in_flight >= 8
+    assert [status for status, _ in results] == [200] * 16
+    scores = [answer["verdicts"][0]["score"] for _, answer in results]
+    np.testing.assert_allclose(scores, expected.score, rtol=1e-5)
+    assert process.end() == -signal.SIGTERM
+    assert state_of(path)["inputs"] == 16
+    with pytest.raises(OSError):  # noqa: PT011 (refused or reset)
+        process.client().get("/v2/health/live")
+
+
+def run(*words):
+    """A command that has to end with one line, and 2."""
+    result = CliRunner().invoke(main, ["serve", *map(str, words)], prog_name="igeood")
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert all(line.startswith("igeood: ") for line in lines), lines
+    return lines
+
+
+@pytest.fixture
+def files(guards, tmp_path, monkeypatch):
+    """Guards, keys and states as the current folder."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("logits", "named", "images"):
+        (tmp_path / name).write_bytes(getattr(guards, name).path.read_bytes())
+    c = np.random.default_rng(0).normal(size=(100, 4)) + 5 * np.eye(4)[np.arange(100) % 4]
+    igeood.black_box().fit(c, np.arange(100) % 4).save("bare")
+    (tmp_path / "slow.py").write_text(SLOW)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "slow", raising=False)
+    Service(tmp_path / "named").close()
+    (tmp_path / "empty").write_text("# nothing\n\n")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "broken.json").write_text("[]")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["bare"], r"guard: bare is not calibrated.*; run `igeood calibrate bare held-out.parquet` first"),
+        (["nothing"], r"path: there is no guard file nothing; check the path"),
+        (["empty"], r"path: empty is damaged, or no guard file"),
+        (["logits", "--key-file", "empty"], r"key_file: empty has no key; write one on each line"),
+        (["logits", "--key-file", "bytes"], r"key_file: bytes is no text; write one key on each line"),
+        (["logits", "--key-file", "missing"], r"missing: No such file or directory"),
+        (["logits", "--host", "no.such.host.invalid"], r"port: cannot listen on no.such.host.invalid:0 \(.*\); stop"),
+        (["images"], r"model: the guard in images needs its model: give --model MODULE:NAME"),
+        (["images", "--model", "slow:make"], r"model: its fingerprint is .*another model.*; give that one with"),
+        (["images", "--model", "nothing:make"], r"model: .*nothing"),
+        (["logits", "--model", "slow:make"], r"model: the guard in logits has no model; leave it out"),
+        (["logits", "--weights", "w.pt"], r"weights: need their model; give --model MODULE:NAME too"),
+        (["logits", "--state", "named.monitor.json"], r"named.monitor.json is the state of .* another guard.*--state"),
+        (["logits", "--state", "broken.json"], r"path: broken.json is damaged, or no monitor's state"),
+        (["named", "--run-length", "5"], r"run_length: the monitor in named.monitor.json has 1000000.0, not 5.0; "
+         r"give --run-length 1000000.0, or another file with --state"),
+        (["logits", "--run-length", "0"], r"run_length: expected a number of inputs, at least 1; got 0.0"),
+        (["logits", "--kind", "flags"], r"kind: 'flags' needs .*--guarantee tolerance.*, or watch --kind p-values"),
+        (["logits", "--name", "a/b"], r"Invalid value for '--name': expected letters, .* got 'a/b'; see"),
+        (["logits", "--name", ""], r"Invalid value for '--name'"),
+        (["logits", "--max-delay", "fast"], r"expected a time up to 10s, such as 2ms, got 'fast'; see"),
+        (["logits", "--max-delay", "nan"], r"expected a time up to 10s"),
+        (["logits", "--max-body", "big"], r"expected a size such as 512MB, got 'big'"),
+        (["logits", "--max-batch", "0"], r"Invalid value for '--max-batch'"),
+        (["logits", "--keep-flagged", "named"], r"Invalid value for '--keep-flagged'.*is a file"),
+        ([], r"Missing argument 'GUARD'"),
+    ],
+)  # fmt: skip
+def test_what_it_cannot_start_with_is_one_line(files, words, said):
+    *warnings, line = run(*words, *["--port", "0"] * bool(words))
+    assert len(warnings) == ("--host" in words)  # everyone who reaches it can send inputs
+    assert re.search(said, line), line
+
+
+def test_a_port_or_a_state_that_is_taken_is_one_line(files):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        (line,) = run("logits", "--port", port)
+    said = rf"igeood: port: cannot listen on 127.0.0.1:{port} \(Address already in use.*\); stop .* another --port"
+    assert re.fullmatch(said, line), line
+    service = Service(files / "named")
+    try:
+        (line,) = run("named", "--port", 0)
+    finally:
+        service.close()
+    assert re.search(r"state: another process is writing there \(\.named.monitor.json.lock\); wait for it", line), line
+
+
+def test_a_missing_extra_is_told(files, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("igeood.serve")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert run("logits", "--port", 0) == ["igeood: uvicorn is needed; pip install 'igeood[serve]'"]
+
+
+def test_keys_that_others_can_read_and_open_addresses_are_warned_of(files):
+    (files / "keys").write_text("a\n# no\n\n b \n")
+    (files / "keys").chmod(0o640)
+    with pytest.warns(igeood.errors.IgeoodWarning, match="key_file: others can read .*keys; run `chmod 600"):
+        assert read_keys(files / "keys") == ["a", "b"]
+    (files / "keys").chmod(0o600)
+    assert read_keys(files / "keys") == ["a", "b"]
+    warning, error = run("bare", "--port", 0, "--host", "0.0.0.0")  # noqa: S104
+    assert warning == "igeood: host: everyone who reaches 0.0.0.0 can send inputs; give keys with --key-file"
+    assert "is not calibrated" in error
