@@ -244,7 +244,10 @@ class _Door:
             await send(message)
 
         try:
-            if scope["path"] not in OPEN and not self._may_enter(scope):
+            if (b"sec-fetch-site", b"cross-site") in scope["headers"]:  # a page of somebody else in a browser here
+                refusal = Problem(403, "sec-fetch-site: requests from other sites' pages are not answered")
+                await (await _problem(Request(scope), refusal))(scope, receive, sending)
+            elif scope["path"] not in OPEN and not self._may_enter(scope):
                 refusal = Problem(401, "key: missing or wrong; send `Authorization: Bearer KEY`", CHALLENGE)
                 await (await _problem(Request(scope), refusal))(scope, receive, sending)
             elif (judge := self._judging.get(scope["path"])) and scope["method"] == "POST":

@@ -110,6 +110,7 @@ class Flagged:
             try:
                 record["explanation"] = str(guard.explain(sample)).removeprefix("sample 0: ")
                 write_record(self._file(key), {"kind": "flagged", **record}, _tensors(sample))
+                self._file(key).chmod(0o600)  # the folder may be one that others read
             except Exception as error:  # noqa: BLE001 (a full disk, a model that fails: judging goes on)
                 say("flagged input not kept", error=str(error))
                 record.clear()
