@@ -172,7 +172,6 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("build/monitor"), help="where the network's outputs are kept")
     parser.add_argument("--quick", action="store_true", help="few and short streams of made-up scores")
     given = parser.parse_args(words)
-    logging.getLogger("igeood").setLevel(logging.ERROR)  # of few calibration samples
     false_alarms(*(20, 200, 2000.0) if given.quick else (2000, 10_000, 100_000.0))
     streams, clean = (3, 500) if given.quick else (200, CLEAN)
     from_the_start(streams, clean)
@@ -184,4 +183,5 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    logging.getLogger("igeood").setLevel(logging.ERROR)  # few calibration samples are meant
     main()
