@@ -23,6 +23,7 @@ HELPERS = {
     "access",
     "ranks",
     "rates",
+    "serve",
     "units",
 }
 SCRIPTS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in HELPERS)
@@ -81,3 +82,13 @@ def test_the_monitors_benchmark_prints_its_tables(capsys):
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert len(rows) == 2 + 8 + 2 + 3 + 2 + 5
     assert not any("NO" in row for row in rows[:10])
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux")
+def test_the_service_is_measured_in_seconds(capsys):
+    pytest.importorskip("uvicorn")
+    load("serve").main(["--quick"])
+    speed, mixed, memory, signals = [part.splitlines()[2:] for part in capsys.readouterr().out.strip().split("\n\n")]
+    assert [row.split("|")[1].strip() for row in speed] == ["10 logits"]
+    assert mixed == ["| 10 logits | 300 | 270 | 30 | 0 |"]
+    assert "NO" not in memory[0] + signals[0].partition("s old")[0]
