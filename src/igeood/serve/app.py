@@ -240,7 +240,7 @@ class _Door:
         async def sending(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status, message = message["status"], self._marked(message)
             await send(message)
 
         try:
@@ -260,6 +260,11 @@ class _Door:
         finally:
             self._note(scope, status, time.perf_counter() - start)
         return None
+
+    def _marked(self, start: Message) -> Message:
+        """The start of a response: while the service stops, it says that the connection ends."""
+        ending = [(b"connection", b"close")] if self._service.is_stopping else []
+        return {**start, "headers": [*start["headers"], *ending]}
 
     def _may_enter(self, scope: Scope) -> bool:
         """Whether a key is sent that is one of ours, as bearer token or as a password; compared in constant time."""

@@ -7,6 +7,7 @@ import socket
 import stat
 import warnings
 from pathlib import Path
+from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -63,7 +64,20 @@ def run(app: ASGIApp, service: Service, listener: socket.socket) -> None:
         _Living(app, service), log_config=None, access_log=False, lifespan="on", log_level="warning",
         timeout_graceful_shutdown=PATIENCE, server_header=False, proxy_headers=False,
     )  # fmt: skip
-    uvicorn.Server(config).run(sockets=[listener])
+    _Server(config, service).run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """Notes at once that it is to stop: answers then say that their connection ends, so that no request follows."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Take a signal to stop."""
+        self._service.is_stopping = True
+        super().handle_exit(sig, frame)
 
 
 class _Living:

@@ -57,7 +57,7 @@ class Service:
     def __init__(self, path: Path, model: nn.Module | None = None, options: Options | None = None) -> None:
         self.options = options = options or Options()
         self.name, self._path, self._model = options.name, path, model
-        self._seen = _stamp(path)
+        self._seen, self.is_stopping = _stamp(path), False
         self.served = self._load()
         state = options.state or path.with_name(f"{path.name}.monitor.json")
         with ExitStack() as stack:
