@@ -387,6 +387,19 @@ def test_what_the_model_does_not_take_is_a_400(guards, copied, serving):
             assert time.monotonic() - start < 5
 
 
+def test_rows_on_which_the_model_fails_only_together_are_a_400(guards, copied, serving):
+    kind = guards.tokens
+    inputs = {name: value[:2] for name, value in kind.inputs.items()}
+    inputs["attention_mask"] = inputs["attention_mask"][..., None]  # of one row it can make something
+    with serving(copied(kind), kind.model) as running:
+        gate = Gate(running.service)
+        body, headers = infer_body(inputs)
+        bad = [partial(running.client().post, INFER, body, **headers) for _ in range(2)]
+        answers = gate.joined([*posts_of(running, kind, CUTS[:2]), *bad])
+        assert [status for status, _ in answers] == [200, 200, 400, 400]
+        assert answers[2][1]["error"].startswith("inputs: the model fails on these rows together (")
+
+
 def test_a_fault_of_ours_is_a_500_and_the_next_is_answered(guards, copied, serving, monkeypatch, caplog):
     with serving(copied(guards.logits)) as running, monkeypatch.context() as patch:
         client = running.client()

@@ -8,9 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from igeood.errors import IgeoodError, InputError, NotReadyError
+from igeood.errors import IgeoodError, InputError, NotReadyError, is_of_disk
 from igeood.files import only_one, record_head
 from igeood.guard import load
 from igeood.monitor import Kind, Monitor
@@ -102,7 +103,7 @@ class Service:
             data, verdict = served.judge(jobs)
         except Exception as error:  # noqa: BLE001 (a model may raise anything)
             if len(jobs) == 1:
-                return [_answerable(error)], lambda: None
+                return [_answerable(error, served)], lambda: None
             alone = [self._judge([job]) for job in jobs]  # so that one does not spoil the others
             return [answer for (answer,), _ in alone], lambda: _call_all([note for _, note in alone])
         answers: list[Any] = []
@@ -203,5 +204,12 @@ def _stamp(path: Path) -> tuple[int, ...]:
     return about.st_ino, about.st_mtime_ns, about.st_size
 
 
-def _answerable(error: Exception) -> Exception:
-    return Problem(400, str(error)) if isinstance(error, IgeoodError) else error
+def _answerable(error: Exception, served: Served) -> Exception:
+    """An error of what was sent, as an answer; others, of memory or disk or our own, are faults of the service."""
+    if isinstance(error, IgeoodError):
+        return Problem(400, str(error))
+    is_fault = is_of_disk(error) or isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    if is_fault or served.guard.inputs.model is None:
+        return error
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    return Problem(400, f"inputs: the model fails on these rows together ({reason[:300]}); send shapes that it takes")
