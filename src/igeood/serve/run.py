@@ -38,15 +38,16 @@ def read_keys(path: Path | None) -> list[str]:
 
 def listen(host: str, port: int, *, has_keys: bool) -> socket.socket:
     """A socket that listens there."""
-    if host not in LOCAL and not has_keys:
-        problem = f"host: everyone who reaches {host} can send inputs"
-        warnings.warn(f"{problem}; give keys with --key-file", IgeoodWarning, stacklevel=2)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=1024)
+        listener = socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
         cure = "stop what listens there, or name another --port"
         raise InputError(f"port: cannot listen on {host}:{port} ({error.strerror or error}); {cure}") from None
+    if host not in LOCAL and not has_keys:
+        problem = f"host: everyone who reaches {host} can send inputs"
+        warnings.warn(f"{problem}; give keys with --key-file", IgeoodWarning, stacklevel=2)
+    return listener
 
 
 def run(app: ASGIApp, service: Service, listener: socket.socket) -> None:
