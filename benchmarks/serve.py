@@ -4,7 +4,7 @@
 and the median latency at one connection beside a bare `guard.predict` of the same row in this process. Rounds take
 turns; medians are shown. wrk sends the requests if it is there, else this process. *Bad requests*: one in ten has NaN,
 another width, another type, too long a body, a body that ends early, no key, or an input on which the model fails; each
-has to get its own status, and every good one what `guard.predict` says. *Memory* is the resident set of the process.
+has to get its own status, and every good one what `guard.predict` says. *Memory* is the resident set after such ones.
 *Signals*: requests that wait when SIGTERM comes, of a slow model; and inputs that the monitor's state lacks after
 SIGKILL, as seconds since the first of them was answered.
 
@@ -352,14 +352,13 @@ def bad_ones(cases: Sequence[tuple[Case, int]], n: int) -> Iterator[str]:
 
 
 def memory(case: Case, server: Server, first: int, total: int) -> Iterator[str]:
-    requests = [infer(case.name, case.rows[i : i + 1]) for i in range(len(case.rows))]
+    _, _, expected, requests = zip(*mixed(case, 100), strict=True)
     sizes, done = [], 0
     for until in (first, total):
         while done < until:
-            part = min(10_000, until - done)
-            answers = asyncio.run(drive(server.port, [requests[i % len(requests)] for i in range(part)], 16))
-            assert {status for status, *_ in answers} == {200}
-            done += part
+            answers = asyncio.run(drive(server.port, requests, 16))
+            assert [status for status, *_ in answers] == list(expected)
+            done += len(requests)
         sizes.append(server.megabytes)
     grown = sizes[1] - sizes[0]
     yield f"| memory after {first:,} requests, MB | after {total:,} | more | bar |"
@@ -435,9 +434,8 @@ def main(words: Sequence[str] | None = None) -> None:
             if not is_quick:
                 other = stack.enter_context(Server(folder, *words_case.words, *options, "--state", "w.json"))
                 pairs.append((words_case, other.port))
-            show(bad_ones(pairs, 300 if is_quick else 10_000))
-            stack.close()
             show(memory(first, server, *((100, 500) if is_quick else (1000, 100_000))))
+            show(bad_ones(pairs, 300 if is_quick else 10_000))
         show(signals(words_case, first, folder, 1 if is_quick else 5))
 
 

@@ -88,7 +88,7 @@ def test_the_monitors_benchmark_prints_its_tables(capsys):
 def test_the_service_is_measured_in_seconds(capsys):
     pytest.importorskip("uvicorn")
     load("serve").main(["--quick"])
-    speed, mixed, memory, signals = [part.splitlines()[2:] for part in capsys.readouterr().out.strip().split("\n\n")]
+    speed, memory, mixed, signals = [part.splitlines()[2:] for part in capsys.readouterr().out.strip().split("\n\n")]
     assert [row.split("|")[1].strip() for row in speed] == ["10 logits"]
     assert mixed == ["| 10 logits | 300 | 270 | 30 | 0 |"]
     assert "NO" not in memory[0] + signals[0].partition("s old")[0]
