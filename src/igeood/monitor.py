@@ -133,10 +133,8 @@ class Monitor:
 
     @property
     def since(self) -> int | None:
-        """The input, from 0, at which the change most likely began: that of the first alarm, or of the evidence now."""
-        if self.alarms:
-            return self.alarms[0].since
-        return self._likely_start() if self._likelihood.any() else None
+        """The input, from 0, at which the change most likely began, by the first alarm; None without an alarm."""
+        return self.alarms[0].since if self.alarms else None
 
     @property
     def promise(self) -> str:

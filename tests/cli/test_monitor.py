@@ -162,6 +162,7 @@ def test_files_that_are_no_use_are_one_line_each(run, place):
     rewritten(lambda table: table.drop_columns("is_ood"), "unflagged.parquet")
     rewritten(lambda table: table.set_column(3, "is_ood", pa.array(["maybe"] * 400)), "unsure.parquet")
     rewritten(lambda table: table.append_column("score", table["score"]), "twice.parquet")
+    rewritten(lambda table: table.set_column(2, "p_value", pa.array(np.full(400, 0.5))), "other.parquet")
     old, cure = names("parquet"), "give files that `igeood score` wrote"
     for words, line in (
         (["guard.safetensors", "none.csv"], "none.csv: No such file or directory"),
@@ -177,7 +178,8 @@ def test_files_that_are_no_use_are_one_line_each(run, place):
          r"unflagged.parquet: no column 'is_ood' among .*; score again with a calibrated guard, or watch --kind p-val"),
         (["strict.safetensors", "unsure.parquet", "--kind", "flags"], "unsure.parquet: is_ood: expected true or false"),
         (["strict.safetensors", *old, "--kind", "flags"],
-         rf"{old[0]}: is_ood: row \d+ was judged by another guard, or at another threshold; score that file again"),
+         rf"{old[0]}: verdicts: row \d+ was judged by another guard, or after another calibration; score that"),
+        (["guard.safetensors", "other.parquet"], r"other.parquet: verdicts: row \d+ was judged by another guard"),
         (["guard.safetensors", *old, "--kind", "flags"],
          "kind: 'flags' needs .*; run `igeood calibrate` with --guarantee tolerance .*, or watch --kind p-values"),
         (["fitted.safetensors", *old],

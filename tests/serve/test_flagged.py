@@ -202,6 +202,23 @@ def test_closing_writes_what_waits(flagged, foreign):
     assert len(settled(sample)) == 40
 
 
+def test_half_of_it_is_of_the_last_hour_and_since_an_alarm(flagged, foreign, monkeypatch):
+    """However many were kept before: those are what people want to see."""
+    guard, rows = foreign
+    sample, now = flagged(keep=8), time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    offer(sample, guard, rows[:50])
+    before = settled(sample)
+    now += 10.0
+    sample.changed = now  # an alarm
+    offer(sample, guard, rows[50:])
+    late = [name for name in settled(sample) if contents(sample.folder / name)[0]["time"] >= now]
+    assert len(late) >= 4 > len(set(settled(sample)) - set(before) - set(late))
+    now += 4000.0
+    offer(sample, guard, rows[:1])
+    assert len(settled(sample)) == 8
+
+
 def test_a_failure_is_logged_and_the_next_is_kept(flagged, foreign, monkeypatch, capsys):
     def fails(*_):
         raise OSError("disk full")

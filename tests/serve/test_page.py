@@ -519,7 +519,9 @@ def test_the_alerts_are_of_known_metrics():
         "IgeoodDown", "IgeoodTurnsRequestsAway",
     ]  # fmt: skip
     for rule in group["rules"]:
-        assert metrics_in(rule["expr"]) <= METRICS | {"up", "igeood_reload_failed"}, rule["alert"]
+        assert metrics_in(rule["expr"]) <= METRICS | {"up", "igeood_reload_failed", "igeood_rejected_total"}, rule[
+            "alert"
+        ]
         assert rule["labels"]["severity"] in ("page", "ticket")
         assert set(rule["annotations"]) == {"summary", "description"}
     config = yaml.safe_load((EXAMPLES / "prometheus.yml").read_text(encoding="utf-8"))

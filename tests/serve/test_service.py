@@ -226,7 +226,7 @@ def test_addresses_that_are_not_there(plain):
     client = plain.client()
     said = "GET /nothing: there is no such address; /openapi.json lists them"
     assert client.get("/nothing") == (404, {"error": said})
-    assert client.get("/predict") == (405, {"error": "GET /predict: this address has another method"})
+    assert client.get("/predict") == (405, {"error": "GET /predict: this address takes POST"})
     assert client.headers["allow"] == "POST"
     assert client.get("/%ff%0a")[0] == 404
     assert client.post("/v2/models/cats/infer", infer_json()) == (
@@ -375,7 +375,7 @@ def test_what_the_model_does_not_take_is_a_400(guards, copied, serving):
         check(columns_of(second[1]), expected_of(kind, slice(1, 3)), exactly=False)
         client = running.client()
         for inputs, said in (
-            ({"pixels": images[:1]}, "model: TypeError: .*pixels"),
+            ({"pixels": images[:1]}, "inputs: the model takes no pixels; send x, or its own keywords"),
             ({"x": images[:1], "y": images[:2]}, r"inputs: x \[1, 3, 8, 8\], y \[2, 3, 8, 8\]; send one row"),
             ({"x": np.zeros((1 << 20, 0, 8), np.float32)}, r"inputs: x \[1048576, 0, 8\]; send one row"),
             ({"x": np.full((1, 3, 8, 8), np.inf, np.float32)}, "row 0 has NaN or infinity"),

@@ -131,6 +131,20 @@ def test_a_state_of_another_guard_or_of_other_options_is_refused(guards, copied,
         Service(path, options=Options(state=path.with_name("broken.json")))
 
 
+def test_inputs_of_bad_requests_are_counted_and_alarms_are_logged(guards, copied, serving, capsys):
+    with serving(copied(guards.logits)) as running:
+        client = running.client()
+        assert client.post("/predict", [[None] * 10] * 3)[0] == 400
+        assert client.post("/predict", [[1.0] * 9] * 2)[0] == 400
+        assert "igeood_rejected_total 5.0" in client.get("/metrics")[1].decode()
+        running.service.watch.monitor.run_length = 2.0
+        client.post("/predict", guards.logits.inputs["logits"].tolist())
+        running.judged(40)
+        assert client.post("/monitor/acknowledge", {})[1]["acknowledged"] > 0
+    said = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
+    assert {"alarm", "acknowledged"} <= {line["event"] for line in said}
+
+
 def test_a_state_that_could_not_be_written_is_written_again(guards, copied, serving, streams, monkeypatch, capsys):
     def fails(*_):
         raise OSError("disk full")

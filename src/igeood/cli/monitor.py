@@ -49,6 +49,8 @@ def monitor(
     from igeood.guard.file import load_calibration
     from igeood.scale.verdicts import open_verdicts, watch
 
+    if acknowledge and state is None:
+        raise InputError("acknowledge: forgets the alarms of a state; name it with --state")
     inputs = (guard, *verdicts)
     if picture is not None:
         check_out(picture, force, *inputs, *filter(None, [state]), guard=False, what="picture")
@@ -95,7 +97,8 @@ def _alarms(watcher: "Monitor", new: int, names: dict[int, Any], as_json: bool) 
         return {**about, "run_length": watcher.run_length, "kind": watcher.kind, "seed": watcher.seed}
     count = f"{max(new, len(watcher.alarms)):,}" if watcher.alarms else "none"
     lines = {f"alarm {number}": _line(alarm, names) for number, alarm in enumerate(watcher.alarms[:SHOWN], 1)}
-    return {"alarms": count, **lines}
+    more = {"more alarms": len(watcher.alarms) - SHOWN} if len(watcher.alarms) > SHOWN else {}
+    return {"alarms": count, **lines, **more}
 
 
 def _line(alarm: "Alarm", names: dict[int, Any]) -> str:

@@ -38,7 +38,8 @@ def open_verdicts(names: Sequence[str], kind: Kind) -> list[Part]:
             if column not in part.names:
                 problem = f"no column {column!r} among {some(part.names)}"
                 raise InputError(f"{part.path}: {problem}; {_CURES[column]}")
-        part.choose({"score": ["score"]}, [name for name in ("is_ood", "reason", "id") if name in part.names])
+        others = ("is_ood", "p_value", "reason", "id")
+        part.choose({"score": ["score"]}, [name for name in others if name in part.names])
         if "reason" in part.types:  # of JSON lines that start without one, it is text all the same
             part.types["reason"] = pa.string()
     return parts
@@ -70,10 +71,12 @@ def _verdict(batch: pa.RecordBatch, first: int, calibration: Calibration, kind: 
         raise InputError(f"score: row {rows[is_lost][0]} has neither a score nor a reason; score that file again")
     label = torch.full((len(batch),), -1)
     verdict = Verdict.of(torch.from_numpy(scores), label, calibration, refused, None, to_numpy=True)
-    is_wrong = np.zeros(len(batch), bool) if flags is None else flags != verdict.is_ood
-    if kind == "flags" and is_wrong.any():
-        problem = f"row {rows[is_wrong][0]} was judged by another guard, or at another threshold"
-        raise InputError(f"is_ood: {problem}; score that file again with this guard")
+    is_wrong = np.zeros(len(batch), bool) if flags is None or kind != "flags" else flags != verdict.is_ood
+    if "p_value" in batch.schema.names:
+        is_wrong |= np.abs(as_numbers(batch["p_value"], "p_value", rows) - verdict.p_value) > 1e-6
+    if is_wrong.any():
+        problem = f"row {rows[is_wrong][0]} was judged by another guard, or after another calibration"
+        raise InputError(f"verdicts: {problem}; score that file again with this guard")
     return verdict
 
 

@@ -103,10 +103,15 @@ class _Addresses:
     async def _judged(self, request: Request, asked: Asked) -> dict[str, Any]:
         """What the guard says, by the names of outputs."""
         served = self.service.served
-        data, key = served.admit(asked)
-        job = Job(data, len(data), (served, key), asked.refuses, asyncio.get_running_loop().create_future())
-        self.service.batcher.submit(job)
-        columns: dict[str, Any] = await job.future
+        try:
+            data, key = served.admit(asked)
+            job = Job(data, len(data), (served, key), asked.refuses, asyncio.get_running_loop().create_future())
+            self.service.batcher.submit(job)
+            columns: dict[str, Any] = await job.future
+        except Problem as problem:
+            if problem.status == 400:
+                self.service.watch.rejected += max(map(len, asked.inputs.values()), default=0)
+            raise
         request.scope["igeood"] = {"inputs": job.rows, "ood": int(columns["is_ood"].sum())}
         return columns
 
@@ -209,12 +214,14 @@ def _answering(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
     return answer
 
 
-async def _problem(_: Request, problem: Problem) -> Response:
+async def _problem(request: Request, problem: Problem) -> Response:
+    request.scope["igeood"] = {"error": problem.message}  # for the log
     return Response(orjson.dumps({"error": problem.message}), problem.status, headers={**JSON, **problem.headers})
 
 
 async def _http_problem(request: Request, error: HTTPException) -> Response:
-    what = {404: "there is no such address; /openapi.json lists them", 405: "this address has another method"}
+    methods = (error.headers or {}).get("Allow", "another method").replace("HEAD, ", "").replace(", HEAD", "")
+    what = {404: "there is no such address; /openapi.json lists them", 405: f"this address takes {methods}"}
     message = f"{request.method} {request.url.path}: {what.get(error.status_code, error.detail)}"
     return await _problem(request, Problem(error.status_code, message, error.headers))
 

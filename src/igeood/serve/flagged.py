@@ -1,6 +1,7 @@
 """A bounded sample of refused inputs, for people to look at: those with the smallest seeded hashes of their content.
 
-It is the same sample whatever the order of inputs, equal inputs are one, and a restart goes on with what is there.
+Half of it is of the last hour, or since the last alarm within it. Of equal times it is the same sample whatever the
+order of inputs, equal inputs are one, and a restart goes on with what is there.
 """
 
 import threading
@@ -22,6 +23,7 @@ from igeood.tables import FEATURE
 
 ENDING = ".safetensors"
 SHOWN = 10
+RECENT = 3600.0  # seconds: half of the sample is of these, or since an alarm within them
 LOOKED_EVERY = 5.0  # seconds between two looks at the folder: people may empty it
 
 
@@ -46,6 +48,7 @@ class Flagged:
         self._waiting: dict[int, tuple[Guard, Any, dict[str, Any]]] = {}  # to be explained and written
         self._changed = threading.Condition()
         self._look()
+        self.changed = 0.0  # when the monitor last gave an alarm
         self._choose([])
         self._thread = threading.Thread(target=self._work, name="igeood-flagged", daemon=True)
         self._thread.start()
@@ -78,13 +81,19 @@ class Flagged:
 
     def _choose(self, offered: Iterable[int]) -> set[int]:
         """Those of the keys offered that belong to the sample, and are new to it; others leave it for them."""
-        known = {*self._kept, *self._waiting}
-        sample = set(sorted(known.union(offered))[: self.keep])
+        known, since = {*self._kept, *self._waiting}, max(self.changed, time.time() - RECENT)
+        late = {key for key, about in self._records() if about.get("time", 0.0) >= since}
+        every = sorted(known.union(offered))
+        sample = {*sorted(late.union(offered))[: self.keep // 2]}
+        sample |= {*[key for key in every if key not in sample][: self.keep - len(sample)]}
         for gone in known - sample:
             self._waiting.pop(gone, None)
             if self._kept.pop(gone, None) is not None:
                 self._remove(gone)
         return sample - known
+
+    def _records(self) -> list[tuple[int, dict[str, Any]]]:
+        return [*self._kept.items(), *((key, about) for key, (_, _, about) in self._waiting.items())]
 
     def _file(self, key: int) -> Path:
         return self.folder / f"{key:016x}{ENDING}"

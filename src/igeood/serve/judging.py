@@ -1,7 +1,8 @@
 """What a guard takes from requests: checked one by one before they are joined, so that none spoils another."""
 
+import inspect
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,7 +70,8 @@ class Served:
             is_array = self.guard.inputs.model is None
             data = self._outputs(request, refused) if is_array else self._batch(request, refused)
         except IgeoodError as error:
-            raise Problem(400, str(error)) from None
+            cure = ", or send on_error 'refuse'" if refused is None and ": row " in f": {error}" else ""
+            raise Problem(400, f"{error}{cure}") from None
         parts = {"": data.logits, **data.features} if isinstance(data, Outputs) else data.inputs
         return data, tuple((name, part.dtype, part.shape[1:]) for name, part in parts.items())
 
@@ -91,9 +93,19 @@ class Served:
         tensors: Mapping[str, Tensor] = {
             name: torch.from_numpy(np.require(array, requirements=["C", "W"])) for name, array in request.inputs.items()
         }
+        if unknown := self._unknown(tensors):
+            raise InputError(f"inputs: the model takes no {', '.join(unknown)}; send x, or its own keywords")
         if not request.is_typed:
             tensors = {name: self._typed(tensor) for name, tensor in tensors.items()}
         return as_batch(tensors["x"] if set(tensors) == {"x"} else tensors, 0, refused)
+
+    def _unknown(self, names: Iterable[str]) -> list[str]:
+        """Names that the model's `forward` has no argument for."""
+        model: Any = self.guard.inputs.bare
+        parameters = inspect.signature(model.forward).parameters.values()
+        if any(each.kind is each.VAR_KEYWORD for each in parameters):
+            return []
+        return [name for name in names if name != "x" and name not in {each.name for each in parameters}]
 
     def _typed(self, tensor: Tensor) -> Tensor:
         """Plain numbers in the type that the model most likely takes: integers stay if it has embeddings."""

@@ -3,7 +3,9 @@
 import logging
 import sys
 import time
-from contextlib import suppress
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import orjson
@@ -25,3 +27,21 @@ class Lines(logging.Handler):
         trace = logging.Formatter().formatException(record.exc_info) if record.exc_info else None
         fields = {"level": record.levelname.lower(), "logger": record.name, "message": record.getMessage()}
         say("log", **fields, **({"traceback": trace} if trace else {}))
+
+
+@contextmanager
+def json_log() -> Iterator[None]:
+    """Messages of libraries, and warnings, go to this log."""
+    loggers = [logging.getLogger(name) for name in ("igeood", "uvicorn.error")]
+    lines, before, shown = Lines(), [logger.propagate for logger in loggers], warnings.showwarning
+    for logger in loggers:
+        logger.addHandler(lines)
+        logger.propagate = False
+    warnings.showwarning = lambda message, *_, **__: say("warning", message=str(message))
+    try:
+        yield
+    finally:
+        warnings.showwarning = shown
+        for logger, propagate in zip(loggers, before, strict=True):
+            logger.removeHandler(lines)
+            logger.propagate = propagate

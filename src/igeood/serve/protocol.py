@@ -164,7 +164,8 @@ def _numbers(data: Any, name: str) -> NDArray[Any]:
     except (ValueError, TypeError, OverflowError):
         raise Problem(400, f"{name}: expected lists of numbers, all of one length; send such rows") from None
     if array.ndim == 0 or array.dtype.kind not in "biuf":
-        raise Problem(400, f"{name}: expected lists of numbers, got {type(data).__name__}; send numbers")
+        given = "text" if array.dtype.kind in "OU" and isinstance(data, list) else type(data).__name__
+        raise Problem(400, f"{name}: expected lists of numbers, got {given}; send numbers")
     return array
 
 

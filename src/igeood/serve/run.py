@@ -1,7 +1,6 @@
 """Runs the service: its socket, its keys, its signals."""
 
 import asyncio
-import logging
 import signal
 import socket
 import stat
@@ -13,7 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from igeood.errors import IgeoodWarning, InputError
-from igeood.serve.log import Lines, say
+from igeood.serve.log import say
 from igeood.serve.service import Service
 
 PATIENCE = 60  # seconds for requests in flight, once the process was told to stop
@@ -52,10 +51,6 @@ def listen(host: str, port: int, *, has_keys: bool) -> socket.socket:
 
 def run(app: ASGIApp, service: Service, listener: socket.socket) -> None:
     """Serve until a signal says to stop; requests in flight are finished. SIGHUP loads the guard's file again."""
-    for name in ("igeood", "uvicorn.error", "py.warnings"):
-        logging.getLogger(name).addHandler(Lines())
-        logging.getLogger(name).propagate = False
-    logging.captureWarnings(True)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the loop takes it: it would end the process
     host, port = listener.getsockname()[:2]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"

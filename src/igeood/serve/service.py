@@ -1,6 +1,7 @@
 """The service itself: a guard that is reloaded when its file changes, the thread that judges, and what it remembers."""
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -62,7 +63,10 @@ class Service:
         self.served = self._load()
         state = options.state or path.with_name(f"{path.name}.monitor.json")
         with ExitStack() as stack:
-            stack.enter_context(only_one(state.with_name(f".{state.name}.lock"), "state"))
+            try:
+                stack.enter_context(only_one(state.with_name(f".{state.name}.lock"), "state"))
+            except InputError as error:
+                raise InputError(f"{error}, or name another file with --state") from None
             self.watch = Watch(self.served, self._first_monitor(state), state)
             self.flagged = Flagged(options.keep_flagged, options.keep, options.seed) if options.keep_flagged else None
             limits = {name: getattr(options, name) for name in ("max_waiting", "max_batch", "max_delay")}
@@ -117,9 +121,10 @@ class Service:
         return answers, partial(self._note, served, data, verdict)
 
     def _note(self, served: Served, data: Any, verdict: Any) -> None:
-        self.watch.judged(served, verdict)
+        alarmed = self.watch.judged(served, verdict)
         if self.flagged is not None:
             self.flagged.offer(served.guard, data, verdict)
+            self.flagged.changed = time.time() if alarmed else self.flagged.changed
 
     def record(self) -> dict[str, Any]:
         """What the page shows."""

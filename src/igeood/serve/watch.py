@@ -22,6 +22,7 @@ from igeood.files import write_whole
 from igeood.guard import Verdict
 from igeood.monitor import Monitor
 from igeood.serve.judging import Served
+from igeood.serve.log import say
 from igeood.version import __version__
 
 SECONDS, BUCKETS = 10, 360  # the last hour
@@ -93,7 +94,7 @@ class Watch:
         self._lock, self._saving = threading.Lock(), threading.Lock()
         self.requests: Counter[tuple[str, int]] = Counter()
         self.latencies: dict[str, Tally] = {}
-        self.inputs = self.ood = self.unread = self.reloads = self.reload_failures = 0
+        self.inputs = self.ood = self.unread = self.rejected = self.reloads = self.reload_failures = 0
         self.reload_error: str | None = None
         self.batches, self.p_values = Tally(SIZES), Tally(P_VALUES)
         self._saved = -1
@@ -117,8 +118,8 @@ class Watch:
         self.requests[path, status] += 1
         self.latencies.setdefault(path, Tally(LATENCIES)).add(seconds)
 
-    def judged(self, served: Served, verdict: Verdict) -> None:
-        """Count inputs, and take them for evidence."""
+    def judged(self, served: Served, verdict: Verdict) -> bool:
+        """Count inputs, and take them for evidence; return whether there was an alarm."""
         reason, flags = verdict.reason, np.asarray(verdict.is_ood)
         is_read = np.ones(len(verdict), bool) if reason is None else np.array([why is None for why in reason])
         scores, p_values = np.asarray(verdict.score, np.float64)[is_read], np.asarray(verdict.p_value)[is_read]
@@ -129,17 +130,19 @@ class Watch:
             self.batches.add(len(verdict))
             self.p_values.add_all(p_values)
             if served is not self.served:  # it was replaced while they were judged
-                return
+                return False
             known = self.monitor.alarm_count
             evidence = self.monitor.update(verdict)
-            if self.monitor.alarm_count > known:
-                now = time.time()
-                for alarm in self.monitor.alarms[known - self.monitor.alarm_count :]:
-                    self._alarm_times.setdefault(alarm.at, now)
+            alarmed = self.monitor.alarm_count > known
+            if alarmed:
+                alarm, now = self.monitor.alarms[-1], time.time()
+                self._alarm_times = {a.at: self._alarm_times.get(a.at, now) for a in self.monitor.alarms}
+                say("alarm", **alarm._asdict(), alarms=self.monitor.alarm_count)
             at = self.hour.place()
             self.hour.counts[at] += (len(verdict), refused, unread)
             self.hour.evidence[at] = np.fmax(self.hour.evidence[at], evidence.max())
             self.hour.scores[at] += self.scores.add_all(scores)
+        return alarmed
 
     def acknowledge(self) -> int:
         """Forget the monitor's alarms; return how many there were."""
@@ -147,7 +150,8 @@ class Watch:
             known, self._saved = len(self.monitor.alarms), -1
             self.monitor.acknowledge()
             self._alarm_times.clear()
-            return known
+        say("acknowledged", alarms=known)
+        return known
 
     def save(self) -> None:
         """Write the monitor's state, if there is anything new."""
@@ -218,6 +222,7 @@ class Metrics:
             "inputs": (watch.inputs, "Inputs judged."),
             "ood": (watch.ood, "Inputs that were read and are out-of-distribution."),
             "unread": (watch.unread, "Inputs that could not be read and were refused."),
+            "rejected": (watch.rejected, "Inputs of requests that were answered with an error (400)."),
             "monitor_alarms": (monitor.alarm_count, "Alarms of the monitor."),
             "reloads": (watch.reloads, "Guard files that were loaded in place of another."),
             "reload_failures": (watch.reload_failures, "Guard files that could not be loaded; the old guard stays."),
