@@ -2,8 +2,9 @@
 
 import inspect
 import time
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -93,19 +94,24 @@ class Served:
         tensors: Mapping[str, Tensor] = {
             name: torch.from_numpy(np.require(array, requirements=["C", "W"])) for name, array in request.inputs.items()
         }
-        if unknown := self._unknown(tensors):
+        unknown = [] if self._keywords is None else [name for name in tensors if name not in self._keywords]
+        if unknown:
             raise InputError(f"inputs: the model takes no {', '.join(unknown)}; send x, or its own keywords")
         if not request.is_typed:
             tensors = {name: self._typed(tensor) for name, tensor in tensors.items()}
         return as_batch(tensors["x"] if set(tensors) == {"x"} else tensors, 0, refused)
 
-    def _unknown(self, names: Iterable[str]) -> list[str]:
-        """Names that the model's `forward` has no argument for."""
+    @cached_property
+    def _keywords(self) -> set[str] | None:
+        """Names that an input may have; None where the model takes any, or does not tell."""
         model: Any = self.guard.inputs.bare
-        parameters = inspect.signature(model.forward).parameters.values()
-        if any(each.kind is each.VAR_KEYWORD for each in parameters):
-            return []
-        return [name for name in names if name != "x" and name not in {each.name for each in parameters}]
+        try:
+            parameters = inspect.signature(model.forward).parameters.values()
+        except (TypeError, ValueError):  # a traced model
+            return None
+        return (
+            None if any(each.kind is each.VAR_KEYWORD for each in parameters) else {"x", *(p.name for p in parameters)}
+        )
 
     def _typed(self, tensor: Tensor) -> Tensor:
         """Plain numbers in the type that the model most likely takes: integers stay if it has embeddings."""

@@ -135,9 +135,9 @@ class Watch:
             evidence = self.monitor.update(verdict)
             alarmed = self.monitor.alarm_count > known
             if alarmed:
-                alarm, now = self.monitor.alarms[-1], time.time()
+                now = time.time()
                 self._alarm_times = {a.at: self._alarm_times.get(a.at, now) for a in self.monitor.alarms}
-                say("alarm", **alarm._asdict(), alarms=self.monitor.alarm_count)
+                say("alarm", inputs=self.monitor.inputs, since=self.monitor.since, alarms=self.monitor.alarm_count)
             at = self.hour.place()
             self.hour.counts[at] += (len(verdict), refused, unread)
             self.hour.evidence[at] = np.fmax(self.hour.evidence[at], evidence.max())
