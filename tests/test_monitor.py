@@ -178,6 +178,23 @@ def test_scores_that_only_rounding_sets_apart_are_tied(size):
     assert watcher._hits.tolist() == pytest.approx(watcher._sizes / 601 * 600, rel=0.9)
 
 
+@pytest.mark.filterwarnings("ignore::igeood.errors.IgeoodWarning")  # of copies, which are what is tested
+def test_inputs_that_come_again_are_tied_however_a_model_rounds_them():
+    """Calibrated in batches, judged one by one: a float32 network rounds differently."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(576, 10))
+    bag, rng = torch.randn(12, 3, 8, 8), np.random.default_rng(0)
+    guard = igeood.black_box(net).fit((bag.repeat(5, 1, 1, 1), torch.arange(60) % 10))
+    guard.calibrate(bag[rng.integers(12, size=1000)], distinct=True)
+    alone = [guard.predict(image[None]) for image in bag]
+    assert any(float(one.score[0]) not in guard.calibration.scores for one in alone)  # else it shows nothing
+    watcher = Monitor(guard)
+    for number in rng.integers(12, size=1500):
+        watcher.update(alone[number])
+    assert not watcher.alarm
+    assert watcher.evidence < 1e5
+
+
 def test_the_grid_of_ties_does_not_depend_on_the_calibration_scores():
     """One that does, such as the threshold's margin, puts inputs of a very sure classifier too often above all."""
     n, inputs = 39, 50

@@ -39,7 +39,9 @@ BLOCK = 512  # inputs that are taken together; an alarm ends a block
 SHOWN = 100  # alarms that are kept
 FORMAT = "igeood monitor 1"
 _COUNTS, _ARRAYS = ("inputs", "unread", "alarm_count"), ("hits", "wealth", "likelihood", "start")
-_ROUNDING, _SMALLEST = 1e-9, 1e-12  # what rounding may change in a score: a share of it, and where it is about 0
+# What a float32 model's rounding, which differs from batch to batch, may change in a score: a share of it, and where it
+# is about 0. Inputs that come again are tied by it, whatever they are judged with.
+_ROUNDING, _SMALLEST = 1e-5, 1e-8
 _OFF_GRID = 0.381966  # a score of 0 does not lie between two cells
 
 
@@ -157,8 +159,7 @@ class Monitor:
         if not isinstance(verdict, Verdict):
             given = type(verdict).__name__
             raise InputError(f"verdict: expected a Verdict, got {given}; give what predict returns, or a slice of it")
-        reason = verdict.reason
-        is_read = np.ones(len(verdict), bool) if reason is None else np.array([why is None for why in reason], bool)
+        is_read = verdict.is_read
         rows = np.flatnonzero(is_read)
         is_flags = self.kind == "flags"
         hits = _numpy(verdict.is_ood)[rows, None] if is_flags else self._in_sets(_numpy(verdict.score)[rows])
@@ -238,7 +239,7 @@ class Monitor:
                 monitor._restore(state)
                 return monitor
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            problem = f"is damaged, or no monitor's state ({error!r})"
+            problem = f"is damaged, or no monitor's state ({type(error).__name__})"
             raise GuardFileError(f"path: {path} {problem}; start a new monitor") from None
         if not is_known:
             raise GuardFileError(f"path: {path} was written by another version of igeood; start a new monitor")

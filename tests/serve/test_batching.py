@@ -177,6 +177,7 @@ def test_a_judge_that_raises_answers_all_and_the_next_is_judged(batcher, judge, 
         assert [(type(error), str(error)) for error in others] == [(ValueError, "judge")] * 2
         assert await answers(submit(queue, "note raises")) == ["note raises!"]
         assert await answers(submit(queue, "next")) == ["next!"]
+        await asyncio.to_thread(queue.close)  # notes follow the answers
 
     asyncio.run(scene())
     assert judge.notes == [["first"], ["note raises"], ["next"]]

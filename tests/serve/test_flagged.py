@@ -172,7 +172,7 @@ def test_people_may_empty_the_folder_or_remove_it(flagged, foreign, monkeypatch)
     again = flagged()
     offer(again, *foreign)
     assert settled(again) == whole
-    assert again.record()["kept"] == 7  # a broken one has nothing to show
+    assert again.record()["kept"] == 8  # a broken one is written again
     assert (sample.folder / "notes.txt").read_text() == "mine"
 
 

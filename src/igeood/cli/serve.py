@@ -47,7 +47,7 @@ def _name(_: click.Context, __: click.Parameter, text: str) -> str:
 @click.option("--kind", type=KIND, default="p-values", show_default=True, help="What the monitor watches.")
 @click.option("--state", type=FILE, help="The monitor's file; by default GUARD.monitor.json.")
 @click.option("--keep-flagged", type=FOLDER, help="Keep a sample of refused inputs in this folder.")
-@click.option("--keep", default=100, show_default=True, type=click.IntRange(min=1), help="Refused inputs to keep.")
+@click.option("--keep", default=100, show_default=True, type=click.IntRange(1, 10_000), help="Refused inputs to keep.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**32 - 1), help="Of sample and ties.")
 @click.option("--quiet", is_flag=True, help="No line for each request.")
 def serve(

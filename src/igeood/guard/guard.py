@@ -382,9 +382,13 @@ class Guard:
             return explain(self.detector, whole, top, to_numpy=is_numpy(data), classes=self.classes)
 
     def _each(
-        self, data: Any, name: str, take: Callable[[Outputs, Outputs, Any], T], refused: Refused | None = None
-    ) -> list[T | LostError]:
-        """What `take` returns for each batch, of its clean outputs, those to score, and the batch itself."""
+        self, data: Any, name: str, take: Callable[[Outputs, Outputs, Any], T], refused: Refused | None = None,
+        *, all_lost: bool = False,
+    ) -> list[T | LostError]:  # fmt: skip
+        """What `take` returns for each batch, of its clean outputs, those to score, and the batch itself.
+
+        That no sample can be read is an error, unless `all_lost` says that it may be so.
+        """
         is_loader = not (isinstance(data, Outputs) or is_batch(data))  # it may draw random numbers
         results: list[T | LostError] = []
         with random_state_kept() if is_loader else nullcontext(), torch.no_grad():
@@ -395,13 +399,16 @@ class Guard:
                         results.append(take(clean, outputs, batch))
                 except LostError as lost:  # noqa: PERF203 (a batch is much work)
                     results.append(lost)
-                    check_lost(results, name, refused, CHUNK)
-        check_lost(results, name, refused, 2)
+                    if not all_lost:
+                        check_lost(results, name, refused, CHUNK)
+        if not all_lost:
+            check_lost(results, name, refused, 2)
         return results
 
     def _judge(
-        self, data: Any, name: str = "x", *, identified: list[bool] | None = None, refused: Refused | None = None
-    ) -> tuple[Tensor, Tensor, Keys]:
+        self, data: Any, name: str = "x", *, identified: list[bool] | None = None, refused: Refused | None = None,
+        all_lost: bool = False,
+    ) -> tuple[Tensor, Tensor, Keys]:  # fmt: skip
         """Scores and labels of all samples; with a list, their keys, and whether ids made them; `refused` is filled."""
 
         def judge(clean: Outputs, outputs: Outputs, batch: Any) -> tuple[Tensor, Tensor, Keys]:
@@ -411,7 +418,7 @@ class Guard:
             identified.append(batch.identified or not len(batch))
             return score, clean.logits.argmax(dim=1), self.inputs.keys(batch)
 
-        parts = self._each(data, name, judge, refused)
+        parts = self._each(data, name, judge, refused, all_lost=all_lost)
         some = next((part for part in parts if not isinstance(part, LostError)), _NOTHING)
         whole = [(*(t.new_empty(len(p)) for t in some[:2]), NO_KEYS) if isinstance(p, LostError) else p for p in parts]
         scores, labels, keys = zip(*whole, strict=True)

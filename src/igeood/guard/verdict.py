@@ -77,6 +77,11 @@ class Verdict:
         names = np.array([*self.classes, None], dtype=object)  # the last one for −1
         return np.asarray(names[torch.as_tensor(self.label).cpu().numpy()])
 
+    @property
+    def is_read(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """(N,) whether each sample could be read."""
+        return np.array([True] * len(self) if self.reason is None else [why is None for why in self.reason], dtype=bool)
+
     def __len__(self) -> int:
         return len(self.is_ood)
 

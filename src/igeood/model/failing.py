@@ -59,7 +59,8 @@ def surviving(read: Callable[["Batch"], T], batch: "Batch", refused: Refused) ->
 
 def check_of_sample(error: Exception) -> None:
     """Raise an error that says nothing of one sample: the library's own, of the memory, or of the disk."""
-    if is_of_disk(error) or isinstance(error, (IgeoodError, MemoryError, torch.cuda.OutOfMemoryError)):
+    of_machine = (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError)
+    if is_of_disk(error) or isinstance(error, (IgeoodError, *of_machine)):
         raise error
 
 

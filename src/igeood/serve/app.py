@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import wraps
 from hashlib import sha256
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -33,8 +33,10 @@ JSON = {"content-type": "application/json"}
 TYPES = ("application/json", "application/octet-stream")
 CHALLENGE = {"www-authenticate": 'Basic realm="igeood"'}  # a browser asks for a password: the key
 OPEN = ("/v2/health/live", "/v2/health/ready")  # for those who watch over processes, without a key
+T = TypeVar("T")
 Endpoint = Callable[[Request], Awaitable[Any]]
 log = logging.getLogger("igeood")
+HELD = 16  # bodies of the largest size that are held at a time, in all
 LARGE = 1 << 18  # bytes of a body that are parsed in a thread of their own
 
 
@@ -91,20 +93,23 @@ class _Addresses:
         """Judge the tensors of a request."""
         self._check_model(request)
         body = await self._body(request)
-        asked = await _parsed(read_infer, body, request.headers.get(LENGTH))
-        body, headers = write_infer(asked, self.service.name, await self._judged(request, asked))
+        asked = await _done(len(body), read_infer, body, request.headers.get(LENGTH))
+        columns = await self._judged(request, asked, len(body))
+        body, headers = await _done(len(body), write_infer, asked, self.service.name, columns)
         return Response(body, headers=headers)
 
     async def predict(self, request: Request) -> Response:
         """Judge rows of plain JSON."""
-        asked = await _parsed(read_rows, await self._body(request), self.service.served.default)
-        return Response(write_rows(await self._judged(request, asked)), headers=JSON)
+        body = await self._body(request)
+        asked = await _done(len(body), read_rows, body, self.service.served.default)
+        columns = await self._judged(request, asked, len(body))
+        return Response(await _done(len(body), write_rows, columns), headers=JSON)
 
-    async def _judged(self, request: Request, asked: Asked) -> dict[str, Any]:
+    async def _judged(self, request: Request, asked: Asked, size: int) -> dict[str, Any]:
         """What the guard says, by the names of outputs."""
         served = self.service.served
         try:
-            data, key = served.admit(asked)
+            data, key = await _done(size, served.admit, asked)
             job = Job(data, len(data), (served, key), asked.refuses, asyncio.get_running_loop().create_future())
             self.service.batcher.submit(job)
             columns: dict[str, Any] = await job.future
@@ -123,13 +128,18 @@ class _Addresses:
         if request.headers.get("content-encoding", "identity") != "identity":
             raise Problem(415, "content-encoding: bodies are not unpacked; send it as it is")
         parts, size = [], 0
-        problem = Problem(413, f"body: is longer than {self.max_body} bytes; send fewer rows", {"connection": "close"})
+        too_long = Problem(413, f"body: is longer than {self.max_body} bytes; send fewer rows", {"connection": "close"})
         if (length := request.headers.get("content-length", "0")).isdecimal() and int(length) > self.max_body:
-            raise problem
+            raise too_long
         async for part in request.stream():
             size += len(part)
+            self.service.held += len(part)
+            request.scope["igeood.held"] = size
             if size > self.max_body:
-                raise problem
+                raise too_long
+            if self.service.held > HELD * self.max_body:
+                problem = f"{HELD} bodies of the largest size are held already; send it again in a second"
+                raise Problem(503, problem, {"retry-after": "1"})
             parts.append(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -144,7 +154,9 @@ class _Addresses:
         return {"live": True}
 
     async def ready(self, _: Request) -> Any:
-        """The guard is loaded: it is, before any request is taken."""
+        """The guard is loaded, and the service goes on."""
+        if self.service.is_stopping:
+            raise Problem(503, "the service is stopping; send requests to another one")
         return {"ready": True}
 
     async def server(self, _: Request) -> Any:
@@ -169,7 +181,7 @@ class _Addresses:
 
     async def status(self, _: Request) -> Any:
         """What the page shows."""
-        return self.service.record()
+        return await asyncio.to_thread(self.service.record)
 
     async def metrics(self, _: Request) -> Response:
         """For Prometheus."""
@@ -184,8 +196,9 @@ class _Addresses:
         return {"acknowledged": self.service.watch.acknowledge()}
 
 
-async def _parsed(read: Callable[..., Asked], body: bytes, about: Any) -> Asked:
-    return read(body, about) if len(body) < LARGE else await asyncio.to_thread(read, body, about)
+async def _done(size: int, work: Callable[..., T], *args: Any) -> T:
+    """What work for a body of this size returns; for a large one in a thread, so that others are answered meanwhile."""
+    return work(*args) if size < LARGE else await asyncio.to_thread(work, *args)
 
 
 async def _sent(endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
@@ -230,6 +243,12 @@ async def _fault(request: Request, error: Exception) -> Response:
     return await _problem(request, Problem(500, f"the service failed: {type(error).__name__}; its log says more"))
 
 
+def _is_foreign(scope: Scope) -> bool:
+    """Whether a page of another site, in a browser here, sends a request; to follow its links is allowed."""
+    is_link = (b"sec-fetch-mode", b"navigate") in scope["headers"] and scope["method"] == "GET"
+    return (b"sec-fetch-site", b"cross-site") in scope["headers"] and not is_link
+
+
 class _Door:
     """Lets in who has a key; counts and logs every request."""
 
@@ -251,7 +270,7 @@ class _Door:
             await send(message)
 
         try:
-            if (b"sec-fetch-site", b"cross-site") in scope["headers"]:  # a page of somebody else in a browser here
+            if _is_foreign(scope):
                 refusal = Problem(403, "sec-fetch-site: requests from other sites' pages are not answered")
                 await (await _problem(Request(scope), refusal))(scope, receive, sending)
             elif scope["path"] not in OPEN and not self._may_enter(scope):
@@ -265,6 +284,7 @@ class _Door:
         except ClientDisconnect:
             pass
         finally:
+            self._service.held -= scope.get("igeood.held", 0)
             self._note(scope, status, time.perf_counter() - start)
         return None
 

@@ -77,7 +77,8 @@ class Batcher:
     def _take(self) -> list[Job]:
         """The next jobs of one key, in order; none at the end."""
         with self._changed:
-            while not self._waiting and not self._is_closed:
+            while not any(not job.future.done() for job in self._waiting) and not self._is_closed:
+                self._waiting.clear()
                 self._changed.wait()
             if self._joined > 1 and self._waiting and self._waiting[0].arrived < self._ended + self._max_delay:
                 self._await_others(self._waiting[0].arrived + self._max_delay)
@@ -85,6 +86,8 @@ class Batcher:
             rows, others = 0, deque[Job]()
             while self._waiting:
                 job = self._waiting.popleft()
+                if job.future.done():  # who asked has gone
+                    continue
                 if jobs and (job.key != jobs[0].key or rows + job.rows > self._max_batch):
                     others.append(job)
                 else:

@@ -59,12 +59,12 @@ class Flagged:
         for path in self.folder.glob(f"{'[0-9a-f]' * 16}{ENDING}"):
             key = int(path.stem, 16)
             with suppress(OSError):  # it was removed meanwhile
-                self._kept[key] = known.get(key) or record_head(path)
+                if about := known.get(key) or record_head(path):  # else it is damaged
+                    self._kept[key] = about
 
     def offer(self, guard: Guard, data: Any, verdict: Verdict) -> None:
         """Keep the refused inputs of a batch that belong to the sample."""
-        read = True if verdict.reason is None else np.array([why is None for why in verdict.reason])
-        rows = np.flatnonzero(np.asarray(verdict.is_ood) & read)
+        rows = np.flatnonzero(np.asarray(verdict.is_ood) & verdict.is_read)
         if not len(rows):
             return
         keys = data[torch.from_numpy(rows)].keys ^ self._salt

@@ -121,7 +121,7 @@ class Served:
     def judge(self, jobs: Sequence[Job]) -> tuple[Data, Verdict]:
         """The inputs of all jobs joined, and what the guard says of them."""
         data, refused = _joined([job.data for job in jobs]), Refused()
-        score, label, _ = self.guard._judge(data, refused=refused)
+        score, label, _ = self.guard._judge(data, refused=refused, all_lost=True)
         return data, Verdict.of(score, label, self.calibration, refused, self.guard.classes, to_numpy=True)
 
 

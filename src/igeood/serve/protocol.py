@@ -1,7 +1,7 @@
 """Bodies of requests and responses: the Open Inference Protocol v2, with binary tensors, and plain JSON rows."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeGuard
 
@@ -40,7 +40,7 @@ class Request:
     identity: str | None = None
     outputs: Mapping[str, bool] | None = None  # those wanted, and whether they are binary; all by default
     is_binary: bool = False
-    is_typed: bool = field(default=True)  # plain JSON says nothing of types
+    is_typed: bool = True  # plain JSON says nothing of types
 
 
 def read_json(body: bytes | memoryview) -> Any:

@@ -16,6 +16,7 @@ from igeood.serve.log import say
 from igeood.serve.service import Service
 
 PATIENCE = 60  # seconds for requests in flight, once the process was told to stop
+GRACE = 0.5  # seconds in which connections are still taken: what was sent before the signal is answered
 LOCAL = ("127.0.0.1", "::1", "localhost")
 
 
@@ -74,6 +75,11 @@ class _Server(uvicorn.Server):
         """Take a signal to stop."""
         self._service.is_stopping = True
         super().handle_exit(sig, frame)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take in what was sent before the signal, then end."""
+        await asyncio.sleep(GRACE)
+        await super().shutdown(sockets)
 
 
 class _Living:

@@ -24,6 +24,7 @@ from igeood.serve.protocol import Problem
 from igeood.serve.watch import Metrics, Watch
 
 SAVED_EVERY = 0.5  # seconds between two states of the monitor
+SAID_EVERY = 1.0  # seconds between two lines on inputs that the model fails on
 LOOKED_EVERY = 1.0  # seconds between two looks at the guard's file
 
 
@@ -59,7 +60,7 @@ class Service:
     def __init__(self, path: Path, model: nn.Module | None = None, options: Options | None = None) -> None:
         self.options = options = options or Options()
         self.name, self._path, self._model = options.name, path, model
-        self._seen, self.is_stopping = _stamp(path), False
+        self._seen, self.is_stopping, self.held = _stamp(path), False, 0  # `held`: bytes of bodies
         self.served = self._load()
         state = options.state or path.with_name(f"{path.name}.monitor.json")
         with ExitStack() as stack:
@@ -73,6 +74,7 @@ class Service:
             self.batcher = Batcher(self._judge, **limits)
             self.metrics = Metrics(self.watch, self.batcher)
             self._held = stack.pop_all()
+        self._said = 0.0
         self._wanted, self._tasks = asyncio.Event(), list[asyncio.Task[None]]()
 
     def _first_monitor(self, state: Path) -> Monitor:
@@ -121,6 +123,10 @@ class Service:
         return answers, partial(self._note, served, data, verdict)
 
     def _note(self, served: Served, data: Any, verdict: Any) -> None:
+        failed = [] if verdict.reason is None else [why for why in verdict.reason if (why or "").startswith("model: ")]
+        if failed and time.monotonic() - self._said > SAID_EVERY:  # or is it the model that is broken?
+            self._said = time.monotonic()
+            say("model failed", reason=failed[0], inputs=len(failed))
         alarmed = self.watch.judged(served, verdict)
         if self.flagged is not None:
             self.flagged.offer(served.guard, data, verdict)
@@ -181,6 +187,7 @@ class Service:
 
     async def stop(self) -> None:
         """Finish what waits, and save the state."""
+        await asyncio.to_thread(self.batcher.close)  # the state is saved meanwhile
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

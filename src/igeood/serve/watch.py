@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily as CounterFamily
@@ -120,8 +121,7 @@ class Watch:
 
     def judged(self, served: Served, verdict: Verdict) -> bool:
         """Count inputs, and take them for evidence; return whether there was an alarm."""
-        reason, flags = verdict.reason, np.asarray(verdict.is_ood)
-        is_read = np.ones(len(verdict), bool) if reason is None else np.array([why is None for why in reason])
+        flags, is_read = np.asarray(verdict.is_ood), verdict.is_read
         scores, p_values = np.asarray(verdict.score, np.float64)[is_read], np.asarray(verdict.p_value)[is_read]
         with self._lock:
             unread = len(verdict) - len(scores)
@@ -129,11 +129,12 @@ class Watch:
             self.inputs, self.ood, self.unread = self.inputs + len(verdict), self.ood + refused, self.unread + unread
             self.batches.add(len(verdict))
             self.p_values.add_all(p_values)
-            if served is not self.served:  # it was replaced while they were judged
+            is_known = served is self.served or torch.equal(served.calibration.scores, self.served.calibration.scores)
+            if not is_known:  # another one has come while they were judged
                 return False
-            known = self.monitor.alarm_count
+            before = self.monitor.alarm_count
             evidence = self.monitor.update(verdict)
-            alarmed = self.monitor.alarm_count > known
+            alarmed = self.monitor.alarm_count > before
             if alarmed:
                 now = time.time()
                 self._alarm_times = {a.at: self._alarm_times.get(a.at, now) for a in self.monitor.alarms}
