@@ -39,8 +39,8 @@ def monitor(
     standard input. The guard's model is not needed.
 
     The evidence of a change is printed, and each alarm: the input at which the evidence reached the run length, and the
-    one since which the inputs have most likely been others. Inputs are numbered from 0. Rows that could not be read are
-    no evidence.
+    one at which the change most likely began. Inputs are numbered from 0. Rows that could not be read are no evidence.
+    Give each file once: inputs that come twice count twice.
 
     The exit code is 0 with or without an alarm. In the answer of --json, `alarm` is true after an alarm, also one of
     earlier files that --state remembers; `new_alarms` counts those in VERDICTS.

@@ -11,6 +11,7 @@ from igeood.errors import MissingExtraError
 from igeood.terminal import FILE, FOLDER
 
 KIND = click.Choice(["p-values", "flags"])
+COUNT, SEED = click.IntRange(min=1), click.IntRange(0, 2**32 - 1)
 
 
 def _seconds(_: click.Context, __: click.Parameter, text: str) -> float:
@@ -39,16 +40,16 @@ def _name(_: click.Context, __: click.Parameter, text: str) -> str:
 @click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one.")
 @click.option("--name", default="guard", show_default=True, callback=_name, help="The model's name in addresses.")
 @click.option("--key-file", type=FILE, help="Keys, one a line; requests need one of them.")
-@click.option("--max-body", default="16MB", show_default=True, callback=size_of, help="Of a request.")
-@click.option("--max-waiting", default=256, show_default=True, type=click.IntRange(min=1), help="Requests; then 503.")
-@click.option("--max-batch", default=64, show_default=True, type=click.IntRange(min=1), help="Inputs judged together.")
+@click.option("--max-body", default="16MB", show_default=True, callback=size_of, help="Largest request.")
+@click.option("--max-waiting", default=256, show_default=True, type=COUNT, help="Longest queue; then requests get 503.")
+@click.option("--max-batch", default=64, show_default=True, type=COUNT, help="Most inputs judged together.")
 @click.option("--max-delay", default="2ms", show_default=True, callback=_seconds, help="To wait for others, when busy.")
 @click.option("--run-length", default=1_000_000.0, show_default=True, help="Inputs before a false alarm, on average.")
 @click.option("--kind", type=KIND, default="p-values", show_default=True, help="What the monitor watches.")
 @click.option("--state", type=FILE, help="The monitor's file; by default GUARD.monitor.json.")
 @click.option("--keep-flagged", type=FOLDER, help="Keep a sample of refused inputs in this folder.")
 @click.option("--keep", default=100, show_default=True, type=click.IntRange(1, 10_000), help="Refused inputs to keep.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**32 - 1), help="Of sample and ties.")
+@click.option("--seed", default=0, show_default=True, type=SEED, help="Of the kept inputs, and of ties.")
 @click.option("--quiet", is_flag=True, help="No line for each request.")
 def serve(
     guard: str, host: str, port: int, key_file: str | None, max_body: int, quiet: bool, state: str | None,
