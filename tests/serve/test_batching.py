@@ -184,6 +184,21 @@ def test_a_judge_that_raises_answers_all_and_the_next_is_judged(batcher, judge, 
     assert [record.exc_info[1].args for record in caplog.records] == [("note",)]
 
 
+def test_the_thread_outlives_a_queue_that_nobody_waits_for_any_more(batcher, judge):
+    async def scene():
+        judge.open.set()
+        queue = batcher(max_delay=0.3)
+        for _ in range(2):  # several at a time, so that the next one waits for others
+            await answers(*(submit(queue, "a") for _ in range(4)))
+        gone = submit(queue, "gone")
+        await asyncio.sleep(0.02)
+        gone.cancel()
+        await asyncio.sleep(0.4)
+        assert await answers(submit(queue, "next")) == ["next!"]
+
+    asyncio.run(scene())
+
+
 def test_a_client_that_has_gone_takes_no_other_with_it(batcher, judge):
     async def scene():
         queue = batcher()

@@ -81,7 +81,7 @@ class _Addresses:
     """A method for each address."""
 
     def __init__(self, service: Service, max_body: int) -> None:
-        self.service, self.max_body = service, max_body
+        self.service, self.max_body, self._one_large = service, max_body, asyncio.Semaphore(1)
         page = (files("igeood.serve") / "page.html").read_text(encoding="utf-8")
         inline = re.findall(r"<(script|style)>(.*?)</\1>", page, re.S)
         hashes = " ".join(f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for _, text in inline)
@@ -93,23 +93,23 @@ class _Addresses:
         """Judge the tensors of a request."""
         self._check_model(request)
         body = await self._body(request)
-        asked = await _done(len(body), read_infer, body, request.headers.get(LENGTH))
+        asked = await self._done(len(body), read_infer, body, request.headers.get(LENGTH))
         columns = await self._judged(request, asked, len(body))
-        body, headers = await _done(len(body), write_infer, asked, self.service.name, columns)
+        body, headers = await self._done(len(body), write_infer, asked, self.service.name, columns)
         return Response(body, headers=headers)
 
     async def predict(self, request: Request) -> Response:
         """Judge rows of plain JSON."""
         body = await self._body(request)
-        asked = await _done(len(body), read_rows, body, self.service.served.default)
+        asked = await self._done(len(body), read_rows, body, self.service.served.default)
         columns = await self._judged(request, asked, len(body))
-        return Response(await _done(len(body), write_rows, columns), headers=JSON)
+        return Response(await self._done(len(body), write_rows, columns), headers=JSON)
 
     async def _judged(self, request: Request, asked: Asked, size: int) -> dict[str, Any]:
         """What the guard says, by the names of outputs."""
         served = self.service.served
         try:
-            data, key = await _done(size, served.admit, asked)
+            data, key = await self._done(size, served.admit, asked)
             job = Job(data, len(data), (served, key), asked.refuses, asyncio.get_running_loop().create_future())
             self.service.batcher.submit(job)
             columns: dict[str, Any] = await job.future
@@ -119,6 +119,13 @@ class _Addresses:
             raise
         request.scope["igeood"] = {"inputs": job.rows, "ood": int(columns["is_ood"].sum())}
         return columns
+
+    async def _done(self, size: int, work: Callable[..., T], *args: Any) -> T:
+        """What work for a body of this size returns; for large ones in a thread, one at a time: others do not wait."""
+        if size < LARGE:
+            return work(*args)
+        async with self._one_large:
+            return await asyncio.to_thread(work, *args)
 
     async def _body(self, request: Request) -> bytes:
         """The body, once it is of a type that is read, and no longer than allowed."""
@@ -171,9 +178,9 @@ class _Addresses:
         return {**about, "inputs": served.tensors(), "outputs": served.outputs()}
 
     async def model_ready(self, request: Request) -> Any:
-        """The model is loaded."""
+        """The model is loaded, and the service goes on."""
         self._check_model(request)
-        return {"name": self.service.name, "ready": True}
+        return {"name": self.service.name, **await self.ready(request)}
 
     async def page(self, _: Request) -> Response:
         """The page for people."""
@@ -194,11 +201,6 @@ class _Addresses:
     async def acknowledge(self, _: Request) -> Any:
         """Forget the monitor's alarms."""
         return {"acknowledged": self.service.watch.acknowledge()}
-
-
-async def _done(size: int, work: Callable[..., T], *args: Any) -> T:
-    """What work for a body of this size returns; for a large one in a thread, so that others are answered meanwhile."""
-    return work(*args) if size < LARGE else await asyncio.to_thread(work, *args)
 
 
 async def _sent(endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
@@ -246,7 +248,8 @@ async def _fault(request: Request, error: Exception) -> Response:
 def _is_foreign(scope: Scope) -> bool:
     """Whether a page of another site, in a browser here, sends a request; to follow its links is allowed."""
     is_link = (b"sec-fetch-mode", b"navigate") in scope["headers"] and scope["method"] == "GET"
-    return (b"sec-fetch-site", b"cross-site") in scope["headers"] and not is_link
+    sent_by = next((value for name, value in scope["headers"] if name == b"sec-fetch-site"), b"")
+    return sent_by in (b"cross-site", b"same-site") and not is_link
 
 
 class _Door:

@@ -62,6 +62,8 @@ class Batcher:
             if self._is_closed:
                 raise Problem(503, "the service is stopping; send it to another one", {"retry-after": "1"})
             if len(self._waiting) >= self.max_waiting:
+                self._waiting = deque(waiting for waiting in self._waiting if not waiting.future.done())
+            if len(self._waiting) >= self.max_waiting:
                 problem = f"{self.max_waiting} requests are waiting already; send it again in a second"
                 raise Problem(503, problem, {"retry-after": "1"})
             self._waiting.append(job)
@@ -77,24 +79,30 @@ class Batcher:
     def _take(self) -> list[Job]:
         """The next jobs of one key, in order; none at the end."""
         with self._changed:
-            while not any(not job.future.done() for job in self._waiting) and not self._is_closed:
-                self._waiting.clear()
-                self._changed.wait()
-            if self._joined > 1 and self._waiting and self._waiting[0].arrived < self._ended + self._max_delay:
-                self._await_others(self._waiting[0].arrived + self._max_delay)
-            jobs: list[Job] = []
-            rows, others = 0, deque[Job]()
-            while self._waiting:
-                job = self._waiting.popleft()
-                if job.future.done():  # who asked has gone
-                    continue
-                if jobs and (job.key != jobs[0].key or rows + job.rows > self._max_batch):
-                    others.append(job)
-                else:
-                    jobs.append(job)
-                    rows += job.rows
-            self._waiting, self._joined = others, len(jobs)
-            return jobs
+            while True:
+                while not self._waiting and not self._is_closed:
+                    self._changed.wait()
+                if self._joined > 1 and self._waiting and self._waiting[0].arrived < self._ended + self._max_delay:
+                    self._await_others(self._waiting[0].arrived + self._max_delay)
+                jobs = self._first_jobs()
+                if jobs or (self._is_closed and not self._waiting):
+                    self._joined = len(jobs)
+                    return jobs
+
+    def _first_jobs(self) -> list[Job]:
+        """Jobs that can be judged together, taken from the queue; those that nobody waits for any more are dropped."""
+        jobs: list[Job] = []
+        rows, others = 0, deque[Job]()
+        for job in self._waiting:
+            if job.future.done():
+                continue
+            if jobs and (job.key != jobs[0].key or rows + job.rows > self._max_batch):
+                others.append(job)
+            else:
+                jobs.append(job)
+                rows += job.rows
+        self._waiting = others
+        return jobs
 
     def _await_others(self, end: float) -> None:
         """Let further jobs come, up to a moment: the last ones were several, just now."""

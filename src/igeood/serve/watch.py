@@ -28,6 +28,7 @@ from igeood.version import __version__
 
 SECONDS, BUCKETS = 10, 360  # the last hour
 BINS = 40
+SAID_EVERY = 1.0  # seconds between two lines on alarms
 P_VALUES = (0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 LATENCIES = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -98,7 +99,7 @@ class Watch:
         self.inputs = self.ood = self.unread = self.rejected = self.reloads = self.reload_failures = 0
         self.reload_error: str | None = None
         self.batches, self.p_values = Tally(SIZES), Tally(P_VALUES)
-        self._saved = -1
+        self._saved, self._said = -1, 0.0
         self.use(served, monitor)
 
     def use(self, served: Served, monitor: Monitor) -> None:
@@ -138,7 +139,9 @@ class Watch:
             if alarmed:
                 now = time.time()
                 self._alarm_times = {a.at: self._alarm_times.get(a.at, now) for a in self.monitor.alarms}
-                say("alarm", inputs=self.monitor.inputs, since=self.monitor.since, alarms=self.monitor.alarm_count)
+                if before == 0 or now - self._said > SAID_EVERY:  # a drift brings many
+                    self._said = now
+                    say("alarm", inputs=self.monitor.inputs, since=self.monitor.since, alarms=self.monitor.alarm_count)
             at = self.hour.place()
             self.hour.counts[at] += (len(verdict), refused, unread)
             self.hour.evidence[at] = np.fmax(self.hour.evidence[at], evidence.max())
@@ -222,7 +225,7 @@ class Metrics:
         counts = {
             "inputs": (watch.inputs, "Inputs judged."),
             "ood": (watch.ood, "Inputs that were read and are out-of-distribution."),
-            "unread": (watch.unread, "Inputs that could not be read and were refused."),
+            "unread": (watch.unread, "Inputs that could not be read, of those judged."),
             "rejected": (watch.rejected, "Inputs of requests that were answered with an error (400)."),
             "monitor_alarms": (monitor.alarm_count, "Alarms of the monitor."),
             "reloads": (watch.reloads, "Guard files that were loaded in place of another."),
