@@ -102,9 +102,9 @@ def made(folder: Path, sizes: Sequence[int] = (10, 1000)) -> dict[str, Case]:
         rows, _ = logits(64, classes)
         rows[::8] = draw.standard_normal(rows[::8].shape)
         add(str(classes), f"{classes:,} logits", guard, held, "logits", rows)
-    (folder / "nets.py").write_text(NETS)
+    (folder / "service_nets.py").write_text(NETS)
     sys.path.insert(0, str(folder))
-    import nets  # noqa: PLC0415 (of that folder)
+    import service_nets as nets  # noqa: PLC0415 (of that folder)
 
     def labels_of(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
         """The model's own, but that each class has some."""
@@ -114,11 +114,11 @@ def made(folder: Path, sizes: Sequence[int] = (10, 1000)) -> dict[str, Case]:
     model, x = nets.images(), torch.from_numpy(draw.standard_normal((1600, 3, 32, 32), dtype=np.float32))
     guard = igeood.black_box(model).fit([(x[:536], labels_of(model, x[:536]))])
     rows = x[-64:].numpy()
-    add("images", "small convolutional network", guard, x[536:-64], "x", rows, "--model", "nets:images")
+    add("images", "small convolutional network", guard, x[536:-64], "x", rows, "--model", "service_nets:images")
     model, x = nets.words(), torch.from_numpy(draw.integers(0, 1000, (1600, 8)))
     guard = igeood.black_box(model).fit([{"input_ids": x[:500], "labels": labels_of(model, x[:500])}])
     held, rows = [{"input_ids": x[500:1500]}], x[1500:].numpy()
-    add("words", "token ids", guard, held, "input_ids", rows, "--model", "nets:words")
+    add("words", "token ids", guard, held, "input_ids", rows, "--model", "service_nets:words")
     return cases
 
 
@@ -384,7 +384,7 @@ def stopped(case: Case, folder: Path, rounds: int) -> tuple[int, int]:
     """Requests in flight at SIGTERM, and how many of them got no answer."""
     flying = lost = 0
     for number in range(rounds):
-        words = [case.words[0], "--model", "nets:slow", "--max-batch", "8", "--quiet", "--state", f"t{number}.json"]
+        words = [case.words[0], "--model", "service_nets:slow", "--max-batch", "8", "--quiet", "--state", f"t{number}.json"]
         with Server(folder, *words) as server:
             requests = [infer(case.name, case.rows[i : i + 1]) for i in range(64)]
             answers = asyncio.run(_in_flight(server, requests))

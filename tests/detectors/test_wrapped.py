@@ -53,7 +53,8 @@ def test_pytorch_ood(theirs, model, data, read):
         guard = box(model, method=igeood.wrap(detector, higher_is="ood")).fit(data.train).calibrate(data.held_out)
         if name in ("knn", "vim"):
             detector.fit_features(z, y)
-        torch.testing.assert_close(guard.score(data.test), scores(detector).detach().double(), rtol=1e-4, atol=1e-5)
+        # in their float32 ViM takes a term of about 10 from another: 1e-5 is left of it, more or less by the processor
+        torch.testing.assert_close(guard.score(data.test), scores(detector).detach().double(), rtol=1e-4, atol=1e-4)
         assert 0.8 < 1 - guard.predict(data.test).is_ood.double().mean() <= 1, name
         again = guard.score(data.test)
         assert torch.equal(guard.fit(data.train).score(data.test), again)  # a fit starts anew
