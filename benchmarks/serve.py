@@ -384,7 +384,16 @@ def stopped(case: Case, folder: Path, rounds: int) -> tuple[int, int]:
     """Requests in flight at SIGTERM, and how many of them got no answer."""
     flying = lost = 0
     for number in range(rounds):
-        words = [case.words[0], "--model", "service_nets:slow", "--max-batch", "8", "--quiet", "--state", f"t{number}.json"]
+        words = [
+            case.words[0],
+            "--model",
+            "service_nets:slow",
+            "--max-batch",
+            "8",
+            "--quiet",
+            "--state",
+            f"t{number}.json",
+        ]
         with Server(folder, *words) as server:
             requests = [infer(case.name, case.rows[i : i + 1]) for i in range(64)]
             answers = asyncio.run(_in_flight(server, requests))
