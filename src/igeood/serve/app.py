@@ -192,7 +192,8 @@ class _Addresses:
 
     async def metrics(self, _: Request) -> Response:
         """For Prometheus."""
-        return Response(self.service.metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
+        text = await asyncio.to_thread(self.service.metrics.text)
+        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def openapi(self, _: Request) -> Response:
         """The OpenAPI document."""

@@ -93,7 +93,7 @@ class Watch:
 
     def __init__(self, served: Served, monitor: Monitor, state: Path) -> None:
         self.started, self._state = time.time(), state
-        self._lock, self._saving = threading.Lock(), threading.Lock()
+        self.lock, self._saving = threading.Lock(), threading.Lock()
         self.requests: Counter[tuple[str, int]] = Counter()
         self.latencies: dict[str, Tally] = {}
         self.inputs = self.ood = self.unread = self.rejected = self.reloads = self.reload_failures = 0
@@ -105,7 +105,7 @@ class Watch:
     def use(self, served: Served, monitor: Monitor) -> None:
         """Count for this guard from now on; scores of one with another calibration are forgotten."""
         calibration = served.calibration.scores.numpy()
-        with self._lock:
+        with self.lock:
             goes_on = vars(self).get("monitor") is monitor
             self.served, self.monitor, self._saved = served, monitor, -1
             if goes_on:
@@ -124,7 +124,7 @@ class Watch:
         """Count inputs, and take them for evidence; return whether there was an alarm."""
         flags, is_read = np.asarray(verdict.is_ood), verdict.is_read
         scores, p_values = np.asarray(verdict.score, np.float64)[is_read], np.asarray(verdict.p_value)[is_read]
-        with self._lock:
+        with self.lock:
             unread = len(verdict) - len(scores)
             refused = int(flags.sum()) - unread
             self.inputs, self.ood, self.unread = self.inputs + len(verdict), self.ood + refused, self.unread + unread
@@ -150,7 +150,7 @@ class Watch:
 
     def acknowledge(self) -> int:
         """Forget the monitor's alarms; return how many there were."""
-        with self._lock:
+        with self.lock:
             known, self._saved = len(self.monitor.alarms), -1
             self.monitor.acknowledge()
             self._alarm_times.clear()
@@ -160,7 +160,7 @@ class Watch:
     def save(self) -> None:
         """Write the monitor's state, if there is anything new."""
         with self._saving:  # an older state never replaces a newer one
-            with self._lock:
+            with self.lock:
                 if self.monitor.inputs == self._saved:
                     return
                 content, self._saved = self.monitor.state(), self.monitor.inputs
@@ -172,7 +172,7 @@ class Watch:
 
     def record(self) -> dict[str, Any]:
         """All that the page shows of guard, inputs and monitor."""
-        with self._lock:
+        with self.lock:
             served, guard, calibration = self.served, self.served.guard, self.served.calibration
             hour, scores = self.hour.record(), self.hour.scores.sum(axis=0).tolist()
             monitor = {name: getattr(self.monitor, name) for name in _OF_MONITOR}
@@ -207,8 +207,9 @@ class Metrics:
         self._registry.register(self)
 
     def text(self) -> bytes:
-        """In Prometheus' format."""
-        return bytes(generate_latest(self._registry))
+        """In Prometheus' format; all figures are of one moment."""
+        with self._watch.lock:
+            return bytes(generate_latest(self._registry))
 
     def collect(self) -> Iterator[Metric]:
         """The families of metrics."""
