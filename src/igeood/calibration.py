@@ -76,14 +76,15 @@ class Calibration:
     @cached_property
     def threshold(self) -> float:
         """`is_ood = score > threshold`: the k-th smallest score (`rank`), raised by the margin."""
-        return float(self._raised[self._place])
+        return float(self.raised[self._place])
 
     def tensor_p_values(self, scores: Tensor) -> Tensor:
         """`p_values` (N,) with the margin, on the scores' device: a score is above the threshold if p ≤ 1 − k/(n+1)."""
-        return _p_values(self._raised.to(scores.device), scores.detach().double())
+        return _p_values(self.raised.to(scores.device), scores.detach().double())
 
     @cached_property
-    def _raised(self) -> Tensor:
+    def raised(self) -> Tensor:
+        """(n,) the scores raised by the margin, ascending."""
         return self.scores + self.margin
 
     @property

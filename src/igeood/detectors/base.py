@@ -13,11 +13,13 @@ from types import UnionType
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import Self, dataclass_transform
 
 from igeood.errors import IgeoodWarning, InputError, NotReadyError
 from igeood.geometry.centroids import check_every_class
+from igeood.geometry.plain import is_plain, plain
+from igeood.geometry.precision import wide
 from igeood.outputs import Array, ArrayLike, Outputs, Refused, without
 from igeood.summary import Needs, Sample, Summary
 from igeood.summary.needs import check_covers
@@ -121,6 +123,11 @@ class Detector(ABC):
         """
         batch = self._scorable(Outputs.of(outputs))
         return batch.like(self._score(batch))
+
+    def judge(self) -> "Judge":
+        """The score as a plain module, which can be traced: for `Guard.export`."""
+        self.check_fitted()
+        return Judge(self)
 
     def contributions(self, outputs: Outputs | ArrayLike) -> Array:
         """What each of `columns_` adds to the score, (N, P): they sum to it."""
@@ -260,6 +267,24 @@ class Detector(ABC):
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.params().items())})"
 
 
+class Judge(nn.Module):
+    """A fitted detector's score in plain mode: no check, and no decision that depends on values.
+
+    Called with logits (N, C) and the features (N, k) of each of the detector's blocks, in the order of `widths_`, it
+    returns scores (N,).
+    """
+
+    def __init__(self, detector: Detector) -> None:
+        super().__init__()
+        self.detector = detector
+
+    def forward(self, logits: Tensor, *features: Tensor) -> Tensor:
+        """Scores (N,)."""
+        with plain():
+            blocks = dict(zip(self.detector.widths_, features, strict=True))
+            return wide(self.detector._score(self.detector.read(Outputs.checked(logits, blocks, None))))
+
+
 class ColumnDetector(Detector):
     """A detector whose score is the sum of columns, one for each layer unless `columns_` says otherwise."""
 
@@ -319,6 +344,8 @@ def log_probabilities(probabilities: Tensor, first: int = 0, refused: Refused | 
 
     `first` and `refused` as in `Outputs`.
     """
+    if is_plain():
+        return torch.log(probabilities.double().clamp(min=1e-300))
     bad, uniform = is_no_distribution(probabilities), 1.0 / probabilities.shape[1]
     problem, cure = (
         "a negative entry, or a sum that is not 1",

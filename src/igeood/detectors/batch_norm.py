@@ -12,6 +12,7 @@ from igeood.detectors.registry import register
 from igeood.detectors.weighted import Rows, Table, Weighted
 from igeood.errors import InputError
 from igeood.geometry import gaussian
+from igeood.geometry.plain import is_plain
 from igeood.geometry.precision import row_chunks, wide
 from igeood.outputs import Outputs
 from igeood.summary import Needs, Summary
@@ -94,16 +95,25 @@ class BatchNorm(Weighted):
         self.centre_, self.weights_ = pad(self.centre_, others), pad(self.weights_, others)
         self.scale_ = pad(self.scale_, others, value=1.0)
 
+    def _prepare(self) -> None:
+        self._layer_of = self._places()
+
     def _places(self) -> Tensor:
+        """The layer's number of each part's columns, (P,)."""
         return torch.cat([part.places for part in self.parts_.values() if isinstance(part, Moments)])
 
     def _contributions(self, batch: Outputs) -> Tensor:
         """What each layer adds: the sum over its columns, of which there may be many."""
-        places, parts = self._places().to(batch.logits.device), []
-        for rows in row_chunks(max(1, len(batch)), len(places) // 16):  # a few rows are as much work as many
-            columns = super()._contributions(batch[rows])
-            parts.append(columns.new_zeros(len(columns), len(self.widths_)).index_add(1, places, columns))
-        return torch.cat(parts)
+        places = self._layer_of.to(batch.logits.device)
+
+        def of_layers(rows: Outputs) -> Tensor:
+            columns = super(BatchNorm, self)._contributions(rows)
+            return columns.new_zeros(columns.shape[0], len(self.widths_)).index_add(1, places, columns)
+
+        if is_plain():
+            return of_layers(batch)
+        # a few rows are as much work as many
+        return torch.cat([of_layers(batch[rows]) for rows in row_chunks(max(1, len(batch)), len(places) // 16)])
 
     def _shown(self, pair: tuple[Outputs, Outputs], fixed: list[Tensor], rows: Rows) -> tuple["BatchNorm", list[Table]]:
         """As `Weighted` has it; where the regression is on other columns, those before it get no weight."""

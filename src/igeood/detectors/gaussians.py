@@ -245,8 +245,8 @@ class Whitened:
         """
         origin, whitening, centres, half = (t.to(x.device) for t in self.tensors)
         # one block for all: small pieces between large ones would fragment memory
-        distance, nearest = half.new_empty(len(x)), torch.empty(len(x), dtype=torch.int64, device=x.device)
-        for rows in row_chunks(len(x), self.width // 2):  # a matmul wants more rows
+        distance, nearest = half.new_empty(x.shape[0]), torch.empty(x.shape[0], dtype=torch.int64, device=x.device)
+        for rows in row_chunks(x.shape[0], self.width // 2):  # a matmul wants more rows
             z = (wide(x[rows]) - origin) @ whitening  # (n, r)
             with torch.no_grad():
                 closest = torch.addmm(half, z, centres.T, alpha=-1.0).argmin(dim=1)

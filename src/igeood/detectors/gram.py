@@ -85,7 +85,7 @@ class Gram(ColumnDetector):
             parts = [deviation(batch.features[layer][rows], lo[own], hi[own]) for layer, (lo, hi) in ends.items()]
             return torch.stack(parts, dim=1)
 
-        return by_rows(of_rows, torch.arange(len(batch), device=device), max(self.widths_.values()))
+        return by_rows(of_rows, torch.arange(batch.logits.shape[0], device=device), max(self.widths_.values()))
 
     def _columns(self, batch: Outputs) -> Tensor:
         confidence = torch.log_softmax(wide(batch.logits), dim=1).amax(dim=1, keepdim=True).exp()

@@ -28,6 +28,15 @@ def class_bank(sample: Sample, per_class: int, k: int | Literal["auto"], most: i
     return bank, chosen
 
 
+def middle_ranks(likeness: Tensor, k: int) -> tuple[Tensor, int]:
+    """Columns (N, 3) of the ranks k − 1, k and k + 1, the largest first, as far as there are such; and the place of k.
+
+    float32 puts columns that are alike in any order: who needs the k-th compares these three exactly.
+    """
+    first, last = max(1, k - 1), min(k + 1, likeness.shape[1])
+    return likeness.topk(last, dim=1).indices[:, first - 1 :], k - first
+
+
 def unit_rows(z: Tensor) -> Tensor:
     """Rows (N, k) of length 1, in float64."""
     return normalize(z.double(), dim=1)
@@ -72,11 +81,11 @@ class KNN(Detector):
         bank, k = self.bank_.to(batch.logits.device), int(self.k_)
 
         def distance(rows: Tensor) -> Tensor:
-            inner = unit_rows(rows).float() @ bank.T  # (n, bank)
+            unit = unit_rows(rows)
             with torch.no_grad():
-                nearest = inner.topk(k, dim=1).indices[:, -1]
+                near, place = middle_ranks(unit.float() @ bank.T, k)
             # by the difference itself: of near rows, the inner product has lost the digits
-            length: Tensor = torch.linalg.vector_norm(unit_rows(rows) - bank[nearest].double(), dim=1)
-            return length
+            length: Tensor = torch.linalg.vector_norm(unit[:, None] - bank[near].double(), dim=2)
+            return length.sort(dim=1).values[:, place]
 
         return by_rows(distance, self._last_features(batch), max(bank.shape))

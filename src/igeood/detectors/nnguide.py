@@ -42,8 +42,8 @@ class NNGuide(KNN):
 
         def guidance(rows: Tensor) -> Tensor:
             unit = unit_rows(rows)
-            with torch.no_grad():
-                nearest = (unit.float() @ bank.T).topk(k, dim=1).indices
-            return (unit[:, None] * bank[nearest].double()).sum(dim=2).mean(dim=1)
+            with torch.no_grad():  # one more than k: float32 may have the last two in the wrong order
+                nearest = (unit.float() @ bank.T).topk(min(k + 1, len(bank)), dim=1).indices
+            return (unit[:, None] * bank[nearest].double()).sum(dim=2).topk(k, dim=1).values.mean(dim=1)
 
         return energy(batch.logits) * by_rows(guidance, z, max(len(bank), k * z.shape[1]))

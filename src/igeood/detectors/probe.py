@@ -42,15 +42,18 @@ class RootColumns(LogitColumns):
         for rows, _ in summary.samples["features"].batches():
             self.signed_ = {layer: known | (rows.features[layer] < 0).any() for layer, known in self.signed_.items()}
 
+    def _prepare(self) -> None:
+        self._is_signed = {layer: bool(signed) for layer, signed in self.signed_.items()}
+
     @property
     def columns_(self) -> list[str]:
         """What the columns are."""
-        parts = {layer: ("+", "-") if bool(self.signed_[layer]) else ("",) for layer in self.widths_}
+        parts = {layer: ("+", "-") if self._is_signed[layer] else ("",) for layer in self.widths_}
         return [f"{layer}[{i}]{sign}" for layer, k in self.widths_.items() for sign in parts[layer] for i in range(k)]
 
     def _columns(self, batch: Outputs) -> Tensor:
         roots = {layer: signed_roots(batch.features[layer], 1) for layer in self.widths_}
-        parts = [(r.clamp(min=0), -r.clamp(max=0)) if bool(self.signed_[layer]) else (r,) for layer, r in roots.items()]
+        parts = [(r.clamp(min=0), -r.clamp(max=0)) if self._is_signed[layer] else (r,) for layer, r in roots.items()]
         return torch.cat([part for pair in parts for part in pair], dim=1)
 
 

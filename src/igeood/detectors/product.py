@@ -9,7 +9,7 @@ from torch import Tensor
 from igeood.detectors.base import ColumnDetector
 from igeood.detectors.gaussians import IgeoodFeatures
 from igeood.detectors.logits_product import FLOOR, centred_energy
-from igeood.detectors.neighbours import class_bank
+from igeood.detectors.neighbours import class_bank, middle_ranks
 from igeood.detectors.registry import register
 from igeood.errors import InputError
 from igeood.geometry.precision import by_rows, wide
@@ -62,10 +62,12 @@ class Bank:
             u = root.to(bank.dtype)
             # parts of opposite sign are separate channels, so their product counts as 0: (uv + |u||v|) / 2
             inner = u.clamp(min=0) @ bank.T if self.sizes is None else u @ bank.T + u.abs() @ self.sizes.to(z.device).T
-            near = bank[inner.topk(k, dim=1).indices[:, -1]].to(root.dtype)
-        chord = ((root - near).square() + 2 * (root * near).clamp(max=0)).sum(dim=1)
-        is_zero = (root.square().sum(dim=1) < 0.5) | (near.square().sum(dim=1) < 0.5)  # their length is 1, or 0
-        chord = torch.where(is_zero, 2.0, chord.clamp(min=FLOOR**2, max=2.0))
+            ranks, place = middle_ranks(inner, k)
+            near = bank[ranks].to(root.dtype)  # (n, 3, k)
+        root = root[:, None]
+        chord = ((root - near).square() + 2 * (root * near).clamp(max=0)).sum(dim=2)
+        is_zero = (root.square().sum(dim=2) < 0.5) | (near.square().sum(dim=2) < 0.5)  # their length is 1, or 0
+        chord = torch.where(is_zero, 2.0, chord.clamp(min=FLOOR**2, max=2.0)).sort(dim=1).values[:, place]
         return 4 * torch.asin(chord.sqrt() / 2)
 
 

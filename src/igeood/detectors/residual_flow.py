@@ -207,9 +207,9 @@ class FlowLayers(_FlowDetector, LayerDetector):
 
         def of_rows(rows: Tensor) -> Tensor:
             u = (wide(rows) - origin) @ whitening - centres[:, None]  # (C, n, r)
-            n_flows = flows.gain.shape[1]
-            grouped = u.reshape(n_flows, len(u) * len(rows) // n_flows, u.shape[2])  # a shared flow takes them all
-            return log_density(grouped, flows).reshape(len(u), len(rows)).T
+            n_flows, n = flows.gain.shape[1], rows.shape[0]
+            grouped = u.reshape(n_flows, len(centres) // n_flows * n, u.shape[2])  # a shared flow takes them all
+            return log_density(grouped, flows).reshape(len(centres), n).T
 
         return by_rows(of_rows, x, centres.numel() // 16)  # a matmul wants many rows
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from igeood.detectors.base import Detector
+from igeood.detectors.base import Detector, Judge
 from igeood.detectors.registry import register
 from igeood.errors import InputError
 from igeood.geometry.precision import wide
@@ -67,6 +67,11 @@ class Wrapped(Detector):
             problem = f"{type(self).__name__} returned {what} for {len(batch)} samples"
             raise InputError(f"detector: {problem}; it has to give one score each")
         return scores.to(batch.logits.device)
+
+    def judge(self) -> Judge:
+        """Not known: somebody else's detector has no plain module."""
+        problem = f"{type(self).__name__} is not ours, and cannot be exported"
+        raise InputError(f"detector: {problem}; use one of igeood.METHODS")
 
     def state(self) -> dict[str, Tensor]:
         """Not known: somebody else's detector cannot be saved."""

@@ -28,12 +28,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from igeood.geometry.plain import is_plain
 from igeood.geometry.precision import by_rows, chunk_rows, row_chunks, wide
 
 _EPS = 1.01 * 2.0**-24  # the hundredth is for the rounding of the bound itself
 _TOLERANCE = 0.02  # of the bound in one channel, times √k: sums of different classes are about √k apart
 _NODES = (3, 4, 5, 6, 8, 10, 12, 16, 20)
 SMALL = 1 << 17  # so many asinh in float64 cost less than the interpolation's calls
+_FEW, _DIRECT = 8, 1 << 14  # in plain mode: classes that the interpolation leaves open; values of a row without it
 
 
 class Prepared(NamedTuple):
@@ -61,6 +63,8 @@ def prepare(means: Tensor, scale: Tensor) -> Prepared:
 
 def nearest(x: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor]:
     """Least sum over channels of asinh²((x-μ)·scale), (N,), and its class, the first of equals, for x (N, k)."""
+    if is_plain():
+        return _plain_nearest(x, prepared)
     if x.numel() * len(prepared.means) <= SMALL:
         squares = asinh_squared((x[:, None] - prepared.means).mul_(prepared.scale)).sum(dim=-1)  # (N, C)
         label = squares.argmin(dim=1)
@@ -68,6 +72,17 @@ def nearest(x: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor]:
     step = 16 * chunk_rows(max(prepared.means.shape))
     label = torch.cat([_search(part, prepared) for part in torch.split(x, step)])
     return squared_sums(x, prepared, torch.arange(len(x), device=x.device), label), label
+
+
+def _plain_nearest(x: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor]:
+    """As `nearest`, in plain mode: of many classes those are compared that the interpolation finds nearest."""
+    means, classes = prepared.means, None
+    if means.numel() > _DIRECT and len(means) > _FEW:
+        classes = _approximate(_moved(x, prepared), prepared)[0].topk(_FEW, dim=1, largest=False).indices
+        means = means[classes]  # (N, 8, k)
+    least = asinh_squared((wide(x)[:, None] - means) * prepared.scale).sum(dim=-1).min(dim=1)
+    label = least.indices if classes is None else classes.gather(1, least.indices[:, None])[:, 0]
+    return least.values, label
 
 
 def squared_sums(x: Tensor, prepared: Prepared, rows: Tensor, labels: Tensor) -> Tensor:
@@ -86,7 +101,7 @@ def asinh_squared(t: Tensor) -> Tensor:
     """
     root = torch.mul(t, t).add_(1.0).sqrt_()
     squares = root.add_(t.abs_()).mul_(t).mul_(2.0).log1p_().square_().mul_(0.25)
-    if math.isfinite(float(squares.sum())):
+    if is_plain() or math.isfinite(float(squares.sum())):
         return squares
     return torch.asinh(t).square_()  # a square overflowed
 
@@ -101,12 +116,16 @@ def _search(x: Tensor, prepared: Prepared) -> Tensor:
     means = prepared.means
     if len(x) <= 2 or len(means) == 1:
         return _settle(means.new_zeros(len(x), len(means)), means.new_full((len(means),), math.inf), x, prepared)
+    return _settle(*_approximate(_moved(x, prepared), prepared), x, prepared)
+
+
+def _moved(x: Tensor, prepared: Prepared) -> Tensor:
+    """Rows (N, k) about the classes' centre, scaled, in the plan's order, float32."""
 
     def scaled(rows: Tensor) -> Tensor:
         return (wide(rows) - prepared.centre).mul_(prepared.scale).float().index_select(1, prepared.order)
 
-    moved = by_rows(scaled, x, _width(8, x.shape[1]))
-    return _settle(*_approximate(moved, prepared), x, prepared)
+    return by_rows(scaled, x, _width(8, x.shape[1]))
 
 
 def _plan(offsets: Tensor) -> tuple[Tensor, list[tuple[int, int, int]]]:
@@ -154,7 +173,7 @@ def basis(offsets: Tensor, n: int) -> tuple[Tensor, Tensor]:
 def _approximate(x: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor]:
     """Sums over channels (N, C), up to a term for each row, and how far off each class's may be (C,)."""
     offsets, blocks = prepared.offsets, prepared.blocks
-    total = x.new_zeros(len(x), offsets.shape[1])
+    total = x.new_zeros(x.shape[0], offsets.shape[1])
     reach = offsets.abs().amax(dim=1)  # (k,)
     far = torch.maximum(x.amax(dim=0), -x.amin(dim=0))  # (k,)
     growth = (1.0 + torch.asinh(far + reach)).square() - 1.0 + reach  # (k,), what a value's rounding is a multiple of
@@ -165,14 +184,14 @@ def _approximate(x: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor]:
         if known is None:
             bound += _EPS * (5 + roundings) * growth[here].sum()
             points = offsets[here].T.float().contiguous()  # (C, b)
-            for rows in row_chunks(len(x), 4 * points.numel()):
+            for rows in row_chunks(x.shape[0], 4 * points.numel()):
                 total[rows] += _rough_squares(x[rows, None, here] - points).sum(dim=-1)
             continue
         table, error = known
         weights = _EPS * (10.0 * growth[here] + 8 / 3 * roundings * reach[here])  # (b,)
         bound += error + weights @ table.abs().sum(dim=0).to(weights)
         points = x.new_tensor(nodes(n))[:, None] * reach[here].float()  # (n, b)
-        for rows in row_chunks(len(x), _width(4, last - first)):
+        for rows in row_chunks(x.shape[0], _width(4, last - first)):
             base = _rough_squares(x[rows, here] - points[0])
             for point, column in zip(points[1:], table, strict=True):
                 total[rows].addmm_(_rough_squares(x[rows, here] - point).sub_(base), column)

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from igeood.geometry.plain import is_plain
+
 CHUNK_ELEMENTS = 1 << 18  # 2 MB of float64: a few temporaries of that size stay in the cache
 _NO_FLOAT64 = frozenset({"mps"})
 
@@ -26,6 +28,9 @@ def chunk_rows(width: int) -> int:
 
 def row_chunks(n: int, width: int) -> Iterator[slice]:
     """Slices of `n` rows such that each chunk has about `CHUNK_ELEMENTS` elements of `width` a row."""
+    if is_plain():
+        yield slice(None)
+        return
     step = chunk_rows(width)
     for start in range(0, n, step):
         yield slice(start, min(start + step, n))
@@ -33,6 +38,8 @@ def row_chunks(n: int, width: int) -> Iterator[slice]:
 
 def by_rows(function: Callable[[Tensor], Tensor], x: Tensor, width: int) -> Tensor:
     """`function` of the rows of `x`, a chunk at a time: its temporaries have about `width` elements a row."""
+    if is_plain():
+        return function(x)
     first = function(x[: chunk_rows(width)])
     if len(x) <= chunk_rows(width):
         return first

@@ -435,6 +435,26 @@ class Guard:
         self._check_fitted("save")
         save(self, path)
 
+    def export(self, path: str | os.PathLike[str], example: Any = None) -> None:
+        """Write model, score, p-value and verdict as one ONNX graph, which runs without torch (extra `onnx`).
+
+        The file appears once onnxruntime has run the graph on the example, and on 1 and 3 of its samples, and agreed
+        with `predict`. Rows that cannot be read are refused in it, with the label −1.
+
+        Parameters
+        ----------
+        path : path
+            The file; one that is there is replaced if it is such a graph.
+        example : what `predict` takes
+            Inputs, for their names and shapes; the number of samples stays free, and of token ids that of tokens too.
+            A guard without a model can do without.
+        """
+        from igeood.guard.export import export  # noqa: PLC0415 (it reads guards)
+
+        self._check_fitted("export")
+        self._calibrated("export")
+        export(self, path, example)
+
     def _check_fitted(self, what: str) -> None:
         if not hasattr(self.detector, "n_classes_"):
             how = "fit(logits, labels)" if self.inputs.model is None else "fit(train_loader)"

@@ -63,7 +63,7 @@ class Batch:
     @property
     def keys(self) -> Keys:
         """A key of each sample's content, over all tensors: (N,). Zeros at the end, such as padding, do not count."""
-        parts = [value for _, value in sorted(self.inputs.items()) if _has_rows(value, len(self))]
+        parts = [value for _, value in sorted(self.inputs.items()) if has_rows(value, len(self))]
         return row_keys(*(part.float() if part.is_floating_point() else part.cpu().double() for part in parts))
 
     def with_x(self, x: Tensor) -> "Batch":
@@ -81,14 +81,15 @@ class Batch:
         n = len(self)
 
         def pick(value: Any) -> Any:
-            return value[rows] if _has_rows(value, n) else value
+            return value[rows] if has_rows(value, n) else value
 
         start = rows.start if isinstance(rows, slice) and self.refused is not None else None
         first = self.first + (start or 0)
         return replace(self.mapped(pick), labels=pick(self.labels), first=first)
 
 
-def _has_rows(value: Any, n: int) -> bool:
+def has_rows(value: Any, n: int) -> bool:
+    """Whether this is a tensor with a row for each of n samples."""
     return isinstance(value, Tensor) and value.ndim > 0 and len(value) == n
 
 
@@ -102,7 +103,7 @@ def batches(source: Any, name: str = "x", refused: Refused | None = None) -> Ite
         with at_batch(name, 0):
             whole = as_batch(source, 0, refused)
             n, labels = len(whole), whole.labels
-            if n > CHUNK and isinstance(labels, Tensor) and not _has_rows(labels, n):
+            if n > CHUNK and isinstance(labels, Tensor) and not has_rows(labels, n):
                 raise InputError(f"labels: {labels.numel()} of them for {n} samples; give each sample its own")
         yield from [whole[start : start + CHUNK] for start in range(0, n, CHUNK)] if n > CHUNK else [whole]
         return

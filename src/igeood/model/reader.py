@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from igeood.errors import InputError, UnsuitedError
+from igeood.geometry.plain import is_plain
 from igeood.model.batches import Batch, at_batch, batches
 from igeood.model.layers import Call, Layers, bare, block_ends, convolutions, known_layers, layout_of, named_modules
 from igeood.model.statistics import OF_INPUTS, STATISTICS, running_statistics
@@ -134,7 +135,7 @@ class Reader:
                     stack.callback(module.register_forward_hook(partial(call, hook)).remove)
             output = model(**inputs) if batch.name else model(inputs[""])
         logits = logits_of(output)
-        if logits.ndim == 2 and len(logits) != len(batch):
+        if logits.ndim == 2 and logits.shape[0] != batch.x.shape[0]:
             cure = "make it return one for each"
             raise InputError(f"model: returned {len(logits)} rows for {len(batch)} samples; {cure}")
         named = [(block, _named(output, block[1:])) for block in returned_blocks(self._returns)]
@@ -191,6 +192,17 @@ class Reader:
 
     def __call__(self, batch: Batch, *, labels: bool = False, keys: bool = False) -> Outputs:
         """Outputs of one batch, with its labels and keys if wanted; differentiable where gradients are on."""
+        logits, features = self.tensors(batch)
+        classes = batch.labels if labels else None
+        classes = classes.clone() if isinstance(classes, Tensor) else classes  # loaders may reuse it
+        if self._wants_input:  # its shape is read again from the block's name
+            name = " ".join(map(str, (INPUT, *batch.x.shape[1:])))
+            features = {name: batch.x.flatten(1).to(logits.device), **features}
+        known = batch.keys if keys else None
+        return Outputs(logits, features, classes, keys=known, first=batch.first, refused=batch.refused)
+
+    def tensors(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Logits and blocks of features of one batch, as the model has them: nothing is checked."""
         if not self._prepared:
             self.prepare(batch)
         features: dict[str, Tensor] = {}
@@ -207,21 +219,13 @@ class Reader:
         for block, layer in self._blocks.items():
             if block not in features:
                 raise InputError(f"layers: {layer!r} is not called in the model's forward pass; name another")
-        classes = batch.labels if labels else None
-        classes = classes.clone() if isinstance(classes, Tensor) else classes  # loaders may reuse it
-        logits = returned.pop("")
-        features = {**{block: features[block] for block in self._blocks}, **returned}
-        if self._wants_input:  # its shape is read again from the block's name
-            name = " ".join(map(str, (INPUT, *batch.x.shape[1:])))
-            features = {name: batch.x.flatten(1).to(logits.device), **features}
-        known = batch.keys if keys else None
-        return Outputs(logits, features, classes, keys=known, first=batch.first, refused=batch.refused)
+        return returned.pop(""), {**{block: features[block] for block in self._blocks}, **returned}
 
     def _pooled(self, value: Tensor | None, block: str, layer: str, batch: Batch) -> Tensor:
         """Features (N, k) from what a layer returned, (N, k, ...); tokens that an attention mask hides do not count."""
         mask: Any = batch.inputs.get("attention_mask")
-        samples = len(batch)
-        if value is None or value.ndim < 2 or len(value) != samples:
+        samples = batch.x.shape[0]
+        if value is None or value.ndim < 2 or value.shape[0] != samples:
             what = "no tensor" if value is None else f"a tensor of shape {tuple(value.shape)}"
             cure = "name another (or is it one sample? Give a batch: x[None])"
             raise InputError(f"layers: {layer!r} returns {what}, not (N, k, ...) of N = {samples} samples; {cure}")
@@ -251,7 +255,9 @@ def _named(output: Any, name: str, default: Any = None) -> Any:
 
 def _hides(mask: Any, value: Tensor) -> bool:
     """Whether a mask has a 0 or a 1 for each token of (N, T, k)."""
-    return isinstance(mask, Tensor) and mask.shape == value.shape[:2] and bool(((mask == 0) | (mask == 1)).all())
+    if not isinstance(mask, Tensor) or mask.shape != value.shape[:2]:
+        return False
+    return is_plain() or bool(((mask == 0) | (mask == 1)).all())
 
 
 def first_tensor(output: object) -> Tensor | None:
