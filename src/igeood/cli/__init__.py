@@ -13,7 +13,7 @@ from igeood.errors import IgeoodError, IgeoodWarning
 from igeood.version import __version__
 
 COMMANDS = {  # imported when they are asked for
-    **{name: f"igeood.cli.{name}" for name in ("calibrate", "fit", "merge", "monitor", "score", "serve", "tune")},
+    **{name: f"igeood.cli.{name}" for name in "calibrate export fit merge monitor score serve tune".split()},
     **dict.fromkeys(("bench", "data", "demo", "paper", "report", "train"), "igeood.bench.commands"),
 }
 # What messages of the library say to users of Python, and what they say here. Arguments that are options of the command

@@ -102,8 +102,9 @@ def acos(x: Tensor) -> Tensor:
 
 def atan2(y: Tensor, x: Tensor) -> Tensor:
     """Angle of (x, y), float64; 0 at the origin."""
-    tall, length = y.abs() > x.abs(), (x * x + y * y).sqrt()
-    acute = asin(torch.where(tall, x, y).abs() / torch.where(length > 0, length, 1.0))
+    tall, most = y.abs() > x.abs(), torch.maximum(x.abs(), y.abs())
+    ratio = torch.minimum(x.abs(), y.abs()) / torch.where(most > 0, most, 1.0)
+    acute = asin(ratio / (1.0 + ratio * ratio).sqrt())
     acute = torch.where(tall, _number(math.pi / 2, x) - acute, acute)
     return torch.where(x < 0, _number(math.pi, x) - acute, acute) * torch.where(y < 0, -1.0, 1.0)
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import warnings
 from collections.abc import Iterator
@@ -45,7 +46,7 @@ class Graph(nn.Module):
     """
 
     threshold: Tensor
-    ascending: Tensor
+    table: Tensor
 
     def __init__(self, guard: Guard, example: Any) -> None:
         super().__init__()
@@ -54,8 +55,8 @@ class Graph(nn.Module):
         calibration: Any = guard.calibration
         self.n = n = len(calibration.scores)
         self.register_buffer("threshold", torch.tensor(calibration.threshold, dtype=torch.float64))
-        # padded to 2ᵐ − 1 scores: a search of m steps can end anywhere
-        self.register_buffer("ascending", pad(calibration.raised, (0, (1 << n.bit_length()) - 1 - n), value=torch.inf))
+        width = math.isqrt(n) + 1  # a table of as many rows: the last of its values is infinite
+        self.register_buffer("table", pad(calibration.raised, (0, width**2 - n), value=torch.inf).reshape(width, width))
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Logits if there is a model, scores, p-values, verdicts and labels."""
@@ -87,12 +88,10 @@ class Graph(nn.Module):
         return bad | is_no_distribution(logits) if self.detector.probabilities else bad
 
     def _p_value(self, score: Tensor) -> Tensor:
-        """(1 + #{calibration ≥ score}) / (n + 1), by a binary search."""
-        place = torch.zeros_like(score, dtype=torch.int64)  # how many are less
-        for bit in reversed(range(self.n.bit_length())):
-            further = place + (1 << bit)
-            place = torch.where(self.ascending[further - 1] < score, further, place)
-        return (self.n + 1.0 - place.double()) / (self.n + 1.0)
+        """(1 + #{calibration ≥ score}) / (n + 1): the row of the table is found first, then the place in it."""
+        row = (self.table[:, -1] < score[:, None]).sum(dim=1)
+        less = row * len(self.table) + (self.table[row] < score[:, None]).sum(dim=1)
+        return (self.n + 1.0 - less.double()) / (self.n + 1.0)
 
 
 INPUT_NAME = "input"  # of a model's one input by position
@@ -160,7 +159,7 @@ def _rows(batch: Any, n: int) -> Any:
 def _content(onnx: Any, guard: Guard, batch: Batch | Outputs) -> bytes:
     """The file's content."""
     few = _rows(batch, 3)  # torch takes an axis of length 1 as fixed
-    tensors, graph = named_tensors(few), Graph(guard, few).eval()
+    tensors, graph = named_tensors(few), Graph(guard, few)
     samples = torch.export.Dim("samples")
     axes = tuple({0: samples, **({1: torch.export.Dim.AUTO} if _is_tokens(t) else {})} for t in tensors.values())
     names = OUTPUTS if guard.inputs.model is not None else OUTPUTS[1:]
@@ -290,5 +289,5 @@ def _same_labels(label: np.ndarray[Any, Any], graph: dict[str, np.ndarray[Any, A
     if not other.any() or "logits" not in graph or (label[other] < 0).any():
         return not other.any()
     logits = graph["logits"][other]
-    behind = logits.max(axis=1) - np.take_along_axis(logits, label[other, None], axis=1)[:, 0]
-    return bool((behind <= allowed * np.abs(logits).max(axis=1)).all())
+    both = np.take_along_axis(logits, np.stack([label[other], graph["label"][other]], axis=1), axis=1)
+    return bool((np.abs(both[:, 0] - both[:, 1]) <= allowed * np.abs(logits).max(axis=1)).all())

@@ -1,0 +1,173 @@
+"""Guards as ONNX graphs beside themselves, as Markdown: how far scores are apart, verdicts that differ, CPU, sizes.
+
+*Heads*: guards of made-up outputs without a model; the largest difference of scores over 1,000 known and 1,000 foreign
+rows, in batches of 1, 7 and 1,000, relative to the score's size or the median calibration score's. *DenseNet*, with
+$IGEOOD_DATA set: DenseNet-BC-100 of CIFAR-10 with its guard, on 1,000 test images and 1,000 OOD ones; statistics are
+those of 2,000 training images, the threshold of 1,000 other test images. CPU is that of batches of 32, in turns.
+*JavaScript*: the same graph in Node.js and in Chromium, on 300 of these images; it wants `npm ci` in examples/browser.
+
+python benchmarks/export.py [--only heads] [--classes 10 100 1000] [--images 1000] [--out build/export]
+"""
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+
+import igeood
+from igeood.guard.export import named_tensors
+from igeood.outputs import Outputs
+
+HEADS = (
+    "msp", "odin", "energy", "max-logit", "entropy", "gen", "kl-sum", "kl-min", "igeood-logits", "igeood-logits-min",
+    "logits-product", "fisher-rao-product", "probe", "igeood", "igeood+", "mahalanobis", "relative-mahalanobis",
+    "mahalanobis++", "knn", "nnguide", "vim", "fdbd", "react", "ash", "scale", "she", "residual-flow",
+)  # fmt: skip
+MODELS = ("fisher-rao-product", "igeood", "mahalanobis", "igeood-logits")
+NEAR = 1e-4  # of the threshold's size: so near a verdict may differ
+SIZES = (1, 7, 1000)
+WIDTHS = {"early": 48, "block": 128, "|head": 256}
+
+
+def made_up(classes: int, rows: int, seed: int, *, foreign: bool = False) -> Outputs:
+    """Features about the classes' means, or about nothing; the logits are linear in the last of them, which is ≥ 0."""
+    draw, labels = torch.Generator().manual_seed(seed), torch.arange(rows) % classes
+    features = {}
+    for block, width in WIDTHS.items():
+        means = torch.randn(classes, width, generator=torch.Generator().manual_seed(width)) * 1.5
+        noise = torch.randn(rows, width, generator=draw)
+        values = 2.0 * noise if foreign else means[labels] + noise
+        features[block] = values.clamp(min=0.0) if block == "|head" else values
+    weight = torch.randn(classes, WIDTHS["|head"], generator=torch.Generator().manual_seed(256)) * 1.5
+    logits = 0.05 * features["|head"] @ weight.clamp(min=0.0).T
+    return Outputs(logits, features, None if foreign else labels)
+
+
+def session_of(path: Path, threads: int = 0) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def run(session: onnxruntime.InferenceSession, given: dict[str, np.ndarray], size: int) -> dict[str, np.ndarray]:
+    """What a graph says of all rows, `size` at a time."""
+    names, n = [output.name for output in session.get_outputs()], len(next(iter(given.values())))
+    parts = [session.run(None, {k: v[i : i + size] for k, v in given.items()}) for i in range(0, n, size)]
+    return {name: np.concatenate(values) for name, values in zip(names, zip(*parts, strict=True), strict=True)}
+
+
+def apart(guard: igeood.Guard, score: np.ndarray, other: np.ndarray) -> float:
+    """The largest difference of scores, relative to their size or the median calibration score's."""
+    calibration: Any = guard.calibration
+    return float((np.abs(score - other) / np.maximum(np.abs(score), float(calibration.scores.abs().median()))).max())
+
+
+def head_guard(method: str, train: Outputs, held_out: Outputs, foreign: Outputs) -> igeood.Guard:
+    entry = igeood.METHODS[method]
+    kind: Any = igeood.white_box if entry.needs_layers else igeood.black_box
+    guard = kind(method=method).fit(train)
+    if method in ("igeood", "igeood+", "probe", "mahalanobis"):
+        guard.tune(held_out, ood=foreign)
+    return guard.calibrate(held_out)
+
+
+def heads(classes: list[int], out: Path, methods: tuple[str, ...] = HEADS, rows: int = 1000) -> Iterator[str]:
+    yield "| method | " + " | ".join(f"{n} classes | file" for n in classes) + " |"
+    yield "|---|" + "---:|" * 2 * len(classes)
+    sizes = {n: ((max(4000, 20 * n), 0, False), (2000, 1, False), (2000, 2, True)) for n in classes}
+    parts = {n: [made_up(n, rows, seed, foreign=ood) for rows, seed, ood in these] for n, these in sizes.items()}
+    for method in methods:
+        cells = []
+        for n in classes:
+            if method == "residual-flow" and n > 10:
+                cells.append("| |")
+                continue
+            guard = head_guard(method, *parts[n])
+            guard.export(out / "head.onnx", example=parts[n][1][:4])
+            test = Outputs.concat([made_up(n, rows, 3).replace(labels=None), made_up(n, rows, 4, foreign=True)])
+            scores = torch.as_tensor(guard.score(test)).numpy()
+            given = {name: value.numpy() for name, value in named_tensors(test.only(guard.detector.widths_)).items()}
+            session = session_of(out / "head.onnx")
+            worst = max(apart(guard, scores[: r.size], r) for r in (run(session, given, s)["score"] for s in SIZES))
+            cells.append(f" {worst:.1e} | {(out / 'head.onnx').stat().st_size / 1e6:.2f} MB |")
+        yield f"| `{method}` |" + "".join(cells)
+
+
+def real(images: int) -> tuple[Any, dict[str, torch.Tensor], list[Any], list[Any]]:
+    """The network, inputs to judge, and training and calibration batches."""
+    from igeood.bench.datasets import load  # noqa: PLC0415
+    from igeood.bench.runs import load_network  # noqa: PLC0415
+
+    network = load_network(str(Path(os.environ["IGEOOD_DATA"]) / "weights" / "densenet-bc-100-cifar10.safetensors"))
+    train = list(network.batches(load("cifar-10", split="train", limit=2 * images), 50))
+    test = [batch[0] for batch in network.batches(load("cifar-10", split="test", limit=2 * images), 50)]
+    x = torch.cat(test)
+    names = ("tiny-imagenet", "chars74k")
+    foreign = [b[0] for name in names for b in network.batches(load(name, split="test", limit=images // 2), 50)]
+    return network.model, {"known": x[images:], "foreign": torch.cat(foreign)}, train, list(x[:images].split(50))
+
+
+def verdicts(images: int, out: Path) -> Iterator[str]:
+    model, inputs, train, held_out = real(images)
+    x = torch.cat(list(inputs.values()))
+    torch.save(x[:: max(1, len(x) // 300)][:300], out / "images.pt")
+    titles = ("method", "scores apart", "verdicts differ", "not near", "labels differ", "file", "CPU / `predict`")
+    yield f"| {' | '.join(titles)} |"
+    yield "|---|---:|---:|---:|---:|---:|---:|"
+    for method in MODELS:
+        kind: Any = igeood.white_box if igeood.METHODS[method].needs_layers else igeood.black_box
+        guard = kind(model, method=method).fit(train).calibrate(held_out)
+        path = out / f"densenet-{method}.onnx"
+        guard.export(path, example=x[:8])
+        guard.save(out / f"densenet-{method}.safetensors")
+        verdict = guard.predict(list(x.split(50)))
+        score, is_ood, label = (torch.as_tensor(v).numpy() for v in (verdict.score, verdict.is_ood, verdict.label))
+        graph = run(session_of(path), {"input": x.numpy()}, 50)
+        differ = graph["is_ood"] != is_ood
+        far = np.abs(score - guard.threshold) > NEAR * np.maximum(abs(guard.threshold), np.abs(score))
+        few = {size: run(session_of(path), {"input": x[:size].numpy()}, size)["score"] for size in SIZES}
+        worst = max(apart(guard, score, graph["score"]), *(apart(guard, score[: len(s)], s) for s in few.values()))
+        cells = f"{worst:.1e} | {differ.sum()} of {len(x)} | {(differ & far).sum()} | {(graph['label'] != label).sum()}"
+        yield f"| `{method}` | {cells} | {path.stat().st_size / 1e6:.1f} MB | {cpu_ratio(guard, path, x[:32]):.2f} |"
+
+
+def cpu_ratio(guard: igeood.Guard, path: Path, x: torch.Tensor, rounds: int = 7) -> float:
+    """The graph's CPU over that of `predict`: the median of rounds, in turns, each in one thread."""
+    session, given, ratios = session_of(path, 1), {"input": x.numpy()}, []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for _ in range(rounds):
+        started = time.process_time()
+        session.run(None, given)
+        between = time.process_time()
+        guard.predict(x)
+        ratios.append((between - started) / (time.process_time() - between))
+    torch.set_num_threads(threads)
+    return statistics.median(ratios[1:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=("heads", "densenet", "javascript"))
+    parser.add_argument("--classes", type=int, nargs="+", default=[10, 100, 1000])
+    parser.add_argument("--images", type=int, default=1000)
+    parser.add_argument("--out", type=Path, default=Path("build/export"))
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    if given.only in (None, "heads"):
+        for line in heads(given.classes, given.out):
+            print(line, flush=True)
+    if given.only in (None, "densenet") and "IGEOOD_DATA" in os.environ:
+        for line in verdicts(given.images, given.out):
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

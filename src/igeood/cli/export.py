@@ -1,0 +1,54 @@
+"""`igeood export`: a guard and its model as one ONNX graph."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from igeood.cli import _shared
+from igeood.cli._shared import check_out, load_guard, open_samples
+from igeood.errors import InputError
+from igeood.terminal import FILE, show
+
+if TYPE_CHECKING:
+    from igeood.guard import Guard
+
+_EXAMPLE = "Inputs, for their names and shapes: arrays in an .npz file, or samples as `igeood score` takes them."
+
+
+@click.command()
+@click.argument("guard", type=FILE)
+@click.option("--example", type=click.Path(), help=_EXAMPLE)
+@click.option("--out", type=FILE, required=True, help="The .onnx file.")
+@_shared.guard_options
+def export(guard: str, example: str | None, out: str, force: bool, as_json: bool, **options: Any) -> None:
+    """Write GUARD, with its model if it has one, as one ONNX graph: it runs without Python and torch.
+
+    The graph's outputs are logits (with a model), score, p_value, is_ood and label. The number of samples is free. The
+    file appears once onnxruntime has run the graph on the example and agreed with the guard. A guard of logits, and
+    one that was fitted on folders of images, can do without an example.
+    """
+    check_out(out, force, guard, *([example] if example else []), guard=False)
+    loaded = load_guard(guard, options)
+    loaded.export(out, _example(example, loaded, options))
+    size = Path(out).stat().st_size
+    show(as_json, {"out": out, "bytes": size, "threshold": loaded.threshold, "promise": loaded.promise})
+
+
+def _example(name: str | None, guard: "Guard", options: dict[str, Any]) -> Any:
+    """Inputs of the guard from a file or a set of images; of images whose size is known, noise."""
+    if name is None and guard.preparation is not None:
+        import torch
+
+        size = guard.preparation["size"]
+        return torch.randn(4, 3, size, size, generator=torch.Generator().manual_seed(0))
+    if name is None or guard.inputs.model is None or not name.endswith(".npz"):
+        return None if name is None else open_samples([name], guard, options)
+    import numpy as np
+
+    try:
+        with np.load(name, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files}
+    except (ValueError, EOFError, OSError) as error:
+        raise InputError(f"example: {name} cannot be read ({error}); give an .npz file of arrays") from error
+    return next(iter(arrays.values())) if len(arrays) == 1 else arrays

@@ -1,0 +1,323 @@
+"""Guards as ONNX graphs: they say in onnxruntime what the guard says, and a file is there only if they do."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import igeood
+from igeood.errors import InputError, MissingExtraError, NotReadyError
+from igeood.geometry.plain import plain
+from igeood.guard import export
+from igeood.outputs import Outputs
+
+onnx = pytest.importorskip("onnx", reason="onnx is not installed: the extra `onnx` has it")
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+WITH_MODEL = ["logits", "score", "p_value", "is_ood", "label"]
+
+
+class Graph:
+    """A file in onnxruntime."""
+
+    def __init__(self, path):
+        self.session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        self.inputs = {value.name: value.shape for value in self.session.get_inputs()}
+        self.outputs = [value.name for value in self.session.get_outputs()]
+
+    def __call__(self, **given):
+        arrays = {name: np.asarray(value) for name, value in given.items()}
+        return dict(zip(self.outputs, self.session.run(None, arrays), strict=True))
+
+
+def agree(graph, verdict, tolerance):
+    score = torch.as_tensor(verdict.score).numpy()
+    np.testing.assert_allclose(graph["score"], score, rtol=tolerance, atol=tolerance)
+    for name in ("is_ood", "label"):
+        np.testing.assert_array_equal(graph[name], torch.as_tensor(getattr(verdict, name)).numpy())
+    np.testing.assert_allclose(graph["p_value"], torch.as_tensor(verdict.p_value).numpy(), atol=3 / 400)
+
+
+@pytest.fixture(scope="module")
+def white(model, data):
+    return igeood.white_box(model).fit(data.train).calibrate(data.held_out)
+
+
+@pytest.fixture(scope="module")
+def path(white, data, tmp_path_factory):
+    path = tmp_path_factory.mktemp("export") / "guard.onnx"
+    white.export(path, example=data.test[:1])
+    return path
+
+
+@pytest.fixture(scope="module")
+def graph(path):
+    return Graph(path)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 300])
+def test_a_model_with_its_guard(graph, white, data, rows):
+    x = torch.stack([data.test[:150], data.foreign[:150]], dim=1).flatten(0, 1)[:rows]
+    assert graph.outputs == WITH_MODEL
+    assert graph.inputs == {"input": ["samples", 3, 8, 8]}
+    result = graph(input=x)
+    agree(result, white.predict(x), 1e-5)
+    np.testing.assert_allclose(result["logits"], white.inputs.model(x).detach(), atol=1e-5)
+
+
+def test_what_cannot_be_read_is_refused_and_spoils_no_other(graph, white, data):
+    x = data.test[:4].clone()
+    x[1, 0, 0, 0], x[2, 1, 2, 3] = torch.nan, torch.inf
+    result, expected = graph(input=x), white.predict(x, on_error="refuse")
+    agree(result, expected, 1e-5)
+    assert result["label"].tolist()[1:3] == [-1, -1]
+    assert result["p_value"][1] == pytest.approx(1 / 401)
+    assert np.isinf(result["score"][1:3]).all()
+
+
+def test_the_file_says_what_it_is_and_nothing_of_where_it_was_made(path, white):
+    model = onnx.load(path)
+    about = {entry.key: entry.value for entry in model.metadata_props}
+    assert (model.producer_name, about["method"], about["promise"]) == ("igeood", "fisher-rao-product", white.promise)
+    assert json.loads(about["layers"]) == white.layers
+    assert about["fingerprint"] == white.inputs.fingerprint
+    assert float(about["threshold"]) == white.threshold
+    assert {"igeood", "torch", "onnx", "opset"} == set(json.loads(about["versions"]))
+    assert b"/igeood/" not in path.read_bytes()
+    assert [one.version for one in model.opset_import if one.domain == ""] == [20]
+
+
+def test_the_model_is_left_as_found(white, model, data, left_as_found, tmp_path):
+    model.train()
+    try:
+        with left_as_found(model):
+            white.export(tmp_path / "g.onnx", example=data.test[:3])
+    finally:
+        model.eval()
+
+
+@pytest.mark.parametrize("probabilities", [False, True])
+def test_logits_alone_need_no_example(classifier, probabilities, tmp_path):
+    def given(logits):
+        return torch.softmax(logits, dim=1).numpy() if probabilities else logits.numpy()
+
+    guard = igeood.black_box(probabilities=probabilities).fit(given(classifier.train), classifier.labels)
+    guard.calibrate(given(classifier.held_out)).export(tmp_path / "g.onnx")
+    graph, rows = Graph(tmp_path / "g.onnx"), given(torch.cat([classifier.test[:60], classifier.ood[:60]]))
+    assert (graph.outputs, graph.inputs) == (WITH_MODEL[1:], {"logits": ["samples", 10]})
+    for size in (1, 7, 120):
+        agree(graph(logits=rows[:size]), guard.predict(rows[:size]), 1e-10)
+    bad = rows[:3].copy()
+    bad[0, 0], bad[1] = np.nan, 0.3 if probabilities else -np.inf
+    agree(graph(logits=bad), guard.predict(bad, on_error="refuse"), 1e-10)
+    assert graph(logits=bad)["label"].tolist()[:2] == [-1, -1]
+
+
+def test_extreme_logits(classifier, tmp_path):
+    """Huge and masked ones, and rows that are on their centroid: where an arc cosine has no digits left."""
+    guard = igeood.black_box().fit(classifier.train, classifier.labels).calibrate(classifier.held_out)
+    guard.export(tmp_path / "g.onnx")
+    rows = torch.cat([classifier.test[:5] * scale for scale in (1.0, 1e3, 1e30, 0.0)])
+    rows = torch.cat([rows, guard.detector.centroids_.float(), rows[:5].index_fill(1, torch.tensor([3]), -torch.inf)])
+    agree(Graph(tmp_path / "g.onnx")(logits=rows), guard.predict(rows), 1e-9)
+
+
+def test_features_and_tuned_weights_without_a_model(known, tmp_path):
+    guard = igeood.white_box(method="igeood+").fit(known.train)
+    guard.tune(known.held_out, ood=known.ood[:200].replace(labels=None)).calibrate(known.held_out)
+    guard.export(tmp_path / "g.onnx", example=known.test[:5])
+    graph, rows = Graph(tmp_path / "g.onnx"), known.ood[200:]
+    widths = {"logits": 10, "feature.early": 6, "feature.block.late": 9}
+    assert graph.inputs == {name: ["samples", width] for name, width in widths.items()}
+    features = {f"feature.{block}": value for block, value in rows.features.items()}
+    agree(graph(logits=rows.logits, **features), guard.predict(rows), 1e-9)
+
+
+@pytest.mark.parametrize("method", ["fisher-rao-product", "igeood-logits"])
+def test_a_thousand_classes(method, tmp_path):
+    """So many classes and channels that distances to all of them are not computed one by one."""
+    draw, n = torch.Generator().manual_seed(0), 1000
+    means, labels = torch.randn(n, 40, generator=draw), torch.arange(4 * n) % n
+
+    def outputs(rows, noise):
+        z = means[rows] + noise * torch.randn(len(rows), 40, generator=draw)
+        return Outputs(2.0 * z @ means.T, {"z": z}, rows)
+
+    train, held_out = outputs(labels, 0.5), outputs(labels[:400], 0.5)
+    test = Outputs.concat([outputs(labels[:80], 0.5), outputs(labels[:80], 5.0)]).replace(labels=None)
+    white = igeood.METHODS[method].needs_layers
+    make = igeood.white_box if white else igeood.black_box
+    guard = make(method=method).fit(train).calibrate(held_out)
+    guard.export(tmp_path / "g.onnx", example=test[:4])
+    given = {"logits": test.logits, **({"feature.z": test.features["z"]} if white else {})}
+    agree(Graph(tmp_path / "g.onnx")(**given), guard.predict(test), 1e-9)
+
+
+class Patches(nn.Module):
+    """A small vision transformer."""
+
+    def __init__(self):
+        super().__init__()
+        self.patch, self.first = nn.Conv2d(3, 16, 4, 4), nn.Parameter(torch.randn(1, 1, 16))
+        layers = [nn.TransformerEncoderLayer(16, 2, 32, activation="gelu", batch_first=True) for _ in range(3)]
+        self.blocks, self.norm, self.head = nn.ModuleList(layers), nn.LayerNorm(16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        z = self.patch(x).flatten(2).transpose(1, 2)
+        z = torch.cat([self.first.expand(z.shape[0], -1, -1), z], dim=1)
+        for block in self.blocks:
+            z = block(z)
+        return self.head(self.norm(z)[:, 0])
+
+
+def test_a_vision_transformer(data, tmp_path):
+    torch.manual_seed(0)
+    guard = igeood.white_box(Patches().eval()).fit(data.train).calibrate(data.held_out)
+    guard.export(tmp_path / "g.onnx", example=data.test[:2])
+    graph = Graph(tmp_path / "g.onnx")
+    for rows in (1, 60):
+        agree(graph(input=data.test[:rows]), guard.predict(data.test[:rows]), 1e-4)
+
+
+def test_token_ids_of_any_number(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.BertConfig(vocab_size=50, num_labels=3, **sizes)
+    model = transformers.BertForSequenceClassification(config).eval()
+
+    def texts(n, tokens, seed):
+        draw = torch.Generator().manual_seed(seed)
+        shown = torch.arange(tokens) < torch.randint(3, tokens + 1, (n, 1), generator=draw)
+        ids = torch.randint(1, 50, (n, tokens), generator=draw) * shown
+        return {"input_ids": ids, "attention_mask": shown.long(), "labels": torch.arange(n) % 3}
+
+    guard = igeood.white_box(model).fit([texts(64, 9, i) for i in range(4)]).calibrate([texts(64, 9, 9)])
+    guard.export(tmp_path / "g.onnx", example=texts(3, 9, 5))
+    graph = Graph(tmp_path / "g.onnx")
+    assert graph.inputs == {name: ["samples", "tokens"] for name in ("input_ids", "attention_mask")}
+    for n, tokens in ((1, 9), (40, 6), (7, 12)):
+        batch = texts(n, tokens, 6)
+        del batch["labels"]
+        agree(graph(**batch), guard.predict(batch), 1e-4)
+
+
+def refused(guard, path, match, **options):
+    """Exporting is an error, and leaves no file."""
+    before = sorted(path.parent.iterdir())
+    with pytest.raises(InputError, match=match):
+        guard.export(path, **options)
+    assert sorted(path.parent.iterdir()) == before
+
+
+def test_what_cannot_be_exported_says_why(model, data, classifier, white, tmp_path):
+    path, x = tmp_path / "g.onnx", data.test[:3]
+    grey = igeood.grey_box(model).fit(data.train).calibrate(data.held_out)
+    refused(grey, path, "epsilon: the input step needs a gradient.*export a black box, or a white box", example=x)
+    theirs = igeood.wrap(lambda logits: logits.max(dim=1).values, higher_is="id")
+    wrapped = igeood.black_box(method=theirs).fit(classifier.train).calibrate(classifier.held_out)
+    refused(wrapped, path, "is not ours, and cannot be exported; use one of igeood.METHODS")
+    refused(white, path, "example: the model's inputs are not known; give some")
+    refused(white, path, "example: has no sample", example=x[:0])
+    fitted = igeood.black_box().fit(classifier.train, classifier.labels)
+    with pytest.raises(NotReadyError, match="export: no threshold yet; call calibrate"):
+        fitted.export(path)
+    with pytest.raises(NotReadyError, match="export: the guard is not fitted yet"):
+        igeood.black_box().export(path)
+
+
+class Fixed(nn.Module):
+    """Works on batches of any size, but by a path that depends on values."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return self.model(x) if bool((x > -1e9).all()) else self.model(-x)
+
+
+def test_a_model_that_decides_by_values_is_refused(model, data, tmp_path):
+    guard = igeood.black_box(Fixed(model)).fit(data.train).calibrate(data.held_out)
+    refused(guard, tmp_path / "g.onnx", "model: cannot be traced .*it must not decide by values", example=data.test[:3])
+
+
+@pytest.mark.parametrize("off", [1e-3, 1.0])
+def test_no_file_where_the_graph_disagrees(white, data, tmp_path, monkeypatch, off):
+    forward = export.Graph.forward
+    wrong = lambda self, *given: [part + off * (i == 1) for i, part in enumerate(forward(self, *given))]  # noqa: E731
+    monkeypatch.setattr(export.Graph, "forward", wrong)
+    wanted = "the graph's score is .* of sample 0, where the guard has"
+    refused(white, tmp_path / "g.onnx", wanted, example=data.test[:3])
+
+
+def test_other_verdicts_and_labels_are_no_agreement(white, data, graph):
+    batch = next(iter(white.inputs.batches(data.test[:8])))
+
+    class Session:
+        def __init__(self, **changes):
+            self.changes, self.get_outputs = changes, graph.session.get_outputs
+
+        def run(self, *given):
+            result = dict(zip(graph.outputs, graph.session.run(*given), strict=True)) | self.changes
+            return list(result.values())
+
+    export._agree(Session(), white, batch)
+    for changes in ({"is_ood": np.ones(8, bool)}, {"label": np.full(8, 2)}, {"score": np.full(8, np.nan)}):
+        with pytest.raises(InputError, match="example: the graph's"):
+            export._agree(Session(**changes), white, batch)
+
+
+def test_only_graphs_of_guards_are_replaced(classifier, path, tmp_path):
+    guard = igeood.black_box(method="msp").fit(classifier.train).calibrate(classifier.held_out)
+    target = tmp_path / "g.onnx"
+    target.write_bytes(b"somebody's only copy")
+    refused(guard, target, "is there, and is no guard's graph; name another file")
+    assert target.read_bytes() == b"somebody's only copy"
+    target.write_bytes(path.read_bytes())
+    guard.export(target)
+    assert Graph(target).outputs == WITH_MODEL[1:]
+
+
+def test_a_graph_that_is_too_large_and_a_missing_extra(classifier, tmp_path, monkeypatch):
+    guard = igeood.black_box().fit(classifier.train, classifier.labels).calibrate(classifier.held_out)
+    with monkeypatch.context() as patch:
+        patch.setattr(export, "LARGEST_FILE", 100)
+        refused(guard, tmp_path / "g.onnx", "its graph has .* bytes, but an ONNX file 100 at most")
+    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
+    with pytest.raises(MissingExtraError, match=r"onnxruntime is needed; pip install 'igeood\[onnx\]'"):
+        guard.export(tmp_path / "g.onnx")
+
+
+@pytest.mark.parametrize("name", ["asin", "acos", "asinh", "log1p"])
+def test_functions_of_plain_mode_are_those_of_torch(name):
+    size = torch.logspace(-300, 0, 2001, dtype=torch.float64)
+    x = torch.cat([-size.flip(0), torch.zeros(1, dtype=torch.float64), size, 1 - size[size < 0.1]])
+    x = {"log1p": x[x > -1], "asinh": torch.cat([x, x * 1e10, x * 1e100])}.get(name, x)
+    expected = getattr(torch, name)(x)
+    with plain():
+        torch.testing.assert_close(getattr(torch, name)(x), expected, rtol=4e-15, atol=0)
+        inplace = x.clone()
+        assert getattr(inplace, f"{name}_")() is inplace
+        torch.testing.assert_close(inplace, expected, rtol=4e-15, atol=0)
+
+
+def test_angles_and_signs_of_plain_mode_are_those_of_torch():
+    values = torch.tensor([-2.0, -1e-200, 0.0, 1e-9, 1.0, 3.0], dtype=torch.float64)
+    y, x = torch.cartesian_prod(values, values).T
+    for function in (torch.atan2, torch.copysign):
+        expected = function(y, x)
+        with plain():
+            torch.testing.assert_close(function(y, x), expected, rtol=4e-15, atol=1e-15)
+
+
+def test_numbers_of_plain_mode_stay_numbers_where_float32_can_hold_them():
+    x = torch.ones(2, dtype=torch.float64)
+    with plain():
+        assert torch.equal(x * 0.1 + 2.5, torch.full_like(x, 0.1) + 2.5)
+        assert torch.equal(x.clamp(min=1e-300, max=0.7), torch.full_like(x, 0.7))
+        assert torch.equal(x.float() * 0.1, torch.full((2,), 0.1))
+        assert float((x * 1e300)[0]) == 1e300
