@@ -20,6 +20,7 @@ GOOD = {
     "score": {"guard": "guard.safetensors", "data": "test.npz"},
     "monitor": {"guard": "guard.safetensors", "verdicts": "verdicts.csv"},
     "serve": {"guard": "guard.safetensors", "port": "0"},
+    "export": {"guard": "guard.safetensors", "out": "new.onnx"},
     "bench": {"networks": "net.safetensors", "ood": "folder:red", "settings": "black-box", "methods": "msp",
               "images": "40", "out": "results"},
     "paper": {"name": "accuracy", "results": "results"},
@@ -42,6 +43,8 @@ BAD = {
     "options": "magic", "tune.summary": "none", "calibrate.label_column": None, "score.label_column": None,
     "verdicts": "none.csv", "state": "train.npz", "picture": "train.npz", "host": "192.0.2.1", "serve.name": "a/b",
     "key_file": "none.txt", "max_body": "lots", "max_delay": "soon", "keep_flagged": "train.npz",
+    "example": "none.npz", "export.label_column": None, "export.id_column": None, "export.logits_column": None,
+    "export.root": None,
 }  # fmt: skip
 
 

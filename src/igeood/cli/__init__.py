@@ -12,8 +12,9 @@ import click
 from igeood.errors import IgeoodError, IgeoodWarning
 from igeood.version import __version__
 
+_ON_GUARDS = ("calibrate", "export", "fit", "merge", "monitor", "score", "serve", "tune")
 COMMANDS = {  # imported when they are asked for
-    **{name: f"igeood.cli.{name}" for name in "calibrate export fit merge monitor score serve tune".split()},
+    **{name: f"igeood.cli.{name}" for name in _ON_GUARDS},
     **dict.fromkeys(("bench", "data", "demo", "paper", "report", "train"), "igeood.bench.commands"),
 }
 # What messages of the library say to users of Python, and what they say here. Arguments that are options of the command

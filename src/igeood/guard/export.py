@@ -28,7 +28,7 @@ from igeood.version import __version__
 
 OPSET = 20
 LARGEST_FILE = 2_000_000_000  # bytes; protobuf ends at 2 GiB
-HEAD_ERROR, MODEL_ERROR = 1e-9, 1e-4  # of scores, relative: a runtime rounds a float32 network in its own way
+HEAD_ERROR, MODEL_ERROR = 1e-9, 1e-3  # of scores, relative: a runtime rounds a float32 network in its own way
 OUTPUTS = ("logits", "score", "p_value", "is_ood", "label")
 AXES = ("samples", "tokens")
 _TRIED = (3, 1)  # samples, beside the whole example
