@@ -279,6 +279,7 @@ def reasons_name_the_nearest_class_and_distinct_channels(case):
         assert torch.equal(told.centroid_distance.argmin(dim=1), case.test.labels)
 
 
+# of each family one, of which `make test` makes the graph
 GRAPHED = {
     "fisher-rao-product",
     "gen",

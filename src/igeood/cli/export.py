@@ -31,8 +31,8 @@ def export(guard: str, example: str | None, out: str, force: bool, as_json: bool
     check_out(out, force, guard, *([example] if example else []), guard=False)
     loaded = load_guard(guard, options)
     loaded.export(out, _example(example, loaded, options))
-    size = Path(out).stat().st_size
-    show(as_json, {"out": out, "bytes": size, "threshold": loaded.threshold, "promise": loaded.promise})
+    size = {"bytes": Path(out).stat().st_size} if as_json else {}
+    show(as_json, {"out": out, **size, "threshold": loaded.threshold, "promise": loaded.promise})
 
 
 def _example(name: str | None, guard: "Guard", options: dict[str, Any]) -> Any:

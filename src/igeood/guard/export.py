@@ -21,6 +21,7 @@ from igeood.detectors.base import is_no_distribution
 from igeood.errors import InputError, MissingExtraError
 from igeood.files import write_whole
 from igeood.geometry.plain import plain
+from igeood.guard.file import contents
 from igeood.guard.guard import Guard
 from igeood.model.batches import Batch, has_rows
 from igeood.outputs import LARGEST, Outputs
@@ -214,7 +215,8 @@ def _metadata(onnx: Any, guard: Guard) -> dict[str, str]:
         "method": method_name(guard.detector), "options": guard.detector.params(), "access": guard.access,
         "layers": guard.layers, "promise": guard.promise, "threshold": guard.threshold, "tpr": calibration.tpr,
         "calibration_samples": len(calibration.scores), "fingerprint": guard.inputs.fingerprint or "",
-        "guard": guard._identity(), "classes": guard.classes, "preparation": guard.preparation, "versions": versions,
+        "guard": guard._identity(), "contains": contents(guard.detector), "classes": guard.classes,
+        "preparation": guard.preparation, "versions": versions,
     }  # fmt: skip
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in about.items()}
 

@@ -36,14 +36,13 @@ def save(guard: Guard, path: str | os.PathLike[str]) -> None:
     for name, samples in known.items():
         tensors[name] = torch.from_numpy(samples.keys.view(np.int64).copy())
     tensors["training_scores"] = guard._training_scores
-    has_bank = any(name.partition(":")[0].endswith("bank_") for name in tensors)
     record: dict[str, Any] = {
         "kind": "guard", "access": guard.access, "method": method_name(guard.detector),
         "params": guard.detector.params(), "n_classes": guard.detector.n_classes_,
         "widths": list(guard.detector.widths_.items()), "layers": guard.layers, "layouts": dict(guard.inputs.layouts),
         "epsilon": guard.epsilon, "mean": guard.inputs.mean, "std": guard.inputs.std,
         "model": guard.inputs.fingerprint, "preparation": guard.preparation,
-        "contains": "outputs of training rows" if has_bank else "statistics of training rows",
+        "contains": contents(guard.detector),
         "tuning": None if guard.tuning is None else asdict(guard.tuning), "calibration": None, "classes": guard.classes,
         "known": {name: [of.rows, of.repeated, of.identified, of.draws] for name, of in known.items()},
         "health": {step: [asdict(finding) for finding in found] for step, found in guard._findings.items()},
@@ -54,6 +53,12 @@ def save(guard: Guard, path: str | os.PathLike[str]) -> None:
         record["calibration"] = {"n": len(guard.calibration.scores), "threshold": guard.threshold, **promised}
     check_replaceable(path)
     write_record(path, record, tensors)
+
+
+def contents(detector: Detector) -> str:
+    """What a fitted detector has kept of the training data."""
+    has_bank = any(name.partition(":")[0].endswith("bank_") for name in detector.state())
+    return "outputs of training rows" if has_bank else "statistics of training rows"
 
 
 def check_replaceable(path: str | os.PathLike[str]) -> None:
