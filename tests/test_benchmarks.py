@@ -17,6 +17,7 @@ HELPERS = {
     "train_networks",
     "against",
     "comparison",
+    "export",
     "peers",
     "health",
     "monitor",
