@@ -38,12 +38,16 @@ async function card(session, shape, name, blob) {
   return item;
 }
 
+/** A file beside the page, not one that the browser has kept. */
+async function load(name) {
+  const response = await fetch(name, { cache: "no-cache" });
+  if (!response.ok) throw new Error(`${name}: ${response.status} ${response.statusText}`);
+  return response;
+}
+
 async function main() {
-  const session = await ort.InferenceSession.create("guard.onnx");
+  const session = await ort.InferenceSession.create(await (await load("guard.onnx")).arrayBuffer());
   const shape = session.inputMetadata[0].shape.slice(1);
-  for (const name of await (await fetch("samples/names.json")).json()) {
-    list.append(await card(session, shape, name, await (await fetch(`samples/${name}`)).blob()));
-  }
   status.textContent = `Ready: pictures are resized to ${shape[2]} × ${shape[1]} pixels.`;
   document.querySelector("#files").addEventListener("change", async (event) => {
     for (const file of event.target.files) {
@@ -54,9 +58,13 @@ async function main() {
       }
     }
   });
+  const samples = await fetch("samples/names.json", { cache: "no-cache" });
+  for (const name of samples.ok ? await samples.json() : []) {
+    list.append(await card(session, shape, name, await (await load(`samples/${name}`)).blob()));
+  }
 }
 
 main().catch((error) => {
   status.setAttribute("role", "alert");
-  status.textContent = `The guard cannot be loaded: ${error.message}. Run make_guard.py and npm ci first.`;
+  status.textContent = `${error.message}. Run make_guard.py and npm ci first.`;
 });

@@ -219,6 +219,8 @@ def test_what_cannot_be_exported_says_why(model, data, classifier, white, tmp_pa
     refused(wrapped, path, "is not ours, and cannot be exported; use one of igeood.METHODS")
     refused(white, path, "example: the model's inputs are not known; give some")
     refused(white, path, "example: has no sample", example=x[:0])
+    refused(white, path, r"example: the guard cannot judge it \(input \(3, 1, 8, 8\)\): RuntimeError: Given groups=1",
+            example=x[:, :1])  # fmt: skip
     fitted = igeood.black_box().fit(classifier.train, classifier.labels)
     with pytest.raises(NotReadyError, match="export: no threshold yet; call calibrate"):
         fitted.export(path)

@@ -34,6 +34,9 @@ SPELLING = {
     "calibrate with guarantee='tolerance', or": "run `igeood calibrate` with --guarantee tolerance and score again, or",
     "or leave it to bank='auto'": "or leave --option bank out",
     "raise max_passes or tolerance": "the guard works, its centroids are less exact",
+    "give some, such as a batch of the held-out loader": "give --example input.npz",
+    "call calibrate with held-out samples first": "run `igeood calibrate` with held-out samples first",
+    "give what predict takes": "give inputs of the model; an .npz file has an array for each keyword, or one",
     ", or arrays with '|h'": ", or columns 'feature.|h'",
 }
 _ARGUMENT = re.compile(r"(?<![\w/])(\w+)=(True|'[\w-]+'|\d[\d.]*\b)(?![\w/])")

@@ -30,7 +30,9 @@ def export(guard: str, example: str | None, out: str, force: bool, as_json: bool
     """
     check_out(out, force, guard, *([example] if example else []), guard=False)
     loaded = load_guard(guard, options)
-    loaded.export(out, _example(example, loaded, options))
+    inputs = _example(example, loaded, options)
+    click.echo("export: tracing the graph and comparing it with the guard", err=True)
+    loaded.export(out, inputs)
     size = {"bytes": Path(out).stat().st_size} if as_json else {}
     show(as_json, {"out": out, **size, "threshold": loaded.threshold, "promise": loaded.promise})
 
@@ -42,8 +44,10 @@ def _example(name: str | None, guard: "Guard", options: dict[str, Any]) -> Any:
 
         size = guard.preparation["size"]
         return torch.randn(4, 3, size, size, generator=torch.Generator().manual_seed(0))
-    if name is None or guard.inputs.model is None or not name.endswith(".npz"):
+    if name is None or guard.inputs.model is None or (guard.preparation is not None and not name.endswith(".npz")):
         return None if name is None else open_samples([name], guard, options)
+    if not name.endswith(".npz"):
+        raise InputError(f"example: {name} is no .npz file; write one with numpy.savez, an array for each input")
     import numpy as np
 
     try:

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from igeood.detectors import method_name
 from igeood.detectors.base import is_no_distribution
-from igeood.errors import InputError, MissingExtraError
+from igeood.errors import IgeoodError, InputError, MissingExtraError
 from igeood.files import write_whole
 from igeood.geometry.plain import plain
 from igeood.guard.file import contents
@@ -32,6 +32,7 @@ LARGEST_FILE = 2_000_000_000  # bytes; protobuf ends at 2 GiB
 HEAD_ERROR, MODEL_ERROR = 1e-9, 1e-3  # of scores, relative: a runtime rounds a float32 network in its own way
 OUTPUTS = ("logits", "score", "p_value", "is_ood", "label")
 AXES = ("samples", "tokens")
+_TALKATIVE = ("torch.onnx", "torch._subclasses", "torch.fx", "onnxscript", "onnx_ir")
 _TRIED = (3, 1)  # samples, beside the whole example
 
 
@@ -136,7 +137,7 @@ def _extra() -> tuple[Any, Any]:
     return onnx, onnxruntime
 
 
-def _example(guard: Guard, given: Any) -> Batch | Outputs:
+def _example(guard: Guard, given: Any) -> Any:
     """The first batch of the example, with the blocks that are read; without a model, made up where none is given."""
     detector = guard.detector
     if given is None and guard.inputs.model is None:
@@ -149,7 +150,21 @@ def _example(guard: Guard, given: Any) -> Batch | Outputs:
     batch = next(iter(guard.inputs.batches(given, "example")))
     if len(batch) == 0:
         raise InputError("example: has no sample; give at least one")
-    return batch.only(detector.widths_) if isinstance(batch, Outputs) else batch
+    try:
+        guard.predict(batch[:1])
+    except Exception as error:
+        reason = error if isinstance(error, IgeoodError) else f"{type(error).__name__}: {error}"
+        shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in named_tensors(batch).items())
+        raise InputError(
+            f"example: the guard cannot judge it ({shapes}): {_line(reason)}; give what predict takes"
+        ) from error
+    reader: Any = getattr(guard.inputs, "reader", None)
+    return batch.only(detector.widths_) if reader is None else reader.place(batch)
+
+
+def _line(reason: object) -> str:
+    """The first line of an error's text."""
+    return next(iter(str(reason).strip().splitlines()), "")[:300]
 
 
 def _rows(batch: Any, n: int) -> Any:
@@ -172,10 +187,9 @@ def _content(onnx: Any, guard: Guard, batch: Batch | Outputs) -> bytes:
                 traced, opset_version=OPSET, input_names=list(tensors), output_names=list(names), verbose=False
             )
         except Exception as error:
-            reason = next(iter(str(error).strip().splitlines()), "")[:200]
             who = "detector" if guard.inputs.model is None else "model"
             cure = "it must not decide by values, nor fix the number of samples"
-            raise InputError(f"{who}: cannot be traced ({type(error).__name__}: {reason}); {cure}") from error
+            raise InputError(f"{who}: cannot be traced ({type(error).__name__}: {_line(error)}); {cure}") from error
     model = program.model
     _tidy(model.graph)
     model.metadata_props.update(_metadata(onnx, guard))
@@ -224,16 +238,18 @@ def _metadata(onnx: Any, guard: Guard) -> dict[str, str]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without torch's own remarks on exporting, and without its fused attention, which no other runtime has."""
-    logger, fused = logging.getLogger("torch.onnx"), torch.backends.mha.get_fastpath_enabled()
-    level = logger.level
+    fused, loggers = torch.backends.mha.get_fastpath_enabled(), [logging.getLogger(name) for name in _TALKATIVE]
+    levels = [logger.level for logger in loggers]
     try:
-        logger.setLevel(logging.ERROR)
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
         torch.backends.mha.set_fastpath_enabled(False)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
         torch.backends.mha.set_fastpath_enabled(fused)
 
 
@@ -256,8 +272,7 @@ def _check(content: bytes, guard: Guard, batch: Any) -> None:
     try:
         session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     except Exception as error:
-        reason = str(error).strip().splitlines()[0][:300]
-        raise InputError(f"model: onnxruntime cannot run its graph ({reason}); change that operation") from error
+        raise InputError(f"model: onnxruntime cannot run its graph ({_line(error)}); change that operation") from error
     for part in (batch, *(_rows(batch, n) for n in _TRIED)):
         _agree(session, guard, part)
     if any("tokens" in value.shape for value in session.get_inputs()):
