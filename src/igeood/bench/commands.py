@@ -1,6 +1,7 @@
 """The laboratory's commands. What they run is imported when they run, so that `igeood --help` needs no torch."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
@@ -22,6 +23,7 @@ from igeood.terminal import (
 )
 
 if TYPE_CHECKING:
+    from igeood.bench.demo import Demo
     from igeood.bench.networks import Progress
     from igeood.bench.report import Report
     from igeood.bench.runs import Results
@@ -233,7 +235,7 @@ def _write_page(path: Path, results: "Results", **options: Any) -> "Report":
 @seed_option
 @json_option
 def demo(out: str, seed: int, as_json: bool) -> None:
-    """See it work: train a small classifier, guard it, compare the methods, write a report.
+    """See it work: train a small classifier, guard it, compare methods, write a report.
 
     Needs no download. The classifier learns the digits 0 to 7, and then meets 8 and 9, letters, photographs and noise.
     What is in --out already is not done again.
@@ -244,7 +246,33 @@ def demo(out: str, seed: int, as_json: bool) -> None:
         result = run(out, seed=seed, notify=report)
     result.results.note(click.get_current_context().obj)
     path = Path(out) / "report.html"
-    page = _write_page(path, result.results)
-    verdict = [sentence for sentences in page.verdicts.values() for sentence in sentences]
-    guard = {"promise": result.guard.promise, "threshold": result.guard.threshold, "refused": result.refused}
-    show(as_json, {"verdict": verdict, **guard, "why": result.why, "out": out, "report": str(path)})
+    _write_page(path, result.results)
+    if not as_json:
+        click.echo("\n".join([*_story(result), f"Report: {path}"]))
+        return
+    guarded = result.guarded
+    sets = {one.title: {"images": len(one.scores), "refused": one.refused} for one in guarded.sets}
+    about = {"accuracy": guarded.accuracy, "promise": guarded.promise, "threshold": guarded.threshold}
+    show(True, {**about, "sets": sets, "methods": result.methods, "out": out, "report": str(path)})
+
+
+def _story(result: "Demo") -> Iterator[str]:
+    """What the demonstration shows, in lines."""
+    from igeood.detectors import METHODS
+
+    guarded = result.guarded
+    known, *foreign = guarded.sets
+    yield f"A network has learnt the handwritten digits 0 to 7; it is right on {guarded.accuracy:.1%} of new ones."
+    yield "Whatever else it is shown, it answers with one of these digits. The guard around it"
+    yield f"  keeps   {1 - known.refused:6.1%} of the digits that it was made for, and"
+    yield from (f"  refuses {one.refused:6.1%} of {one.title[0].lower()}{one.title[1:]}" for one in foreign)
+    yield f"Its promise: {guarded.promise}."
+    for one in foreign:
+        surest = max((p for p in one.pictures if p.is_ood), key=lambda picture: picture.confidence, default=None)
+        if surest is not None:
+            sure = (
+                f"{one.title}: one was taken for a {surest.label} with {surest.confidence:.1%} confidence, and refused"
+            )
+            yield f"  {sure} (p-value {surest.p_value:.2g}): {surest.reason}"
+    yield "Four methods as they are, by the share of foreign images refused while 95% of digits are kept:"
+    yield "  " + ", ".join(f"{METHODS[name].title} {share:.1%}" for name, share in result.methods.items())
