@@ -10,8 +10,15 @@ python benchmarks/export.py [--only heads] [--classes 10 100 1000] [--images 100
 """
 
 import argparse
+import functools
+import http.server
+import json
 import os
+import shutil
 import statistics
+import subprocess
+import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +29,7 @@ import onnxruntime
 import torch
 
 import igeood
-from igeood.guard.export import named_tensors
+from igeood.guard.graph import input_names, input_tensors
 from igeood.outputs import Outputs
 
 HEADS = (
@@ -31,6 +38,7 @@ HEADS = (
     "mahalanobis++", "knn", "nnguide", "vim", "fdbd", "react", "ash", "scale", "she", "residual-flow",
 )  # fmt: skip
 MODELS = ("fisher-rao-product", "igeood", "mahalanobis", "igeood-logits")
+EXAMPLE = Path(__file__).parent.parent / "examples" / "browser"
 NEAR = 1e-4  # of the threshold's size: so near a verdict may differ
 SIZES = (1, 7, 1000)
 WIDTHS = {"early": 48, "block": 128, "|head": 256}
@@ -93,7 +101,9 @@ def heads(classes: list[int], out: Path, methods: tuple[str, ...] = HEADS, rows:
             guard.export(out / "head.onnx", example=parts[n][1][:4])
             test = Outputs.concat([made_up(n, rows, 3).replace(labels=None), made_up(n, rows, 4, foreign=True)])
             scores = torch.as_tensor(guard.score(test)).numpy()
-            given = {name: value.numpy() for name, value in named_tensors(test.only(guard.detector.widths_)).items()}
+            read = test.only(guard.detector.widths_)
+            names = input_names(read)
+            given = {name: v.numpy() for name, v in zip(names, input_tensors(read, names), strict=True)}
             session = session_of(out / "head.onnx")
             worst = max(apart(guard, scores[: r.size], r) for r in (run(session, given, s)["score"] for s in SIZES))
             cells.append(f" {worst:.1e} | {(out / 'head.onnx').stat().st_size / 1e6:.2f} MB |")
@@ -153,6 +163,65 @@ def cpu_ratio(guard: igeood.Guard, path: Path, x: torch.Tensor, rounds: int = 7)
     return statistics.median(ratios[1:])
 
 
+IN_PAGE = """async () => {
+  const ort = await import("/node_modules/onnxruntime-web/dist/ort.wasm.min.mjs");
+  const { judge } = await import("/judge.mjs");
+  ort.env.wasm.numThreads = 1;
+  const session = await ort.InferenceSession.create("/guard.onnx");
+  const values = new Float32Array(await (await fetch("/inputs.f32")).arrayBuffer());
+  const verdicts = [], batch = 20 * 3072;
+  for (let start = 0; start < values.length; start += batch) {
+    verdicts.push(...await judge(ort, session, values.slice(start, start + batch), [3, 32, 32]));
+  }
+  return verdicts;
+}"""
+
+
+def in_node(folder: Path) -> list[dict[str, Any]]:
+    command = [shutil.which("node") or "node", "node.mjs", "guard.onnx", "inputs.f32", "3,32,32"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def in_chromium(folder: Path) -> list[dict[str, Any]]:
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415
+
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page()
+        page.set_default_timeout(600_000)
+        page.goto(f"http://127.0.0.1:{server.server_address[1]}/judge.mjs")
+        verdicts: list[dict[str, Any]] = page.evaluate(IN_PAGE)
+        browser.close()
+    server.shutdown()
+    return verdicts
+
+
+def javascript(out: Path) -> Iterator[str]:
+    """The DenseNet's graph in Node.js and in Chromium, on 300 of the images that were judged before."""
+    network, _, _, _ = real(40)
+    guard = igeood.load(out / f"densenet-{MODELS[0]}.safetensors", network)
+    x = torch.load(out / "images.pt")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for file in ("judge.mjs", "node.mjs", "package.json", "node_modules"):
+            (folder / file).symlink_to((EXAMPLE / file).resolve())
+        shutil.copy(out / f"densenet-{MODELS[0]}.onnx", folder / "guard.onnx")
+        x.contiguous().numpy().astype("<f4").tofile(folder / "inputs.f32")
+        verdict = guard.predict(list(x.split(50)))
+        score, is_ood = (torch.as_tensor(v).numpy() for v in (verdict.score, verdict.is_ood))
+        yield "| runtime | samples | refused | scores apart | verdicts differ |"
+        yield "|---|---:|---:|---:|---:|"
+        for title, run_in in (("onnxruntime-node", in_node), ("onnxruntime-web in Chromium", in_chromium)):
+            said = run_in(folder)
+            differ = sum(bool(one["isOod"]) != bool(own) for one, own in zip(said, is_ood, strict=True))
+            far = apart(guard, score, np.array([one["score"] for one in said]))
+            yield f"| {title} | {len(said)} | {is_ood.sum()} | {far:.1e} | {differ} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=("heads", "densenet", "javascript"))
@@ -166,6 +235,9 @@ def main() -> None:
             print(line, flush=True)
     if given.only in (None, "densenet") and "IGEOOD_DATA" in os.environ:
         for line in verdicts(given.images, given.out):
+            print(line, flush=True)
+    if given.only in (None, "javascript") and "IGEOOD_DATA" in os.environ and (EXAMPLE / "node_modules").is_dir():
+        for line in javascript(given.out):
             print(line, flush=True)
 
 

@@ -91,11 +91,11 @@ class Guarded:
         if not (folder / FILE).is_file():
             return None
         record, tensors = read_record(folder / FILE, "guarded")
-        sets = [
-            Judged(**{**one, "pictures": [Picture(**picture) for picture in one["pictures"]]},
-                   **{kind: tensors[f"{kind}:{one['name']}"] for kind in ("scores", "images")})
-            for one in record["sets"]
-        ]  # fmt: skip
+        sets = []
+        for one in record["sets"]:
+            pictures: Any = [Picture(**picture) for picture in one["pictures"]]
+            kept: dict[str, Any] = {kind: tensors[f"{kind}:{one['name']}"] for kind in ("scores", "images")}
+            sets.append(Judged(**{**one, **kept, "pictures": pictures}))
         return cls(record["promise"], record["threshold"], record["accuracy"], sets)
 
 

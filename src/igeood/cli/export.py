@@ -48,11 +48,22 @@ def _example(name: str | None, guard: "Guard", options: dict[str, Any]) -> Any:
         return None if name is None else open_samples([name], guard, options)
     if not name.endswith(".npz"):
         raise InputError(f"example: {name} is no .npz file; write one with numpy.savez, an array for each input")
+    return _arrays(name)
+
+
+def _arrays(name: str) -> Any:
+    """What an .npz file has for a model: an array for each keyword, or one; labels apart."""
+    from zipfile import BadZipFile
+
     import numpy as np
 
     try:
-        with np.load(name, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files}
-    except (ValueError, EOFError, OSError) as error:
-        raise InputError(f"example: {name} cannot be read ({error}); give an .npz file of arrays") from error
+        with Path(name).open("rb") as content:
+            file = np.load(content, allow_pickle=False)
+            arrays = {key: file[key] for key in file.files if key not in ("labels", "label")}
+    except (ValueError, EOFError, BadZipFile, AttributeError) as error:
+        raise InputError(f"example: {name} is no sound .npz file; write one with numpy.savez") from error
+    for key, array in arrays.items():
+        if array.dtype.kind not in "fiub":
+            raise InputError(f"example: {key} in {name} has values of type {array.dtype}; give numbers")
     return next(iter(arrays.values())) if len(arrays) == 1 else arrays

@@ -120,10 +120,11 @@ def _search(x: Tensor, prepared: Prepared) -> Tensor:
 
 
 def _moved(x: Tensor, prepared: Prepared) -> Tensor:
-    """Rows (N, k) about the classes' centre, scaled, in the plan's order, float32."""
+    """Rows (N, k) about the classes' centre, scaled, in the plan's order; float32, in plain mode float64."""
 
     def scaled(rows: Tensor) -> Tensor:
-        return (wide(rows) - prepared.centre).mul_(prepared.scale).float().index_select(1, prepared.order)
+        moved = (wide(rows) - prepared.centre).mul_(prepared.scale).index_select(1, prepared.order)
+        return moved if is_plain() else moved.float()
 
     return by_rows(scaled, x, _width(8, x.shape[1]))
 
@@ -183,18 +184,18 @@ def _approximate(x: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor]:
         here, roundings = slice(first, last), last - first + additions
         if known is None:
             bound += _EPS * (5 + roundings) * growth[here].sum()
-            points = offsets[here].T.float().contiguous()  # (C, b)
+            points = offsets[here].T.to(x.dtype).contiguous()  # (C, b)
             for rows in row_chunks(x.shape[0], 4 * points.numel()):
                 total[rows] += _rough_squares(x[rows, None, here] - points).sum(dim=-1)
             continue
         table, error = known
         weights = _EPS * (10.0 * growth[here] + 8 / 3 * roundings * reach[here])  # (b,)
         bound += error + weights @ table.abs().sum(dim=0).to(weights)
-        points = x.new_tensor(nodes(n))[:, None] * reach[here].float()  # (n, b)
+        points = x.new_tensor(nodes(n))[:, None] * reach[here].to(x.dtype)  # (n, b)
         for rows in row_chunks(x.shape[0], _width(4, last - first)):
             base = _rough_squares(x[rows, here] - points[0])
             for point, column in zip(points[1:], table, strict=True):
-                total[rows].addmm_(_rough_squares(x[rows, here] - point).sub_(base), column)
+                total[rows].addmm_(_rough_squares(x[rows, here] - point).sub_(base), column.to(x.dtype))
     return total, bound
 
 

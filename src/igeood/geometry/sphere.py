@@ -16,7 +16,7 @@ from igeood.geometry.precision import row_chunks, wide
 
 # Above this inner product the arc cosine has lost digits, and the angle is recomputed from the chord.
 _NEAR = {torch.float64: 1.0 - 1e-9, torch.float32: 0.9}
-_FEW = 4  # centres that are as near as that, at most, in plain mode
+_FEW, _DIRECT = 16, 1 << 14  # in plain mode: so many centres may be as near; of fewer values all chords are computed
 
 
 def log_softmax(logits: Tensor, temperature: float = 1.0) -> Tensor:
@@ -49,6 +49,8 @@ def sphere_distances(points: Tensor, centres: Tensor) -> Tensor:
 
     Pairs so close that the arc cosine of their inner product would lose digits are recomputed from the chord.
     """
+    if is_plain() and centres.numel() <= _DIRECT:
+        return chord_distance(points[:, None], centres)
     inner = points @ centres.T  # (N, K)
     limit = _NEAR[inner.dtype]
     if is_plain():

@@ -2,127 +2,60 @@
 
 import json
 import logging
-import math
 import os
+import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch import Tensor
 
 from igeood.detectors import method_name
-from igeood.detectors.base import is_no_distribution
 from igeood.errors import IgeoodError, InputError, MissingExtraError
 from igeood.files import write_whole
-from igeood.geometry.plain import plain
 from igeood.guard.file import contents
+from igeood.guard.graph import Graph, input_names, input_tensors
 from igeood.guard.guard import Guard
-from igeood.model.batches import Batch, has_rows
-from igeood.outputs import LARGEST, Outputs
+from igeood.outputs import Outputs
 from igeood.version import __version__
 
 OPSET = 20
 LARGEST_FILE = 2_000_000_000  # bytes; protobuf ends at 2 GiB
-HEAD_ERROR, MODEL_ERROR = 1e-9, 1e-3  # of scores, relative: a runtime rounds a float32 network in its own way
 OUTPUTS = ("logits", "score", "p_value", "is_ood", "label")
 AXES = ("samples", "tokens")
+# How far scores may be apart, relative: without a model, with one in float64, and in float32, which each runtime rounds
+# in its own way; and how near the threshold a verdict may differ.
+HEAD_ERROR, DOUBLE_ERROR, MODEL_ERROR, NEAR = 1e-9, 1e-7, 1e-3, 1e-4
 _TALKATIVE = ("torch.onnx", "torch._subclasses", "torch.fx", "onnxscript", "onnx_ir")
 _TRIED = (3, 1)  # samples, beside the whole example
+_lock = threading.Lock()  # tracing changes torch's own settings
 
-
-class Graph(nn.Module):
-    """What the file computes. It is `predict` with `on_error="refuse"`: a row that cannot be read has the label −1.
-
-    Parameters
-    ----------
-    guard : Guard
-        A calibrated guard without an input step.
-    example : Batch or Outputs
-        Samples, for the names of their tensors.
-    """
-
-    threshold: Tensor
-    table: Tensor
-
-    def __init__(self, guard: Guard, example: Any) -> None:
-        super().__init__()
-        self.model, self.reader, self.example = guard.inputs.bare, getattr(guard.inputs, "reader", None), example
-        self.detector, self.judge = guard.detector, guard.detector.judge()
-        calibration: Any = guard.calibration
-        self.n = n = len(calibration.scores)
-        self.register_buffer("threshold", torch.tensor(calibration.threshold, dtype=torch.float64))
-        width = math.isqrt(n) + 1  # a table of as many rows: the last of its values is infinite
-        self.register_buffer("table", pad(calibration.raised, (0, width**2 - n), value=torch.inf).reshape(width, width))
-
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Logits if there is a model, scores, p-values, verdicts and labels."""
-        with plain():
-            logits, features = self._read(tensors)
-            logits = logits if logits.dtype == torch.float64 else logits.float()
-            bad = self._bad(logits, [*features, *(t for t in tensors if self.model is not None)])
-            score = self.judge(logits, *features)
-            score = torch.where(bad | score.isnan(), torch.inf, score)
-            label = torch.where(bad, -1, logits.argmax(dim=1))
-            verdict = score, self._p_value(score), ~(score <= self.threshold), label
-        return verdict if self.model is None else (logits, *verdict)
-
-    def _read(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, list[Tensor]]:
-        """Logits, and the features of the detector's blocks."""
-        if self.reader is None:
-            return tensors[0], list(tensors[1:])
-        inputs = dict(zip(named_tensors(self.example), tensors, strict=True))
-        named = {name: inputs.get(name or INPUT_NAME, value) for name, value in self.example.inputs.items()}
-        logits, features = self.reader.tensors(replace(self.example, inputs=named))
-        return logits, [features[block] for block in self.detector.widths_]
-
-    def _bad(self, logits: Tensor, others: list[Tensor]) -> Tensor:
-        """Which rows cannot be read, (N,): as `Outputs` checks them."""
-        bad = _any(logits.isnan() | (logits == torch.inf)) | ~_any(logits > -torch.inf)
-        for value in others:
-            if value.is_floating_point():
-                bad = bad | _any(~(value.double().abs() <= LARGEST))
-        return bad | is_no_distribution(logits) if self.detector.probabilities else bad
-
-    def _p_value(self, score: Tensor) -> Tensor:
-        """(1 + #{calibration ≥ score}) / (n + 1): the row of the table is found first, then the place in it."""
-        row = (self.table[:, -1] < score[:, None]).sum(dim=1)
-        less = row * len(self.table) + (self.table[row] < score[:, None]).sum(dim=1)
-        return (self.n + 1.0 - less.double()) / (self.n + 1.0)
-
-
-INPUT_NAME = "input"  # of a model's one input by position
-
-
-def _any(rows: Tensor) -> Tensor:
-    """Whether any value of each row (N, ...) is true, (N,)."""
-    return rows.flatten(1).any(dim=1)
-
-
-def named_tensors(example: Batch | Outputs) -> dict[str, Tensor]:
-    """The graph's inputs by name: what a model takes, or `logits` and `feature.<layer>` as in logits files."""
-    if isinstance(example, Outputs):
-        return {"logits": example.logits, **{f"feature.{block}": value for block, value in example.features.items()}}
-    tensors = {name or INPUT_NAME: value for name, value in example.inputs.items()}
-    return {name: value for name, value in tensors.items() if has_rows(value, len(example))}
+Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 def export(guard: Guard, path: str | os.PathLike[str], example: Any = None) -> None:
     """Write a calibrated guard as an ONNX graph; see `Guard.export`."""
     if guard.epsilon:
-        problem = "the input step needs a gradient, which an ONNX graph has not"
+        problem = "the input step needs a gradient, and an ONNX graph has none"
         raise InputError(f"epsilon: {problem}; export a black box, or a white box with epsilon=0, of any method")
-    onnx, _ = _extra()
+    onnx, onnxruntime = _extra()
     guard.inputs.check_weights(strict=True)
+    _check_precision(guard)
     batch = _example(guard, example)
+    names = input_names(batch)
+    outputs = OUTPUTS if guard.inputs.model is not None else OUTPUTS[1:]
+    if same := {*names} & {*outputs}:
+        raise InputError(
+            f"model: it takes {min(same)!r}, which is an output's name here; wrap it in one that renames it"
+        )
     _check_replaceable(onnx, path)
-    content = _content(onnx, guard, batch)
-    _check(content, guard, batch)
+    with _lock:
+        content = _content(onnx, guard, batch, names, outputs)
+    _check(onnxruntime, content, guard, batch, names)
     write_whole(path, content)
 
 
@@ -135,6 +68,22 @@ def _extra() -> tuple[Any, Any]:
     except ImportError as error:
         raise MissingExtraError(f"{error.name} is needed; pip install 'igeood[onnx]'") from error
     return onnx, onnxruntime
+
+
+def _check_precision(guard: Guard) -> None:
+    """Raise for a model in half precision: runtimes differ in it by more than verdicts bear."""
+    model = guard.inputs.bare
+    kinds = {weight.dtype for weight in model.parameters()} if model is not None else set()
+    for kind in kinds & {torch.float16, torch.bfloat16}:
+        name = str(kind).removeprefix("torch.")
+        raise InputError(
+            f"model: its weights are {name}, which runtimes round differently; fit the guard with model.float()"
+        )
+
+
+def _is_double(guard: Guard) -> bool:
+    model = guard.inputs.bare
+    return model is not None and any(weight.dtype == torch.float64 for weight in model.parameters())
 
 
 def _example(guard: Guard, given: Any) -> Any:
@@ -154,12 +103,16 @@ def _example(guard: Guard, given: Any) -> Any:
         guard.predict(batch[:1])
     except Exception as error:
         reason = error if isinstance(error, IgeoodError) else f"{type(error).__name__}: {error}"
-        shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in named_tensors(batch).items())
-        raise InputError(
-            f"example: the guard cannot judge it ({shapes}): {_line(reason)}; give what predict takes"
-        ) from error
+        problem = f"the guard cannot judge it ({_shapes(batch)}): {_line(reason)}"
+        raise InputError(f"example: {problem}; give what predict takes") from error
     reader: Any = getattr(guard.inputs, "reader", None)
     return batch.only(detector.widths_) if reader is None else reader.place(batch)
+
+
+def _shapes(batch: Any) -> str:
+    names = input_names(batch)
+    tensors = zip(names, input_tensors(batch, names), strict=True)
+    return ", ".join(f"{name} {tuple(value.shape)}" for name, value in tensors)
 
 
 def _line(reason: object) -> str:
@@ -172,20 +125,20 @@ def _rows(batch: Any, n: int) -> Any:
     return batch[torch.arange(n) % len(batch)]
 
 
-def _content(onnx: Any, guard: Guard, batch: Batch | Outputs) -> bytes:
+def _content(onnx: Any, guard: Guard, batch: Any, names: Sequence[str], outputs: Sequence[str]) -> bytes:
     """The file's content."""
     few = _rows(batch, 3)  # torch takes an axis of length 1 as fixed
-    tensors, graph = named_tensors(few), Graph(guard, few)
-    samples = torch.export.Dim("samples")
-    axes = tuple({0: samples, **({1: torch.export.Dim.AUTO} if _is_tokens(t) else {})} for t in tensors.values())
-    names = OUTPUTS if guard.inputs.model is not None else OUTPUTS[1:]
-    running = graph.reader.running() if graph.reader is not None else _quiet()
-    with _quiet(), running, torch.inference_mode(False), torch.no_grad():
+    tensors, samples = input_tensors(few, names), torch.export.Dim("samples")
+    axes = tuple({0: samples, **({1: torch.export.Dim.AUTO} if _is_tokens(t) else {})} for t in tensors)
+    with _quiet(), torch.inference_mode(False), torch.no_grad():
         try:
-            traced = torch.export.export(graph, tuple(tensors.values()), dynamic_shapes=(axes,), strict=False)
+            graph = Graph(guard, few, names)
+            traced = torch.export.export(graph, tuple(tensors), dynamic_shapes=(axes,), strict=False)
             program: Any = torch.onnx.export(
-                traced, opset_version=OPSET, input_names=list(tensors), output_names=list(names), verbose=False
+                traced, opset_version=OPSET, input_names=list(names), output_names=list(outputs), verbose=False
             )
+        except IgeoodError:
+            raise
         except Exception as error:
             who = "detector" if guard.inputs.model is None else "model"
             cure = "it must not decide by values, nor fix the number of samples"
@@ -201,11 +154,18 @@ def _content(onnx: Any, guard: Guard, batch: Batch | Outputs) -> bytes:
     return content
 
 
+def _is_tokens(value: Any) -> bool:
+    """Whether an input is of token ids, or of a mask for them: how many there are may differ."""
+    return isinstance(value, Tensor) and value.ndim == 2 and value.shape[1] > 2 and not value.is_floating_point()
+
+
 def _tidy(graph: Any) -> None:
     """Name the free axes, and leave out where in somebody's files an operation comes from."""
     names: dict[str, str] = {}
     for value in graph.inputs:
-        names |= {str(size): name for size, name in zip(value.shape, AXES, strict=False) if not isinstance(size, int)}
+        for size, name in zip(value.shape, AXES, strict=False):
+            if not isinstance(size, int) and str(size) not in names:
+                names[str(size)] = name if name not in names.values() else f"{name} of {value.name}"
     for value in (*graph.inputs, *(output for node in graph for output in node.outputs)):
         for axis, size in enumerate(value.shape or ()):
             if str(size) in names:
@@ -214,11 +174,6 @@ def _tidy(graph: Any) -> None:
     for node in graph:
         node.metadata_props.clear()
         node.doc_string = None
-
-
-def _is_tokens(value: Any) -> bool:
-    """Whether an input is of token ids, or of a mask for them: how many there are may differ."""
-    return isinstance(value, Tensor) and value.ndim == 2 and value.shape[1] > 2 and not value.is_floating_point()
 
 
 def _metadata(onnx: Any, guard: Guard) -> dict[str, str]:
@@ -232,7 +187,7 @@ def _metadata(onnx: Any, guard: Guard) -> dict[str, str]:
         "guard": guard._identity(), "contains": contents(guard.detector), "classes": guard.classes,
         "preparation": guard.preparation, "versions": versions,
     }  # fmt: skip
-    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in about.items()}
+    return {name: value if isinstance(value, str) else json.dumps(value, default=str) for name, value in about.items()}
 
 
 @contextmanager
@@ -266,41 +221,52 @@ def _check_replaceable(onnx: Any, path: str | os.PathLike[str]) -> None:
         raise InputError(f"path: {path} is there, and is no guard's graph; name another file, or remove it first")
 
 
-def _check(content: bytes, guard: Guard, batch: Any) -> None:
+def _check(onnxruntime: Any, content: bytes, guard: Guard, batch: Any, names: Sequence[str]) -> None:
     """Raise unless onnxruntime runs the graph, and agrees with the guard."""
-    _, onnxruntime = _extra()
+    cure = "convert the model to float32 and fit again" if _is_double(guard) else "change that operation"
     try:
         session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+        parts = [batch, *(_rows(batch, n) for n in _TRIED)]
+        if any(
+            size not in ("samples", None) and isinstance(size, str) for v in session.get_inputs() for size in v.shape
+        ):
+            parts.append(batch.mapped(lambda value: value[:, :-1] if _is_tokens(value) else value))
+        results = [_run(session, part, names) for part in parts]
     except Exception as error:
-        raise InputError(f"model: onnxruntime cannot run its graph ({_line(error)}); change that operation") from error
-    for part in (batch, *(_rows(batch, n) for n in _TRIED)):
-        _agree(session, guard, part)
-    if any("tokens" in value.shape for value in session.get_inputs()):
-        _agree(session, guard, batch.mapped(lambda value: value[:, :-1] if _is_tokens(value) else value))
+        raise InputError(f"model: onnxruntime cannot run its graph ({_line(error)}); {cure}") from error
+    for part, graph in zip(parts, results, strict=True):
+        _agree(graph, guard, part)
 
 
-def _agree(session: Any, guard: Guard, part: Batch | Outputs) -> None:
+def _run(session: Any, part: Any, names: Sequence[str]) -> Arrays:
+    """What the graph says of some samples."""
+    given = {name: value.detach().cpu().numpy() for name, value in zip(names, input_tensors(part, names), strict=True)}
+    outputs = [output.name for output in session.get_outputs()]
+    return {name: np.asarray(value) for name, value in zip(outputs, session.run(None, given), strict=True)}
+
+
+def _agree(graph: Arrays, guard: Guard, part: Any) -> None:
     """Raise unless the graph says the same of these samples as the guard, but for rounding."""
-    given = {name: value.detach().cpu().numpy() for name, value in named_tensors(part).items()}
-    names = [output.name for output in session.get_outputs()]
-    graph = {name: np.asarray(value) for name, value in zip(names, session.run(None, given), strict=True)}
-    verdict = guard.predict(part, on_error="refuse")
-    score, is_ood, label = (torch.as_tensor(v).cpu().numpy() for v in (verdict.score, verdict.is_ood, verdict.label))
-    calibration: Any = guard.calibration
-    allowed = HEAD_ERROR if guard.inputs.model is None else MODEL_ERROR
-    size = np.maximum(np.abs(score), float(calibration.scores.abs().median()))
-    with np.errstate(invalid="ignore"):  # both may be infinite
-        off = np.where(score == graph["score"], 0.0, np.abs(score - graph["score"]) / size)
-    if not off.max(initial=0.0) <= allowed:
-        row = int(np.argmax(~(off <= allowed)))
-        problem = f"{graph['score'][row]:.9g} of sample {row}, where the guard has {score[row]:.9g}"
+    verdict, calibration = guard.predict(part, on_error="refuse"), guard.calibration
+    score, is_ood, label = (torch.as_tensor(v).cpu() for v in (verdict.score, verdict.is_ood, verdict.label))
+    found = torch.from_numpy(graph["score"])
+    allowed = HEAD_ERROR if guard.inputs.model is None else DOUBLE_ERROR if _is_double(guard) else MODEL_ERROR
+    size = score.abs().maximum(calibration.scores.abs().median())  # type: ignore[union-attr]
+    size = torch.where(score.isfinite(), size, 0.0)
+    apart = torch.where(score == found, 0.0, (score - found).abs())  # both may be infinite
+    if not bool((apart <= allowed * size).all()):
+        row = int((~(apart <= allowed * size)).nonzero()[0])
+        problem = f"{float(found[row]):.9g} of sample {row}, where the guard has {float(score[row]):.9g}"
         raise InputError(f"example: the graph's score is {problem}; such a guard cannot be exported")
-    near = np.abs(score - guard.threshold) <= allowed * size
-    if not ((is_ood == graph["is_ood"]) | near).all() or not _same_labels(label, graph, allowed):
+    least, most = (calibration.tensor_p_values(score + sign * allowed * size) for sign in (1, -1))  # type: ignore[union-attr]
+    p_value = torch.from_numpy(graph["p_value"])
+    near = score.isfinite() & ((score - guard.threshold).abs() <= min(NEAR, allowed) * size)
+    wrong = (p_value < least) | (p_value > most) | ((torch.from_numpy(graph["is_ood"]) != is_ood) & ~near)
+    if bool(wrong.any()) or not _same_labels(label.numpy(), graph, allowed):
         raise InputError("example: the graph's verdicts or labels are not the guard's; such a guard cannot be exported")
 
 
-def _same_labels(label: np.ndarray[Any, Any], graph: dict[str, np.ndarray[Any, Any]], allowed: float) -> bool:
+def _same_labels(label: np.ndarray[Any, Any], graph: Arrays, allowed: float) -> bool:
     """Whether the labels are the same, but for logits that are alike."""
     other = label != graph["label"]
     if not other.any() or "logits" not in graph or (label[other] < 0).any():
