@@ -13,10 +13,11 @@ from igeood.model.reader import random_state_kept
 FOLDER = Path(__file__).parent.parent / "examples"
 README = (FOLDER / "README.md").read_text(encoding="utf-8")
 EXAMPLES = sorted(FOLDER.glob("*.py"))
-NEEDS = {"hugging_face_text": "transformers", "image_folder": "PIL", "service_client": "uvicorn"}
+NEEDS = {"hugging_face_text": "transformers", "image_folder": "PIL", "ray_files": "ray", "service_client": "uvicorn"}
 KEY = {  # a line that each must print: what it shows has happened
     "hugging_face_text": r"white box: \d\.\d% of known topics refused, (100|[89]\d)\.\d% of the foreign one",
     "image_folder": r"  foreign/[89]/\d+\.png p=0\.0\d+, taken for a [0-7]; sample \d+: score .* = ",
+    "ray_files": r"part-3\.parquet: 500 rows, +(9\d|100)\.\d% refused",
     "service_client": r"alarm at input (29[7-9]|3\d\d); the change began at input (29\d|30\d) or so",
     "sklearn_logits": r"  digits 8, 9 +[6-9]\d\.\d% refused",
     "torchrun": r"2 ranks fitted 2001 rows; at least 95%",
