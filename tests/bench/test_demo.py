@@ -36,7 +36,9 @@ def made(tmp_path_factory):
 def test_it_tells_the_story_first_and_ends_with_the_report(made):
     folder, said = made
     first, *lines, last = said.splitlines()
-    assert re.match(r"A network has learnt the handwritten digits 0 to 7; it is right on \d+\.\d% of new ones\.$", first)
+    assert re.match(
+        r"A network has learnt the handwritten digits 0 to 7; it is right on \d+\.\d% of new ones\.$", first
+    )
     kept, *refused = re.findall(r"(?:keeps|refuses) +([\d.]+)% of (.+?)(?:,|$)", said, re.M)
     assert float(kept[0]) > 88
     assert [name for _, name in refused][1:] == ["capital letters", "photographs", "Gaussian noise"]

@@ -207,18 +207,26 @@ def paper(name: str, results: str | None, out: str, validation: str | None, netw
 @click.argument("results", type=FOLDER)
 @click.option("--out", type=FILE, help="The file to write; by default RESULTS/report.html.")
 @click.option("--guard", type=click.Path(path_type=Path), help="A guard's file; by default RESULTS/guard.safetensors.")
+@click.option("--verdicts", multiple=True, type=click.Path(), help="Verdicts of that guard, to watch. Repeatable.")
 @click.option("--validation", help="Set that was tuned on, if the results have several.")
 @json_option
-def report(results: str, out: str | None, guard: Path | None, validation: str | None, as_json: bool) -> None:
-    """Make one self-contained HTML page of RESULTS, a folder of `igeood bench`.
+def report(
+    results: str, out: str | None, guard: Path | None, verdicts: tuple[str, ...], validation: str | None, as_json: bool
+) -> None:
+    """Make one self-contained HTML page of RESULTS, a folder of `igeood bench` or `igeood demo`.
+
+    What the guard keeps and refuses comes first, where guarded.safetensors of `igeood demo` is in the folder. With
+    --verdicts, files that `igeood score` wrote, the page tells whether the inputs have changed, as `igeood monitor`
+    does. Then the methods are compared.
 
     It needs no other file and no network: mail it, print it, or open it on a phone.
     """
     from igeood.bench.runs import Results
 
     target = Path(results) / "report.html" if out is None else Path(out)
-    page = _write_page(target, Results.existing(results), guard=guard, validation=validation)
-    show(as_json, {"out": str(target), "bytes": target.stat().st_size, "verdicts": page.verdicts})
+    page = _write_page(target, Results.existing(results), guard=guard, validation=validation, verdicts=verdicts)
+    told = {"guard": page.guard, "monitor": page.monitor, "methods": page.methods}
+    show(as_json, {"out": str(target), "bytes": target.stat().st_size, **told})
 
 
 def _write_page(path: Path, results: "Results", **options: Any) -> "Report":
@@ -256,6 +264,11 @@ def demo(out: str, seed: int, as_json: bool) -> None:
     show(True, {**about, "sets": sets, "methods": result.methods, "out": out, "report": str(path)})
 
 
+def _lower(title: str) -> str:
+    """A set's title within a sentence."""
+    return title if title.startswith("Gaussian") else f"{title[0].lower()}{title[1:]}".replace(", ", " and ")
+
+
 def _story(result: "Demo") -> Iterator[str]:
     """What the demonstration shows, in lines."""
     from igeood.detectors import METHODS
@@ -265,7 +278,7 @@ def _story(result: "Demo") -> Iterator[str]:
     yield f"A network has learnt the handwritten digits 0 to 7; it is right on {guarded.accuracy:.1%} of new ones."
     yield "Whatever else it is shown, it answers with one of these digits. The guard around it"
     yield f"  keeps   {1 - known.refused:6.1%} of the digits that it was made for, and"
-    yield from (f"  refuses {one.refused:6.1%} of {one.title[0].lower()}{one.title[1:]}" for one in foreign)
+    yield from (f"  refuses {one.refused:6.1%} of {_lower(one.title)}" for one in foreign)
     yield f"Its promise: {guarded.promise}."
     for one in foreign:
         surest = max((p for p in one.pictures if p.is_ood), key=lambda picture: picture.confidence, default=None)

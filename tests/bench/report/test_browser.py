@@ -38,9 +38,9 @@ def browser():
 
 
 @pytest.fixture(scope="module")
-def address(full, tmp_path_factory):
+def address(full, verdicts, tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(make(full, made_on=date(2026, 1, 2)).html, encoding="utf-8")
+    path.write_text(make(full, made_on=date(2026, 1, 2), verdicts=[verdicts]).html, encoding="utf-8")
     return path.as_uri()
 
 
@@ -49,7 +49,7 @@ def visit(browser, address):
     """Opens the page; whatever goes wrong there, or is asked of others, fails the test."""
     troubles, pages = [], []
 
-    def opened(width=1280, **options):
+    def opened(width=1280, *, unfold=False, **options):
         page = browser.new_page(viewport={"width": width, "height": 900}, **options)
         pages.append(page)
         page.on("console", lambda message: troubles.append(message.text))
@@ -64,6 +64,8 @@ def visit(browser, address):
 
         page.route("**/*", route)
         page.goto(address)
+        if unfold:
+            page.locator("details").evaluate_all("all => all.forEach(e => { e.open = true; })")
         return page
 
     yield opened
@@ -81,16 +83,29 @@ def averages(page, group=0):
 def test_the_page_fits_and_every_figure_is_seen(visit, width):
     page = visit(width)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    boxes = page.locator("figure svg, .pictures img").evaluate_all(
-        "all => all.map(e => e.getBoundingClientRect().toJSON())"
-    )
-    assert len(boxes) == 10 + 48
+    page.locator("details").evaluate_all("all => all.forEach(e => { e.open = true; })")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    boxes = page.locator("figure svg, li img").evaluate_all("all => all.map(e => e.getBoundingClientRect().toJSON())")
+    assert len(boxes) == 13 + 26 + 48
     assert all(box["width"] > 20 and box["height"] > 20 for box in boxes)
     assert all(box["left"] >= 0 and box["right"] <= width for box in boxes)
     natural = page.locator("img").evaluate_all("all => all.map(e => e.complete && e.naturalWidth)")
     assert set(natural) == {32}
     drawn = page.locator("figure svg").evaluate_all("all => all.map(e => e.querySelectorAll('path').length)")
     assert min(drawn) > 5
+
+
+def test_what_is_folded_takes_no_room_until_it_is_asked_for(visit):
+    page = visit()
+    height = "document.documentElement.scrollHeight"
+    folded = page.evaluate(height)
+    assert folded <= 5000
+    assert page.locator("details figure:visible, details img:visible").count() == 0
+    page.get_by_role("link", name="How to redo it").click()
+    assert page.get_by_text("igeood report ").is_visible()
+    page.locator("summary").first.press("Enter")
+    assert page.locator("details").first.locator("figure:visible").count() == 4
+    assert page.evaluate(height) > folded + 500
 
 
 def test_sorting_by_mouse_and_by_keyboard_one_metric_at_a_time_and_all_without_a_script(visit):
@@ -116,19 +131,21 @@ def test_sorting_by_mouse_and_by_keyboard_one_metric_at_a_time_and_all_without_a
     page.get_by_label("AUROC", exact=True).check()
     assert page.locator("[data-metric]").evaluate_all(shown) == ["auroc"]
     plain = visit(java_script_enabled=False)
-    assert plain.locator("table:visible").count() == 3
+    assert plain.locator("table:visible").count() == 1 + 3
     assert plain.locator("fieldset:visible").count() == 0
 
 
 def test_the_keyboard_reaches_what_it_should_and_everything_has_a_name_for_those_who_do_not_see_it(visit):
     page = visit()
     reached = []
-    for _ in range(25):
+    for _ in range(20):
         page.keyboard.press("Tab")
         reached.append(page.evaluate("document.activeElement.className || document.activeElement.tagName"))
     assert reached[0] == "skip"
     assert reached.count("BUTTON") == 4  # method, two sets, the average
-    assert reached.index("scroll") < reached.index("BUTTON")
+    assert reached.count("scroll") == 2  # what the guard does, and the methods
+    assert reached.index("scroll") < reached.index("BUTTON") < reached.index("SUMMARY")
+    assert reached.count("SUMMARY") == 6
     page.keyboard.press("Shift+Tab")
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     nameless = page.locator("img, svg[role=img], button, input, [role=region], nav").evaluate_all(
@@ -144,24 +161,45 @@ def test_the_keyboard_reaches_what_it_should_and_everything_has_a_name_for_those
 
 
 def test_on_a_phone_letters_are_legible_and_a_wide_table_scrolls_and_keeps_its_first_column(visit):
-    page = visit(390)
+    page = visit(390, unfold=True)
     size = "all => all.map(e => parseFloat(getComputedStyle(e).fontSize) * e.getScreenCTM().a)"
     sizes = page.locator("figure svg text").evaluate_all(size)
     assert min(size for size in sizes if size) > 6.5  # the smallest are exponents on a logarithmic axis
     assert sum(size >= 9.5 for size in sizes) > 0.9 * len(sizes)
+    first = page.locator(".scroll").first  # of the guard: it fits
+    assert first.evaluate("e => e.scrollWidth <= e.clientWidth")
+    hint = page.get_by_text("scroll sideways").first
+    assert hint.is_visible()
+    assert hint.bounding_box()["x"] + hint.bounding_box()["width"] < 390
+    assert not visit().get_by_text("scroll sideways").first.is_visible()
     box, name = page.locator("[data-metric=tnr]"), page.locator(f"{TABLE} tbody th[scope=row]").first
     assert box.evaluate("e => e.scrollWidth > e.clientWidth")
     before = name.bounding_box()["x"]
     assert box.evaluate("e => { e.scrollLeft = 80; return e.scrollLeft; }") > 0
     assert name.bounding_box()["x"] == pytest.approx(before, abs=1)
+    assert hint.bounding_box()["x"] > 0
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_stands_out(visit, scheme):
-    page = visit(color_scheme=scheme)
+    page = visit(color_scheme=scheme, unfold=True)
     bright = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert bright == (scheme == "light")
-    for where in ("p", "h1", "dt", "dd", "td", "th button", "nav a", "figcaption", "li", ".muted", "svg text"):
+    for where in (
+        "p",
+        "h1",
+        "dt",
+        "dd",
+        "td",
+        "th button",
+        "nav a",
+        "figcaption",
+        "li",
+        ".muted",
+        ".reason",
+        "summary h3",
+        "svg text",
+    ):
         contrasts = page.locator(where).evaluate_all(f"all => all.slice(0, 40).map({CONTRAST})")
         assert contrasts, where
         assert min(contrasts) >= 4.5, where
@@ -176,7 +214,11 @@ def test_print_shows_everything_black_on_white(visit):
         "all => all.filter(e => !e.offsetHeight || !e.offsetWidth).map(e => e.outerHTML.slice(0, 80))"
     )
     assert unseen == []
-    assert page.locator("table:visible").count() == 3
+    assert page.locator("table:visible").count() == 1 + 3
     whole = page.locator(".scroll").evaluate_all("all => all.every(e => getComputedStyle(e).overflowX === 'visible')")
     assert whole
     assert len(page.pdf()) > 10_000
+    page.locator("details").first.evaluate("e => { e.open = true; }")
+    for event, is_open in (("beforeprint", [True] * 6), ("afterprint", [True] + [False] * 5)):  # for older browsers
+        page.evaluate(f"dispatchEvent(new Event('{event}'))")
+        assert page.locator("details").evaluate_all("all => all.map(e => e.open)") == is_open

@@ -9,10 +9,11 @@ from zlib import crc32
 import numpy as np
 from markupsafe import Markup, escape
 
-from igeood.bench.figures.drawing import Figure, render
+from igeood.bench.figures.drawing import NARROW, OOD_LABEL, Figure, Values, render
+from igeood.bench.figures.histograms import HistogramPanel, score_histograms
 
 THEMED = {"#000000": "currentColor", "#0072b2": "var(--blue)", "#882255": "var(--wine)", "#f0e442": "var(--yellow)"}
-
+SIDE = 48  # pixels of a picture's longer side, where it is larger than 64
 
 Drawing = tuple[Markup, str]  # an SVG, which has its own text for those who don't see it; and the caption below
 
@@ -35,10 +36,33 @@ def _tidy(value: str) -> str:
     return re.sub(r"#[0-9a-f]{6}", lambda colour: THEMED.get(colour[0], colour[0]), value)
 
 
+def histogram(name: str, known: Values, foreign: Values, threshold: float) -> Drawing:
+    """Scores of an OOD set beside known ones, with a threshold."""
+    kept, refused = 100 * np.mean(known <= threshold), 100 * np.mean(foreign > threshold)
+    alt = (
+        f"Histogram of scores: in-distribution median {number(np.median(known))}, {name} median "
+        f"{number(np.median(foreign))}; the threshold {number(threshold)} keeps {kept:.1f}% of {len(known):,} known "
+        f"images and refuses {refused:.1f}% of {len(foreign):,} foreign ones."
+    )
+    figure = score_histograms([HistogramPanel("", known, {OOD_LABEL: foreign}, threshold)], NARROW)
+    return draw(figure, alt, f"{name}: {refused:.1f}% refused")
+
+
+def number(value: float) -> str:
+    """A score in four digits, with a minus sign.
+
+    >>> number(-1.62412)
+    '−1.624'
+    """
+    return f"{value:.4g}".replace("-", "−")
+
+
 def picture(image: np.ndarray[Any, np.dtype[np.uint8]]) -> str:
     """An image (3, H, W) as the address of a PNG that is in the address itself."""
     from PIL import Image  # noqa: PLC0415 (comes with matplotlib)
 
-    content = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0))).save(content, "PNG", optimize=True)
+    content, drawn = io.BytesIO(), Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0)))
+    if max(drawn.size) > 64:
+        drawn.thumbnail((SIDE, SIDE))
+    drawn.save(content, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()

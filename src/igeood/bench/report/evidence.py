@@ -2,19 +2,16 @@
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from igeood.bench.figures import curves
-from igeood.bench.figures.drawing import NARROW, OOD_LABEL, look_of
-from igeood.bench.figures.histograms import HistogramPanel, score_histograms
-from igeood.bench.report.drawing import Drawing, draw, picture
+from igeood.bench.figures.drawing import NARROW, look_of
+from igeood.bench.report.drawing import Drawing, draw, histogram, number, picture
 from igeood.bench.report.standings import Row, Standings
 from igeood.bench.runs.averages import Averages, Key, Scores, title
 
 SIDES = {"most": "Most out-of-distribution", "least": "Least out-of-distribution"}
 
 
-Thumbnail = dict[str, str]  # an image's source, its row, its score, the verdict on it, and the reason
+Thumbnail = dict[str, str]  # an image's source, its row, its score, and the reason
 
 
 class Evidence:
@@ -53,17 +50,9 @@ class Evidence:
         return ((ood, self.ours.scores(first[ood])) for ood in self.drawn if ood in first)
 
     def histograms(self) -> Iterator[Drawing]:
-        """Scores of the shown method on each OOD set, with the threshold."""
+        """Scores of the shown method on each OOD set, with the threshold that keeps 95% of these very images."""
         for ood, scores in self.scores(self.standing.shown):
-            known, foreign, at = scores.arrays["id"], scores.arrays["ood"], scores.threshold
-            kept, refused = 100 * np.mean(known <= at), 100 * np.mean(foreign > at)
-            alt = (
-                f"Histogram of scores: in-distribution median {np.median(known):.3g}, {title(ood)} median "
-                f"{np.median(foreign):.3g}; the threshold {at:.3g} keeps {kept:.1f}% of {len(known):,} known images "
-                f"and refuses {refused:.1f}% of {len(foreign):,} foreign ones."
-            )
-            figure = score_histograms([HistogramPanel("", known, {OOD_LABEL: foreign}, at)], NARROW)
-            yield draw(figure, alt, f"{title(ood)}: {refused:.1f}% refused")
+            yield histogram(title(ood), scores.arrays["id"], scores.arrays["ood"], scores.threshold)
 
     def threshold_curves(self) -> Iterator[Drawing]:
         """ROC and precision–recall on each OOD set, of the best of each family."""
@@ -116,6 +105,5 @@ class Evidence:
 def _thumbnails(scores: Scores, side: str, which: str, count: int) -> Iterator[Thumbnail]:
     images, rows = (scores.arrays[f"{side}_{which}{end}"][:count] for end in ("", "_rows"))
     for image, row in zip(images, rows.tolist(), strict=True):
-        value, reason = scores.arrays[side][row], scores.reason(side, row)
-        verdict, text = "refused" if value > scores.threshold else "kept", f"{value:.3g}".replace("-", "−")
-        yield {"source": picture(image), "row": row, "score": text, "verdict": verdict, "reason": reason}
+        score, reason = number(scores.arrays[side][row]), scores.reason(side, row)
+        yield {"source": picture(image), "row": row, "score": score, "reason": reason}

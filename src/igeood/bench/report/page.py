@@ -2,8 +2,9 @@
 
 import base64
 import hashlib
+import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from importlib import resources
@@ -11,18 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
-from igeood.bench.figures.drawing import look_of
+from igeood.bench.report.drawing import number
 from igeood.bench.report.evidence import Evidence
+from igeood.bench.report.guarding import guarding
 from igeood.bench.report.standings import ACCESS, Standings, standings
+from igeood.bench.report.watching import watched
 from igeood.bench.runs.averages import METRICS, Averages, Key, title
 from igeood.bench.runs.plan import TPR, TUNED_ON
 from igeood.bench.runs.results import Record, Results
-from igeood.calibration import Calibration
 from igeood.errors import InputError
-from igeood.files import read_record
-from igeood.guard.file import CALIBRATION_FIELDS
 from igeood.version import __version__
 
 GUARD = "guard.safetensors"
@@ -31,25 +31,32 @@ DRAWN, THUMBNAILS = 18, 96  # OOD sets with figures, and images, that a page has
 
 @dataclass(frozen=True)
 class Report:
-    """A page, and for each network the verdict's sentences."""
+    """A page, and its headlines: of the guard, of the monitor, and for each network who leads."""
 
     html: str
-    verdicts: dict[str, list[str]]
+    guard: str | None
+    monitor: str | None
+    methods: dict[str, str]
 
 
-def make(results: Results, *, made_on: date, guard: Path | None = None, validation: str | None = None) -> Report:
+def make(
+    results: Results, *, made_on: date, guard: Path | None = None, validation: str | None = None,
+    verdicts: Sequence[str] = (),
+) -> Report:  # fmt: skip
     """Make the report of a benchmark.
 
     Parameters
     ----------
     results : Results
-        A benchmark's.
+        A benchmark's. What a guard has judged is told if `guarded.safetensors` is in their folder.
     made_on : date
         The day that the page shows.
     guard : path, optional
-        A guard's file, to say what its threshold promises; by default `guard.safetensors` of the results' folder.
+        A guard's file; by default `guard.safetensors` of the results' folder.
     validation : str, optional
         The set that was tuned on, where the results have several.
+    verdicts : sequence of str
+        Files that `igeood score` wrote with this guard, for a monitor to watch in the order of their rows.
 
     Returns
     -------
@@ -61,17 +68,25 @@ def make(results: Results, *, made_on: date, guard: Path | None = None, validati
     measured = [(key, line, standing) for key, line in pairs if (standing := standings(ours, key)) is not None]
     if not measured:
         raise InputError(f"results: nothing was measured in {results.folder}; `igeood bench --out {results.folder}`")
-    beside, sections = results.folder / GUARD, [_section(ours, *each, len(measured)) for each in measured]
-    again = ["igeood", "report", str(results.folder), *([] if validation is None else ["--validation", validation])]
-    html = _render(
-        sections=sections,
-        ours=ours,
-        guard=_guard(guard or (beside if beside.is_file() else None), ours.classifiers()),
-        tpr=f"{100 * TPR:g}%",
-        made_on=made_on,
-        again=[shlex.join(line) for line in [*(record["command"] for record in results.commands.records), again]],
-    )
-    return Report(html, {section["name"]: section["verdict"] for section in sections})
+    beside = results.folder / GUARD
+    path = guard or (beside if beside.is_file() else None)
+    if verdicts and path is None:
+        raise InputError(f"verdicts: no {GUARD} in {results.folder} to watch them with; name it with --guard")
+    told = guarding(results.folder, path, ours.classifiers())
+    seen = watched(verdicts, path) if verdicts and path else None
+    sections = [_section(ours, *each, len(measured)) for each in measured]
+    again = ["igeood", "report", str(results.folder), *_options(guard=guard, validation=validation)]
+    again += [part for file in verdicts for part in _options(verdicts=file)]
+    commands = [shlex.join(line) for line in [*(record["command"] for record in results.commands.records), again]]
+    about = {"tpr": f"{100 * TPR:g}%", "made_on": made_on, "again": commands}
+    html = _render(sections=sections, ours=ours, guard=told, watched=seen, **about)
+    headlines = (told.headline() if told and told.guarded else None, seen.headline() if seen else None)
+    return Report(html, *headlines, {section["name"]: section["standing"].lead() for section in sections})
+
+
+def _options(**given: str | Path | None) -> list[str]:
+    """Options of a command, where they are given."""
+    return [part for name, value in given.items() if value is not None for part in (f"--{name}", str(value))]
 
 
 def _section(ours: Averages, key: Key, line: Record, standing: Standings, of: int) -> dict[str, Any]:
@@ -85,7 +100,6 @@ def _section(ours: Averages, key: Key, line: Record, standing: Standings, of: in
         "counts": {ood: max(row.images.get(ood, 0) for row in standing.rows) for ood in standing.sets},
         "tuned_on_a_set": any(row.setting not in TUNED_ON for row in standing.rows),
         "standing": standing,
-        "verdict": standing.verdict(),
         "tables": [_tabulate(standing, *item) for item in METRICS.items()],
         "evidence": evidence,
         "tuning": list(evidence.tuning()),
@@ -124,25 +138,17 @@ def _tabulate(standing: Standings, metric: str, name: str) -> dict[str, Any]:
     return {"metric": metric, "title": name, "header": [*map(title, standing.sets), "average"], "groups": groups}
 
 
-def _guard(path: Path | None, keys: list[Key]) -> dict[str, Any] | None:
-    """A guard's file as the template tells of it: whose it is, and its calibration if it has one."""
-    if path is None:
-        return None
-    record, tensors = read_record(path, "guard")
-    known = record["calibration"]
-    fields = {name: known[name] for name in CALIBRATION_FIELDS} if known else {}
-    calibration = Calibration(tensors["calibration.scores"], **fields) if known else None
-    whose = {key.weights: key for key in keys}.get(record["model"], "a network that is not in this report")
-    about = {"method": look_of(record["method"]).title, "access": record["access"]}
-    return {"file": path.name, "of": whose, "calibration": calibration, **about}
-
-
 def _render(**content: Any) -> str:
     files = resources.files("igeood.bench.report")
     names = ("template.html", "style.css", "script.js")
     template, style, script = (files.joinpath(name).read_text(encoding="utf-8").strip() for name in names)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     pages = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    pages.filters |= {"set_title": title, "count": "{:,}".format}
+    pages.filters |= {"set_title": title, "count": "{:,}".format, "number": number, "strong": _strong}
     own = {"style": Markup(style), "script": Markup(script), "script_digest": digest}  # noqa: S704 (our own files)
     return pages.from_string(template).render(version=__version__, **own, **content)
+
+
+def _strong(text: str) -> Markup:
+    """A sentence with its percentages in bold."""
+    return Markup(re.sub(r"(\d[\d.]*%)", r"<strong>\1</strong>", str(escape(text))))  # noqa: S704 (it is escaped)

@@ -28,3 +28,18 @@ for (const button of document.querySelectorAll("th button")) {
     }
   });
 }
+// A link to a folded part unfolds it; print unfolds everything.
+const unfold = () => {
+  const part = location.hash && document.getElementById(location.hash.slice(1));
+  if (part && part.tagName === "DETAILS") part.open = true;
+};
+addEventListener("hashchange", unfold);
+unfold();
+const forPrint = isPrinting => {
+  for (const part of document.querySelectorAll(isPrinting ? "details:not([open])" : "details[data-folded]")) {
+    part.toggleAttribute("data-folded", isPrinting);
+    part.open = isPrinting;
+  }
+};
+addEventListener("beforeprint", () => forPrint(true));
+addEventListener("afterprint", () => forPrint(false));

@@ -1,4 +1,4 @@
-"""How the methods stand: the rows of the table, their averages, and the verdict in words."""
+"""How the methods stand: the rows of the table, their averages, and who leads in words."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -100,57 +100,28 @@ class Standings:
             groups.setdefault(group_title(row.setting, row.validation), []).append(row)
         return groups
 
-    def verdict(self) -> list[str]:
-        """Who is ahead, by how much, and where it is weakest: sentences, the first the most important."""
-        sentences = [self._ahead(), *self._without_ood(), *self._weakest(self.leader, self.leader.name)]
-        if self.shown != self.leader:
-            sentences += self._weakest(self.shown, str(self.shown))
-        return sentences
-
-    def by_access(self) -> list[str]:
-        """The best of each setting, where there are several."""
-        ranked = {name: self.ranked(rows) for name, rows in self.groups().items()}
-        sentences = [self._within(name, *rows) for name, rows in ranked.items() if rows]
-        return sentences if len(sentences) > 1 else []
-
-    def _within(self, name: str, best: Row, *rest: Row) -> str:
-        """The best of a setting, and the best of IGEOOD there, or of the others."""
-        rival = next((r for r in rest if "igeood" in (r.family, best.family) and r.family != best.family), None)
-        beside = f", {rival.name} {self._tnr(rival)}" if rival else ""
-        return f"{name[0].upper()}{name[1:]}: {best.name} {self._tnr(best)}{beside}."
-
-    def _ahead(self) -> str:
+    def lead(self) -> str:
+        """Who leads, and by how much, in a sentence."""
         leader, others = self.leader, self.families()[1:]
         n = len(self.compared)
         over = f"on {title(self.compared[0])}" if n == 1 else f"on average over {n} OOD sets"
-        kept = f"while {100 * TPR:g}% of known ones are kept, {over}"
-        start = f"{leader} refuses {self._tnr(leader)} of foreign inputs {kept}"
+        share = f"{self._tnr(leader)} of foreign images {over} while {100 * TPR:g}% of known ones are kept"
         if not others:
-            return f"{start}. No method of another family was measured."
+            return f"{self._who(leader)} refuses {share}; no method of another family was measured."
         own = next((row for row in others if row.family == "igeood"), None)
         rival = own or others[0]
         first, second = (round(self.average(row) or 0.0, 1) for row in (leader, rival))  # as they are printed
         gap = first - second
         if gap < 0.05:
-            return f"{start}; {rival} is level with it."
-        who = f"{rival}, the best of IGEOOD" if own else f"{rival}, the best of the other families"
-        behind = f"IGEOOD is behind by {gap:.1f} points" if own else f"{gap:.1f} points less"
-        noise = " (within the sampling error of so few images)" if gap < 2 * self._error(leader, rival) else ""
-        return f"{start}; {who}, refuses {self._tnr(rival)}: {behind}{noise}."
+            return f"{self._who(leader)} and {self._who(rival)} are level: each refuses {share}."
+        place = "the best of the IGEOOD family" if own else "the best of the other families"
+        noise = ", which is within the sampling error" if gap < 2 * self._error(leader, rival) else ""
+        behind = f"{self._who(rival)}, {place}, refuses {self._tnr(rival)}, {gap:.1f} points less{noise}"
+        return f"{self._who(leader)} leads: it refuses {share}; {behind}."
 
-    def _without_ood(self) -> list[str]:
-        """If the leader has seen samples of the OOD sets: who is ahead of those that have not."""
-        others = self.ranked(row for row in self.rows if row.validation != "own")
-        if self.leader.validation != "own" or not others:
-            return []
-        start = "Its tuning saw samples of these sets, which few have in practice"
-        return [f"{start}; without, {others[0]} refuses {self._tnr(others[0])}."]
-
-    def _weakest(self, row: Row, who: str) -> list[str]:
-        tnr = {ood: row.figures["tnr"][ood] for ood in self.compared}
-        worst = min(tnr, key=lambda ood: tnr[ood])
-        is_even = max(tnr.values()) - tnr[worst] < 0.05
-        return [] if is_even else [f"{who} is weakest on {title(worst)}, where it refuses {tnr[worst]:.1f}%."]
+    def _who(self, row: Row) -> str:
+        """A row in a sentence: with its setting where there are several."""
+        return row.name if len(self.groups()) == 1 else str(row)
 
     def _tnr(self, row: Row) -> str:
         return f"{self.average(row):.1f}%"
