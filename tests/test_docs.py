@@ -3,20 +3,24 @@
 import os
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import click
 import pytest
 
 import igeood
+from igeood.cli import main
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "reproduction")
 WRITTEN = [*PAGES, *sorted(ROOT.glob("*.md")), ROOT / "examples" / "README.md"]
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<printed>.*?)^```)?", re.S | re.M)
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
+NEEDS = {"text.md": "transformers", "production.md": "tritonclient.http", "export.md": "onnxruntime"}
 
 
 def text_of(path):
@@ -27,8 +31,20 @@ def name(path):
     return str(path.relative_to(ROOT))
 
 
+@pytest.fixture
+def _methods_kept():
+    """What a page registers is gone after it."""
+    before = dict(igeood.METHODS)
+    yield
+    for method in igeood.METHODS.keys() - before.keys():
+        del igeood.METHODS[method]
+
+
 @pytest.mark.parametrize("page", [path for path in PAGES if BLOCK.search(text_of(path))], ids=name)
+@pytest.mark.usefixtures("_methods_kept")
 def test_python_blocks_run_in_order_and_print_what_the_page_says(page, reader_names, tmp_path, monkeypatch, capsys):
+    if page.name in NEEDS:
+        pytest.importorskip(NEEDS[page.name])
     monkeypatch.chdir(tmp_path)
     for block in BLOCK.finditer(text_of(page)):
         exec(block["code"], reader_names)  # noqa: S102 (our own pages)
@@ -45,6 +61,90 @@ def test_links_and_the_files_of_the_source_that_a_page_names_exist(page):
     links = [page.parent / link for link in re.findall(r"\]\(([^)\s#]+)[^)]*\)", prose) if "://" not in link]
     named = [ROOT / path for path in re.findall(r"\b(?:tests|src|benchmarks|docs)/[\w/-]+(?:\.\w+)?", prose)]
     assert [str(path) for path in [*links, *named] if not path.exists()] == []
+
+
+def navigation():
+    """The pages of the navigation, each with the names that lead to it, from the top."""
+    pages, above = {}, []
+    tree = re.search(r"^nav:\n(.*?)\n\n", text_of(ROOT / "mkdocs.yml"), re.S | re.M)[1]
+    for spaces, title, page in re.findall(r"^( +)- (.+?):(?: (\S+))?$", tree, re.M):
+        above[(len(spaces) - 2) // 4 :] = [title]
+        if page:
+            pages.setdefault(page, []).append(tuple(above))
+    return pages
+
+
+def test_the_navigation_has_five_parts_and_every_page_once():
+    pages, docs = navigation(), ROOT / "docs"
+    assert sorted(pages) == sorted(str(path.relative_to(docs)) for path in PAGES)
+    assert {page: ways for page, ways in pages.items() if len(ways) > 1} == {}
+    parts = [*dict.fromkeys(way[0] for (way,) in pages.values())]
+    assert parts == ["Start", "Choose", "Operate", "Understand", "Reference"]
+
+
+QUESTIONS = (
+    "which threshold", "which method", "how many calibration samples", "flagged inputs", "drift", "serve", "onnx",
+    "text", "100 million rows", "knn, vim, react and ash", "my own detector, or somebody else's",
+)  # fmt: skip
+
+
+def test_each_question_on_the_home_page_leads_to_a_page_two_clicks_deep(site):
+    table = re.search(r"^\| question \| page \|\n.*?\n\n", text_of(ROOT / "docs" / "index.md"), re.S | re.M)[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:] if line]
+    pages = navigation()
+    for question, answer in rows:
+        links = re.findall(r"\]\(([\w/.-]+\.md)(?:#([\w-]+))?\)", answer)
+        assert links, question
+        for page, place in links:
+            assert len(pages[page][0]) == 2, question
+            assert not place or f'id="{place}"' in site[page.replace(".md", ".html")], question
+    asked = [question.lower() for question, _ in rows]
+    assert [needed for needed in QUESTIONS if not any(needed in question for question in asked)] == []
+
+
+def row(method):
+    """A method's row of the table, but for the words on its score."""
+    needs = igeood.METHODS[method].needs
+    layers = {"none": "logits", "last": "last layer", "last two": "last two layers", "all": "all layers"}
+    words = [layers.get(needs.layers, needs.layers), *["head"] * needs.head, *["labels"] * needs.labels, *needs.returns]
+    return f"| `{method}` | {igeood.METHODS[method].title} | {', '.join(words)} |"
+
+
+def test_the_table_of_methods_is_the_registry():
+    table = re.findall(r"^(\| `[\w+-]+` \|[^|]*\|[^|]*\|)[^|]+\|$", text_of(ROOT / "docs" / "methods.md"), re.M)
+    assert sorted(table) == sorted(map(row, igeood.METHODS))
+
+
+def test_the_excerpt_of_the_comparison_is_what_the_comparison_says():
+    excerpt = re.findall(r"^\| `[^`]+` \| [\d.]+ / .*$", text_of(ROOT / "docs" / "methods.md"), re.M)
+    whole = text_of(ROOT / "docs" / "comparison.md").splitlines()
+    assert len(excerpt) > 5
+    assert [line for line in excerpt if not any(full.startswith(line) for full in whole)] == []
+
+
+def command_lines():
+    """Calls of `igeood` in the pages' shell blocks, as lists of words; those of the command line's page are run."""
+    for page in PAGES:
+        if page.name != "command-line.md":
+            for block in re.findall(r"^```sh\n(.*?)^```", text_of(page), re.S | re.M):
+                for line in block.replace("\\\n", " ").splitlines():
+                    words = shlex.split(re.split(r" > | && ", line)[0], comments=True)
+                    if words[:1] == ["igeood"] and len(words) > 1:
+                        yield words[1:]
+
+
+@pytest.mark.parametrize("words", list(command_lines()), ids=" ".join)
+def test_every_command_can_be_parsed(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command, (name, *rest) = main.get_command(None, words[0]), words
+    if isinstance(command, click.Group):
+        command, rest = command.commands[rest[0]], rest[1:]
+    command.make_context(name, rest)
+
+
+def test_the_list_of_commands_is_complete():
+    page = text_of(ROOT / "docs" / "commands.md")
+    assert {*re.findall(r"^\| `igeood (\w+)", page, re.M)} == {*main.list_commands(None)}
 
 
 @pytest.fixture(scope="module")

@@ -93,19 +93,6 @@ def test_its_comparison_is_that_of_the_page():
         assert " | ".join(figures) == page[name]
 
 
-def row(name):
-    """A method's row of the table of methods, but for the words on its score."""
-    needs = igeood.METHODS[name].needs
-    layers = {"none": "logits", "last": "last layer", "last two": "last two layers", "all": "all layers"}
-    words = [layers.get(needs.layers, needs.layers), *["head"] * needs.head, *["labels"] * needs.labels, *needs.returns]
-    return f"| `{name}` | {igeood.METHODS[name].title} | {', '.join(words)} |"
-
-
-def test_the_table_of_methods_is_the_registry():
-    table = re.findall(r"^(\| `[\w+-]+` \|[^|]*\|[^|]*\|)[^|]+\|$", text_of("docs", "methods.md"), re.MULTILINE)
-    assert {*map(row, igeood.METHODS)} <= {*table}
-
-
 def test_the_tree_names_every_part_of_the_source():
     tree = re.search(r"```\nsrc/igeood/\n(.*?)```", text_of("CONTRIBUTING.md"), re.DOTALL)[1]
     folder = ROOT / "src" / "igeood"
