@@ -87,7 +87,7 @@ CHROMIUM = chromium --headless --no-sandbox --disable-gpu --disable-quic --no-fi
 
 picture: demo  ## docs/pictures/report.png, the README's picture of the demonstration's report
 	mkdir -p docs/pictures
-	$(CHROMIUM) --window-size=1120,1696 --screenshot=docs/pictures/report.png file://$(CURDIR)/build/demo/report.html
+	$(CHROMIUM) --window-size=1120,1180 --screenshot=docs/pictures/report.png file://$(CURDIR)/build/demo/report.html
 
 # What the reproduction runs on. iSUN, the paper's validation set, is not to be had everywhere; Fashion-MNIST is.
 NETWORKS ?= $(wildcard $(IGEOOD_DATA)/weights/*.safetensors)
