@@ -38,8 +38,8 @@ def main(folder: Path) -> None:
     guard = igeood.white_box(model).fit((images[train], labels[train])).calibrate(images[held_out])
     guard.export(folder / "guard.onnx", example=images[test[:8]])
     foreign = (labels >= 8).nonzero()[:, 0]
-    kept, refused = (100 * guard.predict(images[rows]).is_ood.float().mean() for rows in (test, foreign))
-    print(f"guard.onnx: {kept:.1f}% of the digits 0…7 are refused, {refused:.1f}% of 8 and 9")
+    wrongly, rightly = (100 * guard.predict(images[rows]).is_ood.float().mean() for rows in (test, foreign))
+    print(f"guard.onnx: {wrongly:.1f}% of the digits 0…7 are refused, {rightly:.1f}% of 8 and 9")
 
     some = [*test, *foreign]  # of each digit the last
     pictures = {f"digit-{int(labels[i])}.png": images[i] for i in sorted(some, key=lambda i: int(labels[i]))}

@@ -12,6 +12,10 @@ if (!axes || endianness() !== "LE") {
 const shape = axes.split(",").map(Number);
 const size = shape.reduce((product, axis) => product * axis, 1);
 const bytes = await readFile(inputs);
+if (bytes.length % (4 * size)) {
+  console.error(`${inputs}: ${bytes.length} bytes are no whole number of samples of ${4 * size} bytes`);
+  process.exit(2);
+}
 const values = new Float32Array(bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.length));
 const session = await ort.InferenceSession.create(guard);
 const batch = 64 * size;

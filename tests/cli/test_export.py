@@ -67,13 +67,20 @@ def test_what_cannot_be_an_example_is_one_line(run, tmp_path):
     np.savez("words.npz", left=np.array(["a", "b"]), right=np.zeros((2, 3)))
     np.savez("one.npz", left=np.zeros((2, 3), np.float32))
     np.save("array.npy", np.zeros((2, 3)))
+    np.savez("wide.npz", left=np.zeros((2, 3), np.longdouble))
+    np.savez_compressed("packed.npz", left=np.random.default_rng(0).random((50, 3)), right=np.zeros((50, 3)))
+    packed = bytearray((tmp_path / "packed.npz").read_bytes())
+    packed[60:90] = bytes(30)
+    (tmp_path / "packed.npz").write_bytes(packed)
     (tmp_path / "renamed.npz").write_bytes((tmp_path / "array.npy").read_bytes())
     (tmp_path / "broken.npz").write_bytes((tmp_path / "input.npz").read_bytes()[:200])
     wanted = {
         "words.npz": "example: left in words.npz has values of type <U1; give numbers",
+        "wide.npz": "example: left in wide.npz has values of type float128; give numbers of 64 bits or less",
         "one.npz": "example: the guard cannot judge it .*TypeError.*; give inputs of the model",
         "array.npy": "example: array.npy is no .npz file; write one with numpy.savez",
         "renamed.npz": "example: renamed.npz is no sound .npz file",
+        "packed.npz": "example: packed.npz is no sound .npz file",
         "broken.npz": "example: broken.npz is no sound .npz file",
         None: "example: the model's inputs are not known; give --example input.npz",
     }

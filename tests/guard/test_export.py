@@ -222,6 +222,30 @@ def test_token_ids_of_any_number(tmp_path):
         agree(graph(**batch), guard.predict(batch), 1e-4)
 
 
+class Columns(nn.Module):
+    """Takes five columns of categories, no more and no fewer."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(20, 4), nn.Linear(20, 3)
+
+    def forward(self, x):
+        return self.head(torch.cat([self.embed(x[:, i]) for i in range(5)], dim=1))
+
+
+def test_integers_that_are_no_tokens_and_ids_below_0(tmp_path):
+    torch.manual_seed(0)
+    x = torch.randint(20, (300, 5), generator=torch.Generator().manual_seed(0))
+    guard = igeood.black_box(Columns().eval()).fit((x[:200], torch.arange(200) % 3)).calibrate(x[200:])
+    guard.export(tmp_path / "g.onnx", example=x[:4])
+    graph = Graph(tmp_path / "g.onnx")
+    assert graph.inputs == {"input": ["samples", 5]}
+    given = x[:6].clone()
+    given[2, 1] = -1
+    agree(graph(input=given), guard.predict(given, on_error="refuse"), 1e-5)
+    assert graph(input=given)["label"][2] == -1
+
+
 def refused(guard, path, match, **options):
     """Exporting is an error, and leaves no file."""
     before = sorted(path.parent.iterdir())
@@ -238,6 +262,11 @@ def test_what_cannot_be_exported_says_why(model, data, classifier, white, tmp_pa
     wrapped = igeood.black_box(method=theirs).fit(classifier.train).calibrate(classifier.held_out)
     refused(wrapped, path, "is not ours, and cannot be exported; use one of igeood.METHODS")
     refused(white, path, "example: the model's inputs are not known; give some")
+    refused(white, tmp_path, "path: .* is a folder", example=x)
+    stuck = copy.deepcopy(model)
+    stuck.lock = threading.Lock()
+    locked = igeood.black_box(stuck).fit(data.train).calibrate(data.held_out)
+    refused(locked, path, r"model: cannot be copied \(TypeError: .*; remove what cannot", example=x)
     refused(white, path, "example: has no sample", example=x[:0])
     refused(white, path, r"example: the guard cannot judge it \(input \(3, 1, 8, 8\)\): RuntimeError: Given groups=1",
             example=x[:, :1])  # fmt: skip

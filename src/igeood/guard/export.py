@@ -53,9 +53,11 @@ def export(guard: Guard, path: str | os.PathLike[str], example: Any = None) -> N
             f"model: it takes {min(same)!r}, which is an output's name here; wrap it in one that renames it"
         )
     _check_replaceable(onnx, path)
-    with _lock:
-        content = _content(onnx, guard, batch, names, outputs)
-    _check(onnxruntime, content, guard, batch, names)
+    for free in (True, False):  # how many tokens there are
+        with _lock:
+            content = _content(onnx, guard, batch, names, outputs, free)
+        if _check(onnxruntime, content, guard, batch, names):
+            break
     write_whole(path, content)
 
 
@@ -125,20 +127,18 @@ def _rows(batch: Any, n: int) -> Any:
     return batch[torch.arange(n) % len(batch)]
 
 
-def _content(onnx: Any, guard: Guard, batch: Any, names: Sequence[str], outputs: Sequence[str]) -> bytes:
-    """The file's content."""
+def _content(onnx: Any, guard: Guard, batch: Any, names: Sequence[str], outputs: Sequence[str], free: bool) -> bytes:
+    """The file's content; with the number of tokens `free`, where there are any and the model allows it."""
     few = _rows(batch, 3)  # torch takes an axis of length 1 as fixed
     tensors, samples = input_tensors(few, names), torch.export.Dim("samples")
-    axes = tuple({0: samples, **({1: torch.export.Dim.AUTO} if _is_tokens(t) else {})} for t in tensors)
+    axes = tuple({0: samples, **({1: torch.export.Dim.AUTO} if free and _is_tokens(t) else {})} for t in tensors)
+    graph = Graph(guard, few, names, refuses_negative=_refuses_negative(guard, few))
     with _quiet(), torch.inference_mode(False), torch.no_grad():
         try:
-            graph = Graph(guard, few, names)
             traced = torch.export.export(graph, tuple(tensors), dynamic_shapes=(axes,), strict=False)
             program: Any = torch.onnx.export(
                 traced, opset_version=OPSET, input_names=list(names), output_names=list(outputs), verbose=False
             )
-        except IgeoodError:
-            raise
         except Exception as error:
             who = "detector" if guard.inputs.model is None else "model"
             cure = "it must not decide by values, nor fix the number of samples"
@@ -152,6 +152,17 @@ def _content(onnx: Any, guard: Guard, batch: Any, names: Sequence[str], outputs:
         raise InputError(f"model: its graph has {size:,} bytes, but an ONNX file {LARGEST_FILE:,} at most; reduce it")
     content: bytes = program.model_proto.SerializeToString()
     return content
+
+
+def _refuses_negative(guard: Guard, few: Any) -> bool:
+    """Whether a model of integers fails on −1, as embeddings do; in a graph it would count from the end."""
+    if guard.inputs.model is None or few.x.is_floating_point():
+        return False
+    try:
+        guard.predict(few.with_x(torch.full_like(few.x, -1)))
+    except Exception:  # noqa: BLE001 (of somebody's model)
+        return True
+    return False
 
 
 def _is_tokens(value: Any) -> bool:
@@ -211,6 +222,8 @@ def _quiet() -> Iterator[None]:
 def _check_replaceable(onnx: Any, path: str | os.PathLike[str]) -> None:
     """Raise if there is a file that is no guard's graph: it may be somebody's only copy."""
     there = Path(path)
+    if there.exists() and not there.is_file():
+        raise InputError(f"path: {path} is a folder, or no ordinary file; name a file")
     if not there.is_file() or not there.stat().st_size:
         return
     try:
@@ -221,21 +234,27 @@ def _check_replaceable(onnx: Any, path: str | os.PathLike[str]) -> None:
         raise InputError(f"path: {path} is there, and is no guard's graph; name another file, or remove it first")
 
 
-def _check(onnxruntime: Any, content: bytes, guard: Guard, batch: Any, names: Sequence[str]) -> None:
-    """Raise unless onnxruntime runs the graph, and agrees with the guard."""
+def _check(onnxruntime: Any, content: bytes, guard: Guard, batch: Any, names: Sequence[str]) -> bool:
+    """Raise unless onnxruntime runs the graph and agrees with the guard; return whether it does with fewer tokens too."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # errors are raised
     cure = "convert the model to float32 and fit again" if _is_double(guard) else "change that operation"
+    parts = [batch, *(_rows(batch, n) for n in _TRIED)]
     try:
-        session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-        parts = [batch, *(_rows(batch, n) for n in _TRIED)]
-        if any(
-            size not in ("samples", None) and isinstance(size, str) for v in session.get_inputs() for size in v.shape
-        ):
-            parts.append(batch.mapped(lambda value: value[:, :-1] if _is_tokens(value) else value))
+        session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         results = [_run(session, part, names) for part in parts]
     except Exception as error:
         raise InputError(f"model: onnxruntime cannot run its graph ({_line(error)}); {cure}") from error
     for part, graph in zip(parts, results, strict=True):
         _agree(graph, guard, part)
+    if not any(isinstance(size, str) and size != "samples" for value in session.get_inputs() for size in value.shape):
+        return True
+    shorter = batch.mapped(lambda value: value[:, :-1] if _is_tokens(value) else value)
+    try:
+        _agree(_run(session, shorter, names), guard, shorter)
+    except Exception:  # noqa: BLE001 (of onnxruntime, or of somebody's model)
+        return False
+    return True
 
 
 def _run(session: Any, part: Any, names: Sequence[str]) -> Arrays:

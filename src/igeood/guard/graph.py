@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from igeood.detectors.base import is_no_distribution
+from igeood.errors import InputError
 from igeood.geometry.plain import plain
 from igeood.guard.guard import Guard
 from igeood.model.batches import Batch, has_rows
@@ -47,17 +48,22 @@ class Graph(nn.Module):
         Samples, for all that is no input of the graph.
     names : sequence of str
         The inputs.
+    refuses_negative : bool
+        A negative integer cannot be read, such as a token id.
     """
 
     threshold: Tensor
     table: Tensor
 
-    def __init__(self, guard: Guard, example: Any, names: Sequence[str]) -> None:
+    def __init__(
+        self, guard: Guard, example: Any, names: Sequence[str], *, refuses_negative: bool = False
+    ) -> None:  # fmt: skip
         super().__init__()
         self.example, self.names, self.reader = example, names, None
+        self.refuses_negative = refuses_negative
         self.detector, self.judge = guard.detector, guard.detector.judge()
         if guard.inputs.bare is not None:
-            self.reader = _reader(copy.deepcopy(guard.inputs.bare).eval(), guard)
+            self.reader = _reader(_copied(guard.inputs.bare), guard)
             self.model = self.reader.bare
         calibration: Any = guard.calibration
         self.n = n = len(calibration.scores)
@@ -82,6 +88,9 @@ class Graph(nn.Module):
         if self.reader is None:
             return tensors[0], list(tensors[1:])
         given = dict(zip(self.names, tensors, strict=True))
+        if self.refuses_negative:
+            samples = self.example.name or INPUT_NAME
+            given[samples] = given[samples].clamp(min=0)
         named = {name: given.get(name or INPUT_NAME, value) for name, value in self.example.inputs.items()}
         logits, features = self.reader.tensors(replace(self.example, inputs=named))
         return logits, [features[block] for block in self.detector.widths_]
@@ -94,6 +103,8 @@ class Graph(nn.Module):
         x = None if self.reader is None else given[self.example.name or INPUT_NAME]
         if x is not None and x.is_floating_point():
             bad = bad | _any(~x.isfinite())
+        if x is not None and self.refuses_negative:
+            bad = bad | _any(x < 0)
         return bad | is_no_distribution(logits) if self.detector.probabilities else bad
 
     def _p_value(self, score: Tensor) -> Tensor:
@@ -101,6 +112,15 @@ class Graph(nn.Module):
         row = (self.table[:, -1] < score[:, None]).sum(dim=1)
         less = row * len(self.table) + (self.table[row] < score[:, None]).sum(dim=1)
         return (self.n + 1.0 - less.double()) / (self.n + 1.0)
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    """A copy in evaluation mode."""
+    try:
+        return copy.deepcopy(model).eval()
+    except Exception as error:
+        problem = f"cannot be copied ({type(error).__name__}: {error})"
+        raise InputError(f"model: {problem}; remove what cannot, or give it a __deepcopy__") from error
 
 
 def _reader(model: nn.Module, guard: Guard) -> Reader:
