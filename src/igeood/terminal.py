@@ -14,11 +14,13 @@ Progress = Callable[[str, int, int | None], None]  # what, done, of how many if 
 PATIENCE = 60  # seconds without a line, where there are no bars
 
 FILE, FOLDER = click.Path(dir_okay=False), click.Path(file_okay=False)
-force_option: Decorator = click.option("--force", is_flag=True, help="Replace what is there.")
+force_option: Decorator = click.option("--force", is_flag=True, help="Replace existing files.")
 json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 root_option: Decorator = click.option("--root", type=FOLDER, help="Where the data are, if not in $IGEOOD_DATA.")
 _SEED = click.IntRange(0, 2**32 - 1)
-seed_option: Decorator = click.option("--seed", default=0, show_default=True, type=_SEED, help="Of everything random.")
+seed_option: Decorator = click.option(
+    "--seed", default=0, show_default=True, type=_SEED, help="Seed for everything random."
+)
 
 _SEARCH = click.Choice(["sweep", "bayes"])
 _SOUGHT = "For temperatures; bayes is the paper's: 5 × 500 trials."

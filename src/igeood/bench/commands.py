@@ -239,7 +239,7 @@ def _write_page(path: Path, results: "Results", **options: Any) -> "Report":
 
 
 @click.command()
-@click.option("--out", default="igeood-demo", show_default=True, type=FOLDER, help="Folder of everything.")
+@click.option("--out", default="igeood-demo", show_default=True, type=FOLDER, help="Folder for all output.")
 @seed_option
 @json_option
 def demo(out: str, seed: int, as_json: bool) -> None:

@@ -25,8 +25,8 @@ def export(guard: str, example: str | None, out: str, force: bool, as_json: bool
     """Write GUARD, with its model if it has one, as one ONNX graph: it runs without Python and torch.
 
     The graph's outputs are logits (with a model), score, p_value, is_ood and label. The number of samples is free. The
-    file appears once onnxruntime has run the graph on the example and agreed with the guard. A guard of logits, and
-    one that was fitted on folders of images, can do without an example.
+    file appears only after onnxruntime has run the graph on the example and agreed with the guard. A guard of logits,
+    or one that was fitted on folders of images, needs no example.
     """
     check_out(out, force, guard, *([example] if example else []), guard=False)
     loaded = load_guard(guard, options)

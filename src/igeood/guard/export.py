@@ -235,7 +235,7 @@ def _check_replaceable(onnx: Any, path: str | os.PathLike[str]) -> None:
 
 
 def _check(onnxruntime: Any, content: bytes, guard: Guard, batch: Any, names: Sequence[str]) -> bool:
-    """Raise unless onnxruntime runs the graph and agrees with the guard; return whether it does with fewer tokens too."""
+    """Raise unless onnxruntime runs the graph and agrees with the guard; whether it does with fewer tokens too."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors are raised
     cure = "convert the model to float32 and fit again" if _is_double(guard) else "change that operation"

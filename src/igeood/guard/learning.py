@@ -36,6 +36,9 @@ def summarise(guard: "Guard", data: Any, labels: Any = None, *, budget: int = BU
     data, labels, budget
         As in `Guard.fit`.
     """
+    if not hasattr(guard, "detector"):
+        cure = "give the guard that it is for, such as igeood.white_box(model)"
+        raise InputError(f"guard: expected a guard, got {type(guard).__name__}; {cure}")
     summary = Summary(guard.detector.needs, budget=budget)
     read(copy.copy(guard.inputs), guard.detector, summary, data, labels)
     return summary

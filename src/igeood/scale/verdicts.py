@@ -13,6 +13,7 @@ from igeood.errors import InputError
 from igeood.guard.verdict import Verdict
 from igeood.monitor import Kind, Monitor
 from igeood.parts import Part, as_numbers, find_sources, some
+from igeood.scale.units import MANIFEST
 from igeood.terminal import Progress
 
 ROWS = 1 << 16  # read at a time
@@ -32,7 +33,8 @@ def open_verdicts(names: Sequence[str], kind: Kind) -> list[Part]:
     kind : {"p-values", "flags"}
         Flags need the column `is_ood` beside `score`. `reason` and `id` are read where they are.
     """
-    parts = [Part(source) for name in names for source in find_sources(name)]
+    results = [name for name in names if not name.endswith(MANIFEST)]  # what `igeood score` keeps beside them
+    parts = [Part(source) for name in results or names for source in find_sources(name)]
     for part in parts:
         for column in ("score", "is_ood") if kind == "flags" else ("score",):
             if column not in part.names:
