@@ -86,6 +86,7 @@ def test_the_monitors_benchmark_prints_its_tables(capsys):
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux")
+@pytest.mark.slow
 def test_the_service_is_measured_in_seconds(capsys):
     pytest.importorskip("uvicorn")
     load("serve").main(["--quick"])
