@@ -18,6 +18,7 @@ HELPERS = {
     "against",
     "comparison",
     "export",
+    "geometry",
     "peers",
     "health",
     "monitor",

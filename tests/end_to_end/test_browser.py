@@ -125,6 +125,20 @@ def test_node_gives_the_same_verdicts(guarded):
     agree([json.loads(line) for line in done.stdout.splitlines()], guard, x)
 
 
+def test_the_documentations_javascript_runs(guarded):
+    folder, _, _ = guarded
+    needs(shutil.which("node"), "Node.js is missing")
+    page = (EXAMPLE.parent.parent / "docs" / "export.md").read_text(encoding="utf-8")
+    (folder / "page.mjs").unlink()
+    (folder / "page.mjs").write_text(re.search(r"```js\n(.*?)```", page, re.S)[1])
+    command = ["node", "page.mjs"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.match(r"(true|false) 0\.\d+ -?\d+\n$", done.stdout)
+    (folder / "page.mjs").unlink()
+    (folder / "page.mjs").symlink_to(EXAMPLE / "page.mjs")
+
+
 def test_a_browser_gives_the_same_verdicts(guarded, visit):
     folder, guard, x = guarded
     (folder / "samples").mkdir()

@@ -54,7 +54,9 @@ class Images:
 
     def __init__(self, name: str, guard: Guard, *, root: str | None, batch: int, training: bool) -> None:
         if guard.preparation is None:
-            raise InputError("guard: was made in Python, and does not say how images become inputs; use igeood fit")
+            raise InputError(
+                "guard: was made in Python, and has no size of images; use igeood fit, or predict in Python"
+            )
         size, *self.scale = (guard.preparation[key] for key in ("size", "mean", "std"))
         self.images = load(name, root=root, split="train" if training else "test", side=size, labelled=training)
         self.batch, self.rows = batch, len(self.images)

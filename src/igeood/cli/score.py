@@ -74,7 +74,7 @@ def _score_each(
 
     about, path = record_head(guard), os.path.abspath(guard)  # noqa: PTH100 (links stay)
     if options["model"] or about.get("model"):
-        raise InputError("out: a guard with a model scores one set of images; name one file")
+        raise InputError("out: a guard with a model scores one set of images; name one file, or predict in Python")
     fingerprint, columns = about.get("sha256"), _shared.column_names(options)
     loaded = load_once(path, fingerprint)
     units, where = find_units(data, out), choose(**given)
