@@ -43,7 +43,7 @@ def test_it_tells_the_story_first_and_ends_with_the_report(made):
     assert float(kept[0]) > 88
     assert [name for _, name in refused][1:] == ["capital letters", "photographs", "Gaussian noise"]
     assert "Its promise: at least 95% of in-distribution inputs are kept" in said
-    assert re.match(r"  Fisher–Rao product [\d.]+%, KNN [\d.]+%, ViM [\d.]+%, Energy [\d.]+%$", lines[-1])
+    assert re.match(r"  Fisher–Rao product [\d.]+%, Mahalanobis\+\+ [\d.]+%, ViM [\d.]+%, KNN [\d.]+%$", lines[-1])
     assert last == f"Report: {folder / 'report.html'}"
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert len(page.encode()) < 2_000_000

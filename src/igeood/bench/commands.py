@@ -264,13 +264,9 @@ def demo(out: str, seed: int, as_json: bool) -> None:
     show(True, {**about, "sets": sets, "methods": result.methods, "out": out, "report": str(path)})
 
 
-def _lower(title: str) -> str:
-    """A set's title within a sentence."""
-    return title if title.startswith("Gaussian") else f"{title[0].lower()}{title[1:]}".replace(", ", " and ")
-
-
 def _story(result: "Demo") -> Iterator[str]:
     """What the demonstration shows, in lines."""
+    from igeood.bench.report.guarding import within
     from igeood.detectors import METHODS
 
     guarded = result.guarded
@@ -278,14 +274,15 @@ def _story(result: "Demo") -> Iterator[str]:
     yield f"A network has learnt the handwritten digits 0 to 7; it is right on {guarded.accuracy:.1%} of new ones."
     yield "Whatever else it is shown, it answers with one of these digits. The guard around it"
     yield f"  keeps   {1 - known.refused:6.1%} of the digits that it was made for, and"
-    yield from (f"  refuses {one.refused:6.1%} of {_lower(one.title)}" for one in foreign)
+    yield from (f"  refuses {one.refused:6.1%} of {within(one.title)}" for one in foreign)
     yield f"Its promise: {guarded.promise}."
     for one in foreign:
-        surest = max((p for p in one.pictures if p.is_ood), key=lambda picture: picture.confidence, default=None)
-        if surest is not None:
+        refused = [picture for picture in one.pictures if picture.is_ood]
+        if refused:
+            middle = refused[len(refused) // 2]  # neither the easiest nor the hardest
             sure = (
-                f"{one.title}: one was taken for a {surest.label} with {surest.confidence:.1%} confidence, and refused"
+                f"{one.title}: one was taken for a {middle.label} with {middle.confidence:.1%} confidence, and refused"
             )
-            yield f"  {sure} (p-value {surest.p_value:.2g}): {surest.reason}"
+            yield f"  {sure} (p-value {middle.p_value:.2g}): {middle.reason}"
     yield "Four methods as they are, by the share of foreign images refused while 95% of digits are kept:"
     yield "  " + ", ".join(f"{METHODS[name].title} {share:.1%}" for name, share in result.methods.items())

@@ -20,7 +20,7 @@ BATCH = 32
 MOST, FEW = 4, 2  # pictures of what should happen, and of what should not
 REASONS = {
     "classes": "far from every class",
-    "neighbours": "unlike any training image",
+    "neighbours": "far from the training images",
     "energy": "no class stands out",
 }
 
@@ -69,7 +69,7 @@ class Judged:
 
 @dataclass(frozen=True, eq=False)
 class Guarded:
-    """All sets under one guard, and what its file is called."""
+    """All sets under one guard."""
 
     promise: str
     threshold: float
@@ -128,8 +128,9 @@ def _pictures(
         with torch.no_grad():
             confidence = float(network.model(batch[0][0]).softmax(dim=1).max())
         explained: Any = guard.explain(batch)
-        usual = explained.usual.tolist() if explained.usual is not None else [0.0] * len(explained.columns)
-        parts = raised(explained.columns, explained.contributions[0].tolist(), usual)
+        parts = {}
+        if explained.usual is not None:  # else nothing says what is much
+            parts = raised(explained.columns, explained.contributions[0].tolist(), explained.usual.tolist())
         yield Picture(
             row, int(verdict.label[row]), confidence, float(verdict.score[row]), float(verdict.p_value[row]),
             bool(verdict.is_ood[row]), _reason(parts),
@@ -137,10 +138,10 @@ def _pictures(
 
 
 def _reason(parts: dict[str, float]) -> str:
-    """What raised a score most, in words.
+    """What raised a score most, in words; nothing where no part raised it.
 
-    >>> _reason({"layer3: neighbours": 1.5, "output: energy": 1.0})
-    'unlike any training image'
+    >>> _reason({"layer3: neighbours": 1.5, "output: energy": 1.0}), _reason({"output: energy": -1.0})
+    ('far from the training images', '')
     """
-    part = next(iter(parts))
-    return REASONS.get(part.rpartition(": ")[2], part)
+    part, above = next(iter(parts.items()), ("", 0.0))
+    return REASONS.get(part.rpartition(": ")[2], part) if above > 0 else ""

@@ -49,7 +49,7 @@ class Guarding:
     def headline(self) -> str:
         """What the guard does, in a sentence."""
         parts = [
-            f"{verb} {_joined(f'{abs(is_known - one.refused):.1%} of {one.title}' for one in sets)}"
+            f"{verb} {_joined(f'{abs(is_known - one.refused):.1%} of {within(one.title)}' for one in sets)}"
             for verb, is_known in (("keeps", True), ("refuses", False))
             if (sets := self.sets(is_known=is_known))
         ]
@@ -87,6 +87,15 @@ def _words(shown: Picture) -> Card:
     lines = {"taken": f"taken for class {shown.label}", "sure": f"{sure} sure · p = {shown.p_value:.2g}"}
     alt = f"image {shown.row}, score {number(shown.score)}, {'refused' if shown.is_ood else 'kept'}"
     return {**lines, "reason": shown.reason if shown.is_ood else "", "alt": alt}
+
+
+def within(title: str) -> str:
+    """A set's title within a sentence.
+
+    >>> within("Digits 8, 9"), within("Gaussian noise")
+    ('digits 8 and 9', 'Gaussian noise')
+    """
+    return title if title.startswith("Gaussian") else f"{title[0].lower()}{title[1:]}".replace(", ", " and ")
 
 
 def _joined(parts: Iterable[str]) -> str:

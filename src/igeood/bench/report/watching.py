@@ -31,7 +31,8 @@ class Watched:
         inputs = f"{self.monitor.inputs:,}"
         if not self.monitor.alarms:
             return f"No alarm in {inputs} inputs: there is no strong evidence that they have changed."
-        return f"Alarm: the inputs have changed since about {self._input(self.monitor.alarms[0].since)} of {inputs}."
+        since = self._input(self.monitor.alarms[0].since)
+        return f"Alarm: strong evidence that the inputs have changed, since about {since} of {inputs}."
 
     def alarms(self) -> list[str]:
         """The first alarms, a line each, and how many there are beside them."""
@@ -41,7 +42,7 @@ class Watched:
             for alarm in self.monitor.alarms[:SHOWN]
         ]
         more = self.monitor.alarm_count - len(lines)
-        return [*lines, f"{more:,} more {'alarm' if more == 1 else 'alarms'} after it."] if more else lines
+        return [*lines, f"{more:,} more {'alarm' if more == 1 else 'alarms'} after these."] if more else lines
 
     def notes(self) -> list[str]:
         """What an alarm promises, and what few calibration samples mean for it."""
@@ -78,7 +79,7 @@ def _curve(seen: Watched) -> Figure:
     figure, (axes,) = drawing.grid_of(1, most=1, height=1.9, width=drawing.NARROW)
     if seen.monitor.alarms:
         ends = numbers[peaks >= length]
-        axes.axvspan(seen.monitor.alarms[0].since, ends[-1], facecolor=(ALARM, 0.15), label="changed")
+        axes.axvspan(seen.monitor.alarms[0].since, ends[-1], facecolor=(ALARM, 0.15), label="since the alarm's change")
     axes.plot(numbers, peaks, color=LINE, linewidth=1.1, label="evidence")
     axes.axhline(length, color=ALARM, linewidth=1.1, linestyle="--", label=f"alarm at {length:,.0f}")
     axes.set(yscale="log", xlim=(0, last), ylim=(1.0, 10 * max(length, peaks.max())))
