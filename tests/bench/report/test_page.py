@@ -101,7 +101,7 @@ def test_the_guards_figures_are_those_of_its_scores_under_one_threshold(full, ht
     assert 0 < refused[known.title] < 0.2 < min(refused[one.title] for one in foreign) < 1
     shown, made = Page(html), make(full, made_on=DAY)
     assert made.guard in shown.text
-    assert made.guard.startswith(f"The guard keeps {1 - refused['Digits 0–7']:.1%} of Digits 0–7 and refuses ")
+    assert made.guard.startswith(f"The guard keeps {1 - refused['Digits 0–7']:.1%} of digits 0–7 and refuses ")
     assert made.guard.endswith(f" and {refused['Gaussian noise']:.1%} of Gaussian noise.")
     assert guard.promise in shown.text
     assert "on average over calibration sets of" in guard.promise
@@ -148,7 +148,7 @@ def test_the_monitor_says_what_it_saw(full, html, guard, verdicts, maker):
     since, at = monitor.alarms[0].since, monitor.alarms[0].at
     assert 550 < since < at < 700
     text = Page(html).text
-    assert f"Alarm: the inputs have changed since about input {since} (camera-{since}) of 700." in text
+    assert f"Alarm: strong evidence that the inputs have changed, since about input {since} (camera-{since}) of 700." in text
     assert f"Alarm at input {at} (camera-{at}), evidence {monitor.alarms[0].evidence:,.0f}" in text
     assert f"Alarms {monitor.alarm_count}" in re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html))
     assert "Evidence over 700 inputs: at most" in html
