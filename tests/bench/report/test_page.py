@@ -148,7 +148,10 @@ def test_the_monitor_says_what_it_saw(full, html, guard, verdicts, maker):
     since, at = monitor.alarms[0].since, monitor.alarms[0].at
     assert 550 < since < at < 700
     text = Page(html).text
-    assert f"Alarm: strong evidence that the inputs have changed, since about input {since} (camera-{since}) of 700." in text
+    assert (
+        f"Alarm: strong evidence that the inputs have changed, since about input {since} (camera-{since}) of 700."
+        in text
+    )
     assert f"Alarm at input {at} (camera-{at}), evidence {monitor.alarms[0].evidence:,.0f}" in text
     assert f"Alarms {monitor.alarm_count}" in re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html))
     assert "Evidence over 700 inputs: at most" in html
