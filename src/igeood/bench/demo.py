@@ -26,7 +26,7 @@ from igeood.guard import Guard, white_box
 
 NETWORK, KNOWN = "resnet-10-16", "demo:digits"
 OOD = ("demo:left-out", "demo:letters", "demo:photographs", "gaussian")
-# the default, and those of other families that refuse most on networks of 8 to 10 classes in docs/comparison.md
+# of those that read the last layer or two, the four that refuse most on 8 to 10 classes in docs/comparison.md
 METHODS = ("fisher-rao-product", "mahalanobis++", "vim", "knn")
 IMAGES = 360  # of each set at most, about as many as there are digits to try the guard on
 EPOCHS, BATCH, RATE = 12, 32, 0.05
