@@ -1,12 +1,68 @@
-"""The few exceptions and warnings of the library. Each message names the argument, the place and the cure."""
+"""The few exceptions and warnings of the library, and findings. Each names what is wrong, where, and the cure.
+
+Errors carry facts; whoever shows them formats them. In a cure, braces mark an argument: ``{tpr=0.9}`` is shown as
+``tpr=0.9`` in Python and as ``--tpr 0.9`` by the command line.
+"""
 
 import difflib
 import errno
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from typing_extensions import Self
+
+_MARKED = re.compile(r"\{([^{}]*)\}")
+_OF_FILE = (None, errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EINVAL)
+
+
+def plain(text: str, spell: Callable[[str], str] = str) -> str:
+    """A text without its braces; `spell` says how to write what was marked by them.
+
+    >>> plain("give fewer, or {tpr=0.9}")
+    'give fewer, or tpr=0.9'
+    """
+    return _MARKED.sub(lambda marked: spell(marked[1]), text)
 
 
 class IgeoodError(Exception):
-    """Anything that igeood raises on purpose."""
+    """Anything that igeood raises on purpose.
+
+    Parameters
+    ----------
+    what : str
+        What is wrong, and where in the argument.
+    argument : str, optional
+        The name of the argument.
+    cure : str, optional
+        What to do about it.
+    place : str, optional
+        Where the argument was found, such as a file or a batch.
+    """
+
+    def __init__(
+        self, what: str, *, argument: str | None = None, cure: str | None = None, place: str | None = None
+    ) -> None:
+        super().__init__(what)
+        self.what = what
+        self.argument = argument
+        self.cure = cure
+        self.place = place
+
+    def within(self, place: str) -> Self:
+        """The same error, found at a place such as a file or a batch."""
+        self.place = place if self.place is None else f"{place}: {self.place}"
+        return self
+
+    def text(self, spell: Callable[[str], str] = str) -> str:
+        """The error as a sentence; `spell` writes the names of arguments."""
+        argument = None if self.argument is None else spell(self.argument)
+        sentence = ": ".join(part for part in (self.place, argument, self.what) if part)
+        return sentence if self.cure is None else f"{sentence}; {plain(self.cure, spell)}"
+
+    def __str__(self) -> str:
+        return self.text()
 
 
 class InputError(IgeoodError, ValueError):
@@ -14,19 +70,11 @@ class InputError(IgeoodError, ValueError):
 
     @classmethod
     def unknown(cls, argument: str, given: object, known: Iterable[str]) -> "InputError":
-        """For a name that is none of those known: it tells them, and the one that was perhaps meant."""
+        """Raised for an unknown name; lists the known ones, the closest first."""
         names = list(known)
         near = difflib.get_close_matches(str(given).lower(), names, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        return cls(f"{argument}: no {given!r}; {hint}there are {', '.join(names)}")
-
-
-_OF_FILE = (None, errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EINVAL)
-
-
-def is_of_disk(error: Exception) -> bool:
-    """Whether an error is the system's, and says nothing of one file: of a failing disk, for example."""
-    return isinstance(error, OSError) and error.errno not in _OF_FILE
+        return cls(f"no {given!r}", argument=argument, cure=f"{hint}there are {', '.join(names)}")
 
 
 class NotReadyError(IgeoodError, RuntimeError):
@@ -34,20 +82,50 @@ class NotReadyError(IgeoodError, RuntimeError):
 
 
 class GuardFileError(IgeoodError, ValueError):
-    """A file of igeood's, such as a guard's, that is damaged, foreign, or from a newer version."""
+    """An igeood file, such as a guard's, that is damaged, foreign, or of another version."""
 
 
 class MissingExtraError(IgeoodError, ImportError):
     """A feature whose optional dependency is not installed."""
 
 
+class UnsuitedError(InputError):
+    """The classifier lacks what a method needs, such as a linear head or batch norms."""
+
+
 class IgeoodWarning(UserWarning):
     """Something the user should know; the result stands."""
 
 
-class UnsuitedError(InputError):
-    """The classifier lacks what a method needs, such as batch norms."""
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong with a guard, or worth knowing.
+
+    Attributes
+    ----------
+    code : str
+        A short name for programs, the same in every version.
+    level : {"warning", "info"}
+        A warning is also issued as an `IgeoodWarning`.
+    message, cure : str
+        What was found, and what to do.
+    """
+
+    code: str
+    level: Literal["warning", "info"]
+    message: str
+    cure: str
+
+    def text(self, spell: Callable[[str], str] = str) -> str:
+        """The finding as a sentence; `spell` writes the names of arguments."""
+        if self.message.endswith("?"):
+            return f"{self.message} {plain(self.cure[0].upper() + self.cure[1:], spell)}"
+        return f"{self.message}; {plain(self.cure, spell)}"
+
+    def __str__(self) -> str:
+        return self.text()
 
 
-class HeadError(UnsuitedError):
-    """The classifier has not the head that a method needs: a linear one, or one that returns more than logits."""
+def is_of_disk(error: Exception) -> bool:
+    """Whether an error comes from the system, such as a failing disk, and not from one file."""
+    return isinstance(error, OSError) and error.errno not in _OF_FILE

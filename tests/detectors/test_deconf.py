@@ -7,7 +7,7 @@ from torch import nn
 import igeood
 from igeood.bench.networks import build
 from igeood.bench.networks.catalog import DeConfHead
-from igeood.errors import HeadError, InputError
+from igeood.errors import InputError, UnsuitedError
 from igeood.guard.guard import EPSILONS
 from igeood.outputs import Outputs
 
@@ -68,7 +68,7 @@ def test_the_step_has_the_lowest_mean_score_of_in_distribution_samples(net, data
 
 def test_what_it_needs_is_said(model, net, data, known):
     cure = r"give a model that returns 'h' beside its logits \(igeood train --head deconf-c\), or arrays with '\|h'"
-    with pytest.raises(HeadError, match=f"^outputs: no features to learn from; {cure}"):
+    with pytest.raises(UnsuitedError, match=f"^outputs: no features to learn from; {cure}"):
         igeood.grey_box(model, method="deconf-c").fit(data.train)
     with pytest.raises(InputError, match=r"^ood: MaxSoftmax needs OOD samples to tune on; give some, or ood='fgsm'"):
         igeood.grey_box(net, method="msp").fit(data.train).tune(data.held_out)

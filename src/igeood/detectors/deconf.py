@@ -6,7 +6,7 @@ from torch import Tensor
 
 from igeood.detectors.base import Detector
 from igeood.detectors.registry import register
-from igeood.errors import HeadError
+from igeood.errors import UnsuitedError
 from igeood.geometry.precision import wide
 from igeood.outputs import Outputs
 from igeood.summary import Needs, Summary
@@ -27,7 +27,7 @@ class DeConfC(Detector):
     def _learn(self, summary: Summary) -> None:  # noqa: ARG002
         if not self.widths_:
             have = "give a model that returns 'h' beside its logits (igeood train --head deconf-c), or arrays with '|h'"
-            raise HeadError(f"outputs: no features to learn from; {have}")
+            raise UnsuitedError(f"outputs: no features to learn from; {have}")
 
     def _score(self, batch: Outputs) -> Tensor:
         return -wide(self._last_features(batch)).amax(dim=1)

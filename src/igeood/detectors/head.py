@@ -8,7 +8,7 @@ from torch import Tensor
 from igeood.detectors.base import Detector
 from igeood.detectors.gaussians import whiten
 from igeood.detectors.logits import energy
-from igeood.errors import HeadError, InputError
+from igeood.errors import InputError, UnsuitedError
 from igeood.geometry.precision import wide
 from igeood.outputs import Outputs
 from igeood.summary import Needs, Summary
@@ -25,7 +25,7 @@ def solve_head(z: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, int]:
     rows = logits.isfinite().all(dim=1)
     z, f = wide(z[rows]), wide(logits[rows])
     if len(z) < 2:
-        raise HeadError("head: no training row with finite logits to find it from; give the model, or more rows")
+        raise UnsuitedError("head: no training row with finite logits to find it from; give the model, or more rows")
     mean_z, mean_f = z.mean(dim=0), f.mean(dim=0)
     root = whiten((z - mean_z).T @ (z - mean_z) / len(z))  # (k, r)
     weight = (f - mean_f).T @ (z - mean_z) @ root @ root.T / len(z)
@@ -34,7 +34,7 @@ def solve_head(z: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, int]:
     if residual > NOT_LINEAR * span:
         off = f"off by {100 * residual / span:.2g}% of range"
         cure = "name the layer that is the head's input last, or use a method without a head, such as 'knn'"
-        raise HeadError(f"head: the logits are not linear in the last layer's features: {off}; {cure}")
+        raise UnsuitedError(f"head: the logits are not linear in the last layer's features: {off}; {cure}")
     return weight, bias, root.shape[1]
 
 
