@@ -127,7 +127,7 @@ def sum_of(names: Sequence[str], report: Progress) -> "Summary":
 
 def _found(name: str) -> list[str]:
     """The files that a name stands for: itself; those of a folder, all that its manifests have; or of a pattern."""
-    from igeood.scale.units import MANIFEST, read_manifest
+    from igeood.work.units import MANIFEST, read_manifest
 
     path = Path(name)
     if path.is_file():
@@ -165,7 +165,7 @@ def open_samples(
         if len(names) > 1:
             raise InputError(f"{names[1]}: a guard with a model takes one set of images; put them into one folder")
         return Images(names[0], guard, root=options["root"], batch=options["batch"], training=training)
-    from igeood.scale.scoring import open_logits
+    from igeood.work.scoring import open_logits
 
     return open_logits(guard, names, column_names(options), labelled=training)
 

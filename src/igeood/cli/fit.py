@@ -1,6 +1,7 @@
 """`igeood fit`: a guard from training samples."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +9,7 @@ import click
 
 from igeood.cli import _shared
 from igeood.cli._shared import Watched, check_out, health, load_model, open_samples
-from igeood.errors import InputError
+from igeood.errors import IgeoodError, InputError
 from igeood.terminal import FILE, Decorator, method_option, progress_bars, show
 
 if TYPE_CHECKING:
@@ -50,8 +51,8 @@ def fit(
 ) -> None:  # fmt: skip
     """Learn a guard from TRAIN, and write it to a file.
 
-    TRAIN is a logits file with labels (Parquet, npz, CSV or JSON lines), several of them, a folder, a pattern such as
-    "parts/*.parquet", or - for standard input. With --model it is images: folder:PATH with a sub-folder for each
+    TRAIN is a logits file with labels (Parquet, npz, CSV or JSON lines), several of them, a folder, or a pattern such as
+    "parts/*.parquet". With --model it is images: folder:PATH with a sub-folder for each
     class, or a data set that `igeood data list` names. It is read once; above --memory, a sample of the rows is kept.
 
     With --summary in place of --out, what one part of the training data adds up to is written: each machine sums up
@@ -62,7 +63,7 @@ def fit(
 
     `igeood calibrate` comes next.
     """
-    from igeood.scale.fitting import build
+    from igeood.work.fitting import build
 
     where = {"engine": engine, "workers": workers, "address": address}
     check_targets(out, summary, force, train)
@@ -95,9 +96,9 @@ def _fit_each(
     as_json: bool, where: dict[str, Any], given: dict[str, Any],
 ) -> None:  # fmt: skip
     """Sum up each file in a folder, add the summaries in the order of the files, and fit the guard."""
-    from igeood.scale.engines import choose
-    from igeood.scale.fitting import BUILD, summarise_file
-    from igeood.scale.units import do_units, find_units, remove_units
+    from igeood.work.engines import choose
+    from igeood.work.fitting import BUILD, summarise_file
+    from igeood.work.units import do_units, find_units, remove_units
 
     if guard.inputs.model is not None:
         raise InputError("model: images are summed up in one process; leave --workers and --engine out, name one file")
@@ -107,9 +108,9 @@ def _fit_each(
     options = {name: given[name] for name in ("access", *BUILD, "options")}
     recipe = {"kind": "fit", **options, "columns": columns, "memory": budget}
     with progress_bars() as report:
-        call = (summarise_file, options, columns, budget)
-        outcomes = do_units(units, folder, recipe, choose(**where), call, report, force=force)
-        failed = {units[unit]: end for unit, end in outcomes.items() if isinstance(end, str)}
+        work = partial(summarise_file, options, columns, budget)
+        outcomes = do_units(units, folder, recipe, choose(**where), work, report, force=force)
+        failed = {units[unit]: str(end) for unit, end in outcomes.items() if isinstance(end, IgeoodError)}
         if failed or (out is None and folder == summary):
             done = {"files": len(units), "done": len(outcomes) - len(failed), "skipped": len(units) - len(outcomes)}
             return _shared.show_units(as_json, {"summary": folder, **done}, failed)

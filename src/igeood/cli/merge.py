@@ -29,7 +29,7 @@ def merge(
     A folder stands for the .safetensors files below it, a pattern such as "parts/*.safetensors" for those it names.
     They are read one after another. The method may be any that needs no more than they hold.
     """
-    from igeood.scale.fitting import build
+    from igeood.work.fitting import build
 
     _check_elsewhere([*filter(None, (out, summary))], summaries)
     check_targets(out, summary, force, summaries)

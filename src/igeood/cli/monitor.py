@@ -35,8 +35,7 @@ def monitor(
 ) -> None:  # fmt: skip
     """Tell whether inputs have changed since GUARD was calibrated, from its VERDICTS in the order of their rows.
 
-    VERDICTS are files that `igeood score` wrote (Parquet, CSV or JSON lines), folders or patterns of them, or - for
-    standard input. The guard's model is not needed.
+    VERDICTS are files that `igeood score` wrote (Parquet, CSV or JSON lines), folders or patterns of them. The guard's model is not needed.
 
     The evidence of a change is printed, and each alarm: the input at which the evidence reached the run length, and the
     one at which the change most likely began. Inputs are numbered from 0. Rows that could not be read are no evidence.
@@ -47,7 +46,7 @@ def monitor(
     """
     from igeood.cli import _evidence
     from igeood.guard.file import load_calibration
-    from igeood.scale.verdicts import open_verdicts, watch
+    from igeood.work.verdicts import watch
 
     if acknowledge and state is None:
         raise InputError("acknowledge: forgets the alarms of a state; name it with --state")
@@ -62,7 +61,7 @@ def monitor(
         watcher.acknowledge()
     known, trace = watcher.alarm_count, _evidence.Trace(watcher.inputs)
     with progress_bars() as report:
-        names = watch(watcher, open_verdicts(verdicts, watcher.kind), report, trace.add)
+        names = watch(watcher, verdicts, report, trace.add)
     if picture is not None:
         _evidence.draw(watcher, trace, picture)
     if state is not None:

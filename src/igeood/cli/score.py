@@ -6,7 +6,7 @@ import click
 
 from igeood.cli import _shared
 from igeood.cli._shared import check_out, guard_options, load_guard, open_samples
-from igeood.errors import InputError
+from igeood.errors import IgeoodError, InputError
 from igeood.terminal import progress_bars, show
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def score(
 ) -> None:  # fmt: skip
     """Judge each row of DATA: id, score, p_value, is_ood, label, class and reason.
 
-    DATA is as in `igeood fit`: files, folders, patterns, - for standard input; or images.
+    DATA is as in `igeood fit`: files, folders, patterns; or images.
 
     The id is the file's own, or the row's number from 0; the label is the classifier's answer, and the class its name
     if the guard has names. A higher score is more out-of-distribution. A row that cannot be read is refused, and the
@@ -47,7 +47,7 @@ def score(
         raise InputError("workers, engine, address: do many files; give --out a folder, with / at its end")
     if out is not None:
         check_out(out, force, guard, *data, guard=False)
-    from igeood.scale.scoring import write_scores
+    from igeood.work.scoring import write_scores
 
     loaded = load_guard(guard, options)
     source = open_samples(data, loaded, options)
@@ -66,11 +66,12 @@ def _score_each(
 ) -> None:  # fmt: skip
     """Score each file into a folder."""
     import os
+    from functools import partial
 
     from igeood.files import record_head
-    from igeood.scale.engines import choose
-    from igeood.scale.scoring import load_once, score_file
-    from igeood.scale.units import do_units, find_units
+    from igeood.work.engines import choose
+    from igeood.work.scoring import load_once, score_file
+    from igeood.work.units import do_units, find_units
 
     about, path = record_head(guard), os.path.abspath(guard)  # noqa: PTH100 (links stay)
     if options["model"] or about.get("model"):
@@ -80,11 +81,11 @@ def _score_each(
     units, where = find_units(data, out), choose(**given)
     _say_uncalibrated(loaded)
     recipe = {"kind": "score", "guard": fingerprint, "columns": columns, "on_error": on_error}
-    call = (score_file, path, fingerprint, columns, on_error)
+    work = partial(score_file, path, fingerprint, columns, on_error)
     with progress_bars() as report:
-        outcomes = do_units(units, out, recipe, where, call, report, force=force)
-    failed = {units[unit]: end for unit, end in outcomes.items() if isinstance(end, str)}
-    scored = {units[unit]: end for unit, end in outcomes.items() if not isinstance(end, str)}
+        outcomes = do_units(units, out, recipe, where, work, report, force=force)
+    failed = {units[unit]: str(end) for unit, end in outcomes.items() if isinstance(end, IgeoodError)}
+    scored = {units[unit]: end for unit, end in outcomes.items() if not isinstance(end, IgeoodError)}
     counts: dict[str, Any] = {name: sum(end[name] for end in scored.values()) for name in ("rows", "refused", "unread")}
     counts["first"] = next((f"{name}: {end['first']}" for name, end in scored.items() if end["first"]), "")
     files = {"files": len(units), "done": len(scored), "skipped": len(units) - len(outcomes)}
