@@ -82,7 +82,8 @@ def open_table(path: Path) -> Iterator[Table]:
     except Exception as error:
         if is_of_disk(error):
             raise
-        raise InputError(f"cannot be read ({error})", cure="check it, or write it again", place=str(path)) from error
+        problem = f"cannot be read ({' '.join(str(error).split())})"
+        raise InputError(problem, cure="check it, or write it again", place=str(path)) from error
 
 
 def _parquet(file: IO[bytes]) -> Table:
