@@ -12,28 +12,28 @@ if TYPE_CHECKING:
     from igeood.bench.compare import compare
     from igeood.bench.diagnose import diagnose
     from igeood.detectors import (
-        METHODS, Detector, Energy, Igeood, IgeoodFeatures, IgeoodLogits, IgeoodPlus, KLDivergence, Mahalanobis,
-        MaxSoftmax, Odin, detector, register, wrap,
+        METHODS, Detector, Energy, Igeood, IgeoodFeatures, IgeoodLogits, IgeoodPlus, Mahalanobis,
+        MaxSoftmax, Odin, detector, options, register, wrap,
     )
     from igeood.guard import Guard, Verdict, black_box, grey_box, load, summarise, white_box
-    from igeood.model.reader import extract
+    from igeood.guard.source import extract
     from igeood.monitor import Monitor
     from igeood.outputs import Outputs
     from igeood.summary import Needs, Summary
     from igeood.tables import read_logits, write_logits
 
 __all__ = [
-    "METHODS", "Detector", "Energy", "Guard", "Igeood", "IgeoodFeatures", "IgeoodLogits", "IgeoodPlus", "KLDivergence",
+    "METHODS", "Detector", "Energy", "Guard", "Igeood", "IgeoodFeatures", "IgeoodLogits", "IgeoodPlus",
     "Mahalanobis", "MaxSoftmax", "Monitor", "Needs", "Odin", "Outputs", "Summary", "Verdict", "__version__",
     "black_box", "calibration", "compare", "detector", "diagnose", "errors", "extract", "geometry", "grey_box", "load",
-    "metrics", "read_logits", "register", "summarise", "white_box", "wrap", "write_logits",
+    "metrics", "options", "read_logits", "register", "summarise", "white_box", "wrap", "write_logits",
 ]
 # isort: on
 # fmt: on
 # Names are imported on first use, from the first home that has them: `igeood --help` should not wait for torch.
 _MODULES = {name: name for name in ("calibration", "errors", "geometry", "guard", "metrics")}
 _MODULES |= {"benchmark": "bench.runs", "datasets": "bench.datasets", "networks": "bench.networks"}  # names of 0.1
-_HOMES = ["outputs", "summary", "detectors", "guard", "model.reader", "tables", "monitor"]
+_HOMES = ["outputs", "summary", "detectors", "guard", "guard.source", "tables", "monitor"]
 _HOMES += ["bench.diagnose", "bench.compare"]
 
 

@@ -77,6 +77,10 @@ class InputError(IgeoodError, ValueError):
         return cls(f"no {given!r}", argument=argument, cure=f"{hint}there are {', '.join(names)}")
 
 
+class NoRowsError(InputError):
+    """A source of samples that has none."""
+
+
 class NotReadyError(IgeoodError, RuntimeError):
     """A step was called before the one it builds on: score before fit, predict before calibrate."""
 

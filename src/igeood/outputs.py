@@ -1,9 +1,10 @@
-"""What a classifier returned for a batch, and how arrays come in and go out again."""
+"""What a classifier returned for N inputs, checked once, and how arrays come in and go out again."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,104 +15,142 @@ from igeood.errors import InputError
 Array = np.ndarray[Any, Any] | Tensor
 ArrayLike = Array | Sequence[Any]
 Keys = np.ndarray[Any, np.dtype[np.uint64]]
-Refused = dict[int, str]  # why samples are refused without a score, by their number
-NO_KEYS: Keys = np.empty(0, dtype=np.uint64)
+OnError = Literal["raise", "refuse"]
 
 HEAD = "|head"  # the block of features that is the input of the classifier's last linear layer
-INPUT = "|input"  # the model's own input, flattened; its shape follows in the block's name
-BLOCK_VALUES = 1 << 20
+BLOCK_VALUES = 1 << 20  # values that are worked on at a time
 LARGEST = 1e100  # of a feature: sums of squares of larger ones could overflow
 
 
 class Outputs:
     """Logits of N samples, with hidden features and labels where there are any. Arrays are checked here, once.
 
-    NumPy arrays (or lists) and tensors are accepted; inside they are tensors, and `like` converts a result back to the
-    kind that came in. Slicing returns the `Outputs` of some samples.
-
     Parameters
     ----------
     logits : array
-        (N, C), C ≥ 2. Each row needs a finite maximum: −inf is a masked class, NaN and +inf are errors.
+        (N, C), C ≥ 2; NumPy, lists or tensors. −inf is a masked class; a row needs a finite maximum.
     features : mapping of str to array
-        For each block (N, k): finite feature vectors. A block is a layer, `layer|statistic`, `HEAD`, or
-        `|name` of what a model returns beside its logits.
+        For each block (N, k). A block is a layer, `layer|pool`, or `HEAD`.
     labels : array of int, optional
         (N,) the true class of each sample, in 0…C−1.
     keys : array of uint64, optional
-        (N,) a hash of each sample's input or id; without it, of its row.
+        (N,) a hash of each sample's input.
     ids : sequence of names or numbers, optional
-        (N,) hashed in place of `keys`: a sample is then known by its id in every step, whatever its outputs.
+        (N,) hashed in place of `keys`.
     name : str
         What errors call the logits.
+    on_error : {"raise", "refuse"}
+        Whether a row with NaN or infinity is an error, or a row that is not valid.
+    reasons : dict, optional
+        Rows that are known to be bad, with the reason.
     first : int
-        The number of the first sample, for errors, where these samples are a part of more.
-    refused : dict, optional
-        Bad rows are noted here by their number, with the reason, and filled with zeros; without it they are errors.
+        The number of the first row, for errors.
+
+    Attributes
+    ----------
+    valid : Tensor
+        (N,) bool; the values of a row that is not valid are zeros.
+    reasons : dict of int to str
+        Why rows are not valid.
+    predicted : Tensor
+        (N,) the classifier's answer on the clean input.
+    identified : bool
+        Whether keys are of ids or inputs. Otherwise they are of the rows themselves.
 
     Examples
     --------
-    >>> outputs = Outputs([[2.0, 0.0], [0.0, 1.0]], labels=[0, 1])
-    >>> len(outputs), outputs.n_classes, len(outputs[:1]), outputs.identified
-    (2, 2, 1, False)
+    >>> outputs = Outputs([[2.0, 0.0], [0.0, float("nan")]], labels=[0, 1], on_error="refuse")
+    >>> len(outputs), outputs.n_classes, outputs.valid.tolist()
+    (2, 2, [True, False])
     """
 
     def __init__(
-        self, logits: ArrayLike, features: Mapping[str, ArrayLike] | None = None, labels: ArrayLike | None = None, *,
-        keys: Keys | None = None, ids: Any = None, name: str = "logits", first: int = 0,
-        refused: Refused | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        logits: ArrayLike,
+        features: Mapping[str, ArrayLike] | None = None,
+        labels: ArrayLike | None = None,
+        *,
+        keys: Keys | None = None,
+        ids: Any = None,
+        name: str = "logits",
+        on_error: OnError = "raise",
+        reasons: Mapping[int, str] | None = None,
+        first: int = 0,
+    ) -> None:
+        if on_error not in ("raise", "refuse"):
+            raise InputError.unknown("on_error", on_error, ["raise", "refuse"])
         self.logits, self.numpy = as_tensor(logits, name)
+        if self.logits.ndim != 2 or self.logits.shape[1] < 2:
+            problem = f"expected shape (N, C), one row a sample, C at least 2; got {tuple(self.logits.shape)}"
+            raise InputError(problem, argument=name, cure="a single sample is logits[None, :]")
+        self.reasons = dict(reasons or {})
+        rows = BadRows(self.reasons, on_error, first)
         # features first: where a hidden layer overflows, the error should name that layer
-        self.features: Mapping[str, Tensor] = {
-            block: _check_features(value, block, self.logits, first, refused)
+        self.features = {
+            block: _checked_features(value, f"features[{block!r}]", len(self), rows)
             for block, value in (features or {}).items()
         }
-        self.logits = check_logits(self.logits, name, first, refused)
-        self.labels = None if labels is None else _check_labels(labels, self.logits, first)
-        if keys is not None and (keys.shape != (len(self),) or keys.dtype != np.uint64):
-            problem = f"expected {len(self)} of uint64, one for each row; got {keys.dtype} of shape {keys.shape}"
-            raise InputError(f"keys: {problem}; hash ids of other kinds")
-        self._keys, self.first, self.refused = keys if ids is None else _checked_ids(ids, len(self)), first, refused
-        self.identified = self._keys is not None  # by ids or inputs; else equal rows have equal outputs, no more
+        peak = self.logits.detach().amax(dim=1)  # NaN and +inf show in a row's maximum, as does a row of −inf alone
+        rows.note(~peak.isfinite(), name, "NaN, +inf or nothing but −inf", "look for an overflow in the model")
+        if self.reasons:
+            self._clear(list(self.reasons))
+        self.labels = None if labels is None else _checked_labels(labels, self.logits, first)
+        self._keys = _checked_keys(keys, ids, len(self))
+        self._predicted: Tensor | None = None
+
+    def _clear(self, rows: list[int]) -> None:
+        """Put zeros in place of the values of some rows."""
+        bad = torch.zeros(len(self), 1, dtype=torch.bool, device=self.logits.device)
+        bad[rows] = True
+        self.logits = self.logits.masked_fill(bad, 0.0)
+        self.features = {block: value.masked_fill(bad, 0.0) for block, value in self.features.items()}
 
     @classmethod
     def checked(
-        cls, logits: Tensor, features: Mapping[str, Tensor], labels: Tensor | None, keys: Keys | None = None
+        cls, logits: Tensor, features: Mapping[str, Tensor], labels: Tensor | None = None, keys: Keys | None = None
     ) -> "Outputs":
         """Build from tensors that have been checked already."""
-        outputs, own = object.__new__(cls), {"_keys": keys, "identified": False, "numpy": False}
-        return outputs.replace(logits=logits, features=features, labels=labels, first=0, refused=None, **own)
+        outputs = object.__new__(cls)
+        outputs.logits = logits
+        outputs.features = dict(features)
+        outputs.labels = labels
+        outputs.reasons = {}
+        outputs.numpy = False
+        outputs._keys = keys
+        outputs._predicted = None
+        return outputs
 
     @classmethod
-    def of(
-        cls, value: "Outputs | ArrayLike", labels: ArrayLike | None = None, name: str = "logits", ids: Any = None,
-        refused: Refused | None = None,
-    ) -> "Outputs":  # fmt: skip
-        """`value` itself if it is an `Outputs`, with labels and ids added where given; else one of these logits."""
+    def of(cls, value: "Outputs | ArrayLike", labels: ArrayLike | None = None, *, ids: Any = None) -> "Outputs":
+        """`value` itself if it is an `Outputs`, with labels and ids added where given; else those of these logits."""
         if not isinstance(value, Outputs):
-            return cls(value, labels=labels, name=name, ids=ids, refused=refused)
-        added: dict[str, Any] = {} if labels is None else {"labels": _check_labels(labels, value.logits, 0)}
-        added |= {} if ids is None else {"_keys": _checked_ids(ids, len(value)), "identified": True}
-        return value.replace(**added) if added else value
+            return cls(value, labels=labels, ids=ids)
+        if labels is not None:
+            value = value.replace(labels=_checked_labels(labels, value.logits, 0))
+        return value if ids is None else value.replace(_keys=_checked_keys(None, ids, len(value)))
 
     @staticmethod
     def concat(parts: Iterable["Outputs"]) -> "Outputs":
         """All samples of several `Outputs` of the same width and blocks, in order."""
-        first, *others = items = list(parts)
-        if not others:
+        items = list(parts)
+        first = items[0]
+        if len(items) == 1:
             return first
-        for item in others:
+        reasons: dict[int, str] = {}
+        start = 0
+        for item in items:
             check_alike(first, item)
-        labels = [item.labels for item in items if item.labels is not None]
+            reasons |= {start + row: reason for row, reason in item.reasons.items()}
+            start += len(item)
         keys = [item._keys for item in items if item._keys is not None]
+        labels = [item.labels for item in items if item.labels is not None]
         return first.replace(
             logits=torch.cat([item.logits for item in items]),
             features={block: torch.cat([item.features[block] for item in items]) for block in first.features},
             labels=torch.cat(labels) if labels else None,
+            reasons=reasons,
             _keys=np.concatenate(keys) if len(keys) == len(items) else None,
-            identified=all(item.identified for item in items),
-            refused=_joined_refused(items),
+            _predicted=torch.cat([item.predicted for item in items]),
         )
 
     def __len__(self) -> int:
@@ -119,23 +158,22 @@ class Outputs:
 
     def __repr__(self) -> str:
         blocks = f", layers {', '.join(self.features)}" if self.features else ""
-        return f"Outputs({len(self)} samples, {self.n_classes} classes{blocks}{', labels' * (self.labels is not None)})"
+        labels = "" if self.labels is None else ", labels"
+        return f"Outputs({len(self)} samples, {self.n_classes} classes{blocks}{labels})"
 
     def __getitem__(self, rows: slice | Tensor) -> "Outputs":
-        at = rows if isinstance(rows, slice) else rows.cpu().numpy()
-        keys = None if self._keys is None else self._keys[at]
-        part = self._mapped(lambda value: value[rows]).replace(_keys=keys)
-        start, _, step = rows.indices(len(self)) if isinstance(rows, slice) else (0, 0, 0)
-        if step == 1 or not self.refused:  # the numbers stay
-            return part.replace(first=self.first + start)
-        why = (self.refused.get(self.first + place) for place in np.arange(len(self))[at].tolist())
-        return part.replace(first=0, refused={row: reason for row, reason in enumerate(why) if reason})
+        part = self._mapped(lambda value: value[rows])
+        part._keys = None if self._keys is None else self._keys[rows if isinstance(rows, slice) else rows.cpu().numpy()]
+        if self.reasons:
+            places = torch.arange(len(self))[rows if isinstance(rows, slice) else rows.cpu()].tolist()
+            part.reasons = {new: self.reasons[old] for new, old in enumerate(places) if old in self.reasons}
+        return part
 
-    def replace(self, **parts: Any) -> "Outputs":
+    def replace(self, **attributes: Any) -> "Outputs":
         """The same samples with other attributes, which are not checked; keys of rows follow their new content."""
-        other = object.__new__(type(self))
-        other.__dict__ = {**self.__dict__, **parts}
-        other.__dict__.pop("keys", None)
+        other = copy.copy(self)
+        vars(other).pop("keys", None)
+        vars(other).update(attributes)
         return other
 
     def only(self, blocks: Iterable[str]) -> "Outputs":
@@ -147,18 +185,55 @@ class Outputs:
         return self._mapped(Tensor.detach)
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> "Outputs":
-        features = {block: change(value) for block, value in self.features.items()}
-        labels = None if self.labels is None else change(self.labels)
-        return self.replace(logits=change(self.logits), features=features, labels=labels)
+        return self.replace(
+            logits=change(self.logits),
+            features={block: change(value) for block, value in self.features.items()},
+            labels=None if self.labels is None else change(self.labels),
+            _predicted=None if self._predicted is None else change(self._predicted),
+        )
 
-    def keyed(self) -> "Outputs":
-        """The same samples, which keep their keys when their logits or features change."""
-        return self.replace(_keys=self.keys)
+    def from_probabilities(self, on_error: OnError = "raise", first: int = 0) -> "Outputs":
+        """The same samples, whose logits are probabilities, with the logarithm of these.
+
+        The sum of a row may be off by what rounding to half precision leaves.
+        """
+        other = self.replace(reasons=dict(self.reasons))
+        is_bad = is_no_distribution(self.logits) & self.valid
+        rows = BadRows(other.reasons, on_error, first)
+        cure = "renormalise rounded ones; for logits, leave {probabilities} out"
+        rows.note(is_bad, "probabilities", "a negative entry, or a sum that is not 1", cure)
+        fine = self.logits.masked_fill(~other.valid[:, None], 1.0 / self.n_classes) if other.reasons else self.logits
+        return other.replace(logits=log_probabilities(fine))
+
+    @property
+    def valid(self) -> Tensor:
+        """(N,) bool, which rows could be read."""
+        valid = torch.ones(len(self), dtype=torch.bool, device=self.logits.device)
+        if self.reasons:
+            valid[list(self.reasons)] = False
+        return valid
+
+    def check_valid(self, first: int = 0) -> None:
+        """Raise if a row is not valid; `first` is the number of the first row."""
+        if self.reasons:
+            row = min(self.reasons)
+            problem = f"row {first + row}: {self.reasons[row]}"
+            raise InputError(problem, argument="outputs", cure="remove that row, or use on_error='refuse'")
+
+    @property
+    def predicted(self) -> Tensor:
+        """(N,) the classifier's answer: the largest logit of the clean input."""
+        return self.logits.argmax(dim=1) if self._predicted is None else self._predicted
 
     @cached_property
     def keys(self) -> Keys:
         """(N,) uint64: a hash of each sample's input or id, else of its row of logits and features."""
         return row_keys(self.logits, *self.features.values()) if self._keys is None else self._keys
+
+    @property
+    def identified(self) -> bool:
+        """Whether keys are of ids or inputs."""
+        return self._keys is not None
 
     @property
     def n_classes(self) -> int:
@@ -175,32 +250,34 @@ class Outputs:
         return as_kind(result, self.numpy)
 
 
-def _joined_refused(items: Sequence[Outputs]) -> Refused | None:
-    """The rows that several `Outputs` have refused, by their numbers in all of them."""
-    ends = [item.first + len(item) for item in items]
-    follow = all(item.first == end for item, end in zip(items[1:], ends, strict=False))
-    if follow and all(item.refused is items[0].refused for item in items):
-        return items[0].refused  # they are parts of one whole, numbered through
-    refused: Refused = {}
-    number = items[0].first
-    for item in items:
-        take_over(item, number, refused)
-        number += len(item)
-    return refused
+class BadRows:
+    """Notes bad rows with their reasons, or raises for the first one."""
+
+    def __init__(self, reasons: dict[int, str], on_error: OnError, first: int) -> None:
+        self.reasons = reasons
+        self.on_error = on_error
+        self.first = first
+
+    def note(self, bad: Tensor, name: str, problem: str, cure: str) -> None:
+        """Take in which rows are bad, (N,) bool, and what is wrong with them."""
+        rows = bad.nonzero()[:, 0].tolist()
+        if self.on_error == "raise":
+            rows = [row for row in rows if row not in self.reasons]
+            if rows:
+                problem = f"row {self.first + rows[0]} has {problem} ({len(rows)} of {len(bad)} rows here do)"
+                raise InputError(problem, argument=name, cure=f"remove those rows, or {cure}")
+        for row in rows:
+            self.reasons.setdefault(row, f"{name}: {problem}")
 
 
-def returned_blocks(names: Iterable[str]) -> list[str]:
-    """Blocks of tensors that a model returns by these names beside its logits."""
-    return [f"|{name}" for name in names]
-
-
-def check_alike(first: Outputs, other: Outputs) -> None:
+def check_alike(one: Outputs, other: Outputs) -> None:
     """Raise unless two `Outputs` have as many classes, the same blocks of the same widths, and both labels or none."""
-    new, old = ([("logits", o.n_classes), *((b, v.shape[1]) for b, v in o.features.items())] for o in (other, first))
-    if new != old:
-        raise InputError(f"outputs: a batch has widths {new}, an earlier one {old}; give batches of one model")
-    if (first.labels is None) != (other.labels is None):
-        raise InputError("labels: some batches have them and some have none; give all or none")
+    widths = [{"logits": each.n_classes} | {b: v.shape[1] for b, v in each.features.items()} for each in (one, other)]
+    if list(widths[0].items()) != list(widths[1].items()):
+        problem = f"a batch has widths {widths[1]}, an earlier one {widths[0]}"
+        raise InputError(problem, argument="outputs", cure="give batches of one model")
+    if (one.labels is None) != (other.labels is None):
+        raise InputError("some batches have them and some have none", argument="labels", cure="give all or none")
 
 
 def as_kind(result: Tensor, is_numpy: bool) -> Array:
@@ -215,130 +292,77 @@ def as_tensor(value: ArrayLike, name: str) -> tuple[Tensor, bool]:
     """
     is_numpy = not isinstance(value, Tensor)
     array: Any = np.asarray(value) if is_numpy else value
-    kind = _kind(array)
-    if "float" not in kind and "int" not in kind:
-        raise InputError(f"{name}: expected real numbers, got {kind}; convert them to float32 or float64")
-    narrow = "float" in kind and array.dtype.itemsize <= 4
+    dtype = str(array.dtype)
+    if "float" not in dtype and "int" not in dtype:
+        raise InputError(
+            f"expected real numbers, got {dtype}", argument=name, cure="convert them to float32 or float64"
+        )
+    narrow = "float" in dtype and array.dtype.itemsize <= 4
     if is_numpy:  # torch has no negative strides, no big-endian and no read-only arrays
         array = torch.from_numpy(np.require(array, np.float32 if narrow else np.float64, ["C", "W"]))
     return array.to(torch.float32 if narrow else torch.float64), is_numpy
-
-
-def _kind(array: Any) -> str:
-    return str(array.dtype) if isinstance(array, Tensor) else array.dtype.name
 
 
 def as_vector(value: ArrayLike, name: str) -> tuple[Tensor, bool]:
     """A 1-D float64 tensor without NaN from an array of numbers, and whether it came as NumPy."""
     tensor, is_numpy = as_tensor(value, name)
     if tensor.ndim != 1:
-        raise InputError(f"{name}: expected shape (N,); got {tuple(tensor.shape)}; flatten the scores with .ravel()")
+        problem = f"expected shape (N,); got {tuple(tensor.shape)}"
+        raise InputError(problem, argument=name, cure="flatten the scores with .ravel()")
     bad = tensor.isnan().nonzero()
     if len(bad):
-        raise InputError(f"{name}: NaN at position {int(bad[0])} ({len(bad)} of {len(tensor)}); remove those samples")
+        problem = f"NaN at position {int(bad[0])} ({len(bad)} of {len(tensor)})"
+        raise InputError(problem, argument=name, cure="remove those samples")
     return tensor.detach().to("cpu", torch.float64), is_numpy
 
 
-def refuse(bad: Tensor, name: str, problem: str, cure: str = "remove those rows", first: int = 0) -> None:
-    """Raise if any row is bad, (N,); the error has the place of the first one."""
-    rows = bad.nonzero()[:, 0]
-    if len(rows):
-        place = f"row {int(rows[0]) + first} has {problem} ({len(rows)} of {len(bad)} rows here do)"
-        raise InputError(f"{name}: {place}; {cure}")
+def is_no_distribution(rows: Tensor) -> Tensor:
+    """Which rows (N, C) have a negative entry or do not sum to 1 within 0.001, (N,) bool."""
+    return (rows < 0).any(dim=1) | ((rows.sum(dim=1) - 1.0).abs() > 1e-3)
 
 
-def without(
-    bad: Tensor, values: Tensor, name: str, problem: str, cure: str, first: int, refused: Refused | None,
-    fill: float = 0.0,
-) -> Tensor:  # fmt: skip
-    """The values (N, ...) with bad rows, (N,), noted in `refused` and filled; without it these are an error."""
-    if refused is None:
-        refuse(bad, name, problem, cure, first)
-        return values
-    rows = bad.nonzero()[:, 0].tolist()
-    for row in rows:
-        refused.setdefault(first + row, f"{name}: {problem}")
-    return values.masked_fill(bad.view(-1, *[1] * (values.ndim - 1)), fill) if rows else values
+def log_probabilities(probabilities: Tensor) -> Tensor:
+    """Logarithm of probabilities (N, C) in float64; a 0 becomes a very small one, so that it has a gradient."""
+    return torch.log(probabilities.double().clamp(min=1e-300))
 
 
-def take_over(block: Any, first: int, refused: Refused) -> None:
-    """Note the samples that a block, whose own numbers start elsewhere, has refused already."""
-    own = {row - block.first: why for row, why in (block.refused or {}).items()}
-    refused.update({first + row: why for row, why in own.items() if 0 <= row < len(block)})
-
-
-def check_logits(logits: Tensor, name: str = "logits", first: int = 0, refused: Refused | None = None) -> Tensor:
-    """`logits`, (N, C), C ≥ 2, once every row has a finite maximum; `first` and `refused` as in `Outputs`."""
-    if logits.ndim != 2 or logits.shape[1] < 2:
-        expected = "expected shape (N, C), one row a sample, C at least 2"
-        raise InputError(f"{name}: {expected}; got {tuple(logits.shape)}; a single sample is logits[None, :]")
-    peak = logits.detach().amax(dim=1)  # NaN and +inf show in a row's maximum, and so does a row of nothing but −inf
-    cure = "remove those rows, or look for an overflow in the model"
-    return without(~peak.isfinite(), logits, name, "NaN, +inf or nothing but −inf", cure, first, refused)
-
-
-def _check_features(value: ArrayLike, block: str, logits: Tensor, first: int, refused: Refused | None) -> Tensor:
-    name = f"features[{block!r}]"
+def _checked_features(value: ArrayLike, name: str, n: int, rows: BadRows) -> Tensor:
     tensor, _ = as_tensor(value, name)
-    if tensor.ndim != 2 or tensor.shape[:1] != logits.shape[:1] or not tensor.shape[1]:
-        shape = tuple(tensor.shape)
-        raise InputError(f"{name}: expected shape ({len(logits)}, k), got {shape}; give one for each row of logits")
+    if tensor.ndim != 2 or len(tensor) != n or not tensor.shape[1]:
+        problem = f"expected shape ({n}, k), got {tuple(tensor.shape)}"
+        raise InputError(problem, argument=name, cure="give one for each row of logits")
     if not float(torch.linalg.vector_norm(tensor.detach())) <= LARGEST:  # else no value is larger, and none is NaN
-        fine = ((tensor.detach().abs() <= LARGEST) & tensor.isfinite()).all(dim=1)  # in float32 LARGEST is infinite
-        cure = "remove those rows, or look for an overflow in that layer"
-        return without(~fine, tensor, name, f"NaN, infinity or a value beyond {LARGEST:g}", cure, first, refused)
+        is_fine = ((tensor.detach().abs() <= LARGEST) & tensor.isfinite()).all(dim=1)  # LARGEST is inf in float32
+        problem = f"NaN, infinity or a value beyond {LARGEST:g}"
+        rows.note(~is_fine, name, problem, "look for an overflow in that layer")
     return tensor
 
 
-def _check_labels(value: ArrayLike, logits: Tensor, first: int) -> Tensor:
-    n, classes = logits.shape
+def _checked_labels(value: ArrayLike, logits: Tensor, first: int) -> Tensor:
+    n, n_classes = logits.shape
     array: Any = value if isinstance(value, Tensor) else np.asarray(value)
-    if array.shape != (n,) or (n and "int" not in _kind(array)):
-        given = f"{_kind(array)} of shape {tuple(array.shape)}"
+    if array.shape != (n,) or (n and "int" not in str(array.dtype)):
         cure = "convert them to integers, numbers of the columns of logits"
         if array.ndim == 2:
-            cure = "give one class each: labels.argmax(1) of one-hot rows; "
-            cure += "guards are not for several classes a sample (multi-hot)"
-        raise InputError(f"labels: expected {n} integers, one for each row of logits; got {given}; {cure}")
+            cure = "give one class each: labels.argmax(1) of one-hot rows; several classes a sample are not supported"
+        problem = f"expected {n} integers, one for each row of logits; got {array.dtype} of shape {tuple(array.shape)}"
+        raise InputError(problem, argument="labels", cure=cure)
     tensor = array if isinstance(array, Tensor) else torch.from_numpy(array.astype(np.int64))
     tensor = tensor.to(logits.device, torch.int64)
-    outside = (tensor < 0) | (tensor >= classes)
-    refuse(outside, "labels", f"a class outside 0…{classes - 1}", "number the classes as the columns of logits", first)
+    outside = ((tensor < 0) | (tensor >= n_classes)).nonzero()
+    if len(outside):
+        problem = f"row {first + int(outside[0])} has a class outside 0…{n_classes - 1}"
+        raise InputError(problem, argument="labels", cure="number the classes as the columns of logits")
     return tensor
 
 
-def _checked_ids(ids: Any, n: int) -> Keys:
-    """Keys of ids, once there are as many as samples."""
-    keys = id_keys(ids)
-    if len(keys) != n:
-        raise InputError(f"ids: {len(keys)} of them for {n} rows; give one for each")
+def _checked_keys(keys: Keys | None, ids: Any, n: int) -> Keys | None:
+    if ids is not None:
+        keys = id_keys(ids)
+    if keys is not None and (keys.shape != (n,) or keys.dtype != np.uint64):
+        name = "keys" if ids is None else "ids"
+        raise InputError(f"{len(keys)} of them for {n} rows", argument=name, cure="give one for each")
     return keys
-
-
-def block_rows(n_classes: int, feature_width: int = 0) -> int:
-    """Rows that are scored together: about a million values; of wide logits one for each class, up to 8 million values.
-
-    Sums depend on it in their last digit, so it depends on nothing but the widths: a file, a loader and an array of
-    the same samples get the same scores.
-    """
-    width = max(1, n_classes + feature_width)
-    return max(1, BLOCK_VALUES // width, min(n_classes, 8 * BLOCK_VALUES // width))
-
-
-def recut(parts: Iterable[Outputs]) -> Iterator[Outputs]:
-    """The samples of all parts in blocks of `block_rows` rows; without any, the empty part that came."""
-    held: list[Outputs] = []
-    rows, whole = 0, None
-    for part in parts:
-        size = block_rows(part.n_classes, sum(value.shape[1] for value in part.features.values()))
-        held = [*held, part] if rows else [part]
-        rows += len(part)
-        while rows >= size:
-            whole = Outputs.concat(held)
-            yield whole[:size]
-            held, rows = [whole[size:]], rows - size
-    if rows or (held and whole is None):
-        yield Outputs.concat(held)
 
 
 def id_keys(ids: Any) -> Keys:

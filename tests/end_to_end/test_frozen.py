@@ -1,27 +1,21 @@
-"""Scores and figures of version 0.1, frozen in tests/frozen: a later version has to give the same ones.
+"""Scores, figures and verdicts of versions 0.1 and 0.2, frozen in tests/frozen: a later one has to give the same.
 
 The made-up sets are made again from their seeds; `real` holds outputs of DenseNet-BC-100 on CIFAR-10 and Tiny-ImageNet.
 """
 
 import json
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
+from frozen_cases import FROZEN, SETS, assert_same, guard_of, model_of, outputs, record, scores
 from safetensors import safe_open
-from safetensors.numpy import load_file
 
 import igeood
 from igeood.detectors import IgeoodFeatures, Mahalanobis
 from igeood.detectors.gaussians import OodFeatures
 from igeood.metrics import evaluate
-from igeood.outputs import Outputs
 
-FROZEN = Path(__file__).parents[1] / "frozen"
-SETS = {"six": 6, "two": 2, "forty": 40, "real": 10}  # number of classes
-WIDTHS = {"early": 7, "middle": 12, "late": 20}  # of the made-up layers
-LAYERS = (*WIDTHS, "conv1", "trans1", "trans2", "relu")
 LOGITS = ("msp", "odin", "energy", "kl-sum", "kl-min", "igeood-logits", "igeood-logits-min")
 STANDARDISED = ("mahalanobis", "igeood", "igeood+")
 # Fitted on 240 rows of 342 channels, every training row has the same distance: its deviation is rounding.
@@ -29,45 +23,26 @@ DEGENERATE = ("real", "mahalanobis")
 EXACT = [(method, options) for method in LOGITS for options in ({}, {"temperature": 3.0})]
 EXACT.append(("igeood-logits", {"temperature": 3.0, "centroid_temperature": 1.0}))
 LAYERED = {"igeood-features": IgeoodFeatures, "mahalanobis-layers": Mahalanobis}
+REPLACED = ()  # methods of 0.2 that are there no more: their cases are left out
+with safe_open(FROZEN / "scores.safetensors", framework="numpy") as opened:
+    SCORED = json.loads(opened.metadata()["cases"])
+GUARDS = json.loads((FROZEN / "guards.json").read_text())
 
 
-def made_up(n_classes):
-    """Arrays of training, in-distribution and OOD rows: elementwise arithmetic on draws, the same bits everywhere."""
-    rng = np.random.default_rng(n_classes)
-    means = {layer: rng.standard_normal((n_classes, width)) for layer, width in WIDTHS.items()}
-
-    def draw(n):  # forty classes are imbalanced: low numbers are frequent
-        return rng.integers(n_classes, size=(2, n)).min(axis=0) if n_classes == 40 else rng.integers(n_classes, size=n)
-
-    def rows(labels, confidence, pull, shift):
-        logits = 1.5 * rng.standard_normal((len(labels), n_classes))
-        logits[np.arange(len(labels)), labels] += confidence
-        noise = {layer: rng.standard_normal((len(labels), width)) for layer, width in WIDTHS.items()}
-        return {"logits": logits} | {f"feature.{k}": pull * means[k][labels] + shift + noise[k] for k in WIDTHS}
-
-    train_labels = np.concatenate([np.tile(np.arange(n_classes), 5), draw(900 - 5 * n_classes)])
-    train = rows(train_labels, 6.0, 1.0, 0.0) | {"labels": train_labels}
-    return {"train": train, "id": rows(draw(300), 5.0, 1.0, 0.0), "ood": rows(draw(400), 2.0, 0.6, 0.5)}
+def title(case):
+    """A case in words."""
+    options = [f"{key}={value}" for key, value in case["options"].items()]
+    words = [case["set"], case["access"], case["method"], *options, "tuned" if "tune" in case else ""]
+    return " ".join(filter(None, words))
 
 
-@cache
-def arrays(name):
-    if name != "real":
-        return made_up(SETS[name])
-    kept = load_file(FROZEN / "real_outputs.safetensors")
-    return {
-        side: {key.split("/", 1)[1]: value for key, value in kept.items() if key.startswith(f"{side}/")}
-        for side in ("train", "id", "ood")
-    }
-
-
-@cache
-def outputs(name):
-    sides = {}
-    for side, values in arrays(name).items():
-        features = {layer: values[f"feature.{layer}"] for layer in LAYERS if f"feature.{layer}" in values}
-        sides[side] = Outputs(values["logits"], features, values.get("labels"))
-    return sides
+def kept(cases):
+    """Parameters of a test, without methods that have been replaced."""
+    return [
+        pytest.param(number, case, id=title(case))
+        for number, case in enumerate(cases)
+        if case["method"] not in REPLACED
+    ]
 
 
 @cache
@@ -134,3 +109,23 @@ def test_figures_after_tuning(name, method):
     guard = make(method=method).fit(data["train"]).tune(data["id"][:150], ood=data["ood"][:200], share=1.0)
     held = guard.score(data["id"][150:]), guard.score(data["ood"][200:])
     assert_figures(*held, frozen(name)[1]["guard"][method]["held"], 3.1)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("number", "case"), kept(SCORED))
+def test_scores_of_every_method(number, case):
+    with safe_open(FROZEN / "scores.safetensors", framework="numpy") as file:
+        expected = {side: file.get_tensor(f"{number}/{side}") for side in ("id", "ood")}
+    largest = max(np.abs(value).max() for value in expected.values())
+    for side, found in scores(case).items():
+        np.testing.assert_allclose(found, expected[side], rtol=0, atol=1e-9 * largest, err_msg=side)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("number", "case"), kept([guard["case"] for guard in GUARDS]))
+def test_verdicts_and_what_a_file_says(number, case, tmp_path):
+    guard, expected = guard_of(case), GUARDS[number]["expected"]
+    assert_same(record(case, guard), expected, 1e-9)
+    guard.save(tmp_path / "guard.safetensors")
+    loaded = igeood.load(tmp_path / "guard.safetensors", model_of(case))
+    assert_same(record(case, loaded), expected, 1e-9)

@@ -5,16 +5,32 @@ import pkgutil
 
 from igeood.detectors.base import Detector
 from igeood.detectors.gaussians import IgeoodFeatures, Mahalanobis
-from igeood.detectors.logits import Energy, IgeoodLogits, KLDivergence, MaxSoftmax, Odin
+from igeood.detectors.logits import Energy, IgeoodLogits, MaxSoftmax, Odin
+from igeood.detectors.options import options
 from igeood.detectors.registry import METHODS, Method, detector, method_name, register
 from igeood.detectors.weighted import Igeood, IgeoodPlus, MahalanobisLayers, Weighted
-from igeood.detectors.wrapped import wrap
+from igeood.detectors.wrap import wrap
 
 for _module in pkgutil.iter_modules(__path__):  # a detector in a new file registers itself
     importlib.import_module(f"{__name__}.{_module.name}")
 
 __all__ = [
-    "METHODS", "Detector", "Energy", "Igeood", "IgeoodFeatures", "IgeoodLogits", "IgeoodPlus", "KLDivergence",
-    "Mahalanobis", "MahalanobisLayers", "MaxSoftmax", "Method", "Odin", "Weighted", "detector", "method_name",
-    "register", "wrap",
-]  # fmt: skip
+    "METHODS",
+    "Detector",
+    "Energy",
+    "Igeood",
+    "IgeoodFeatures",
+    "IgeoodLogits",
+    "IgeoodPlus",
+    "Mahalanobis",
+    "MahalanobisLayers",
+    "MaxSoftmax",
+    "Method",
+    "Odin",
+    "Weighted",
+    "detector",
+    "method_name",
+    "options",
+    "register",
+    "wrap",
+]

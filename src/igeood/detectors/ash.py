@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from igeood.detectors.head import ShapedEnergy
+from igeood.detectors.options import options
 from igeood.detectors.registry import register
 from igeood.geometry.precision import wide
 
@@ -18,6 +19,7 @@ def largest(z: Tensor, percentile: float) -> tuple[Tensor, Tensor]:
 
 
 @register("ash", title="ASH-S", style=("#009E73", "--", "H"), tunes=False)
+@options
 class Ash(ShapedEnergy):
     r"""Energy of :math:`W z' + b`: z below its own percentile is 0, the rest times :math:`e^{s_1/s_2}` (2023).
 
@@ -31,6 +33,8 @@ class Ash(ShapedEnergy):
 
     percentile: float = 90.0
 
-    def _shape(self, z: Tensor) -> Tensor:
-        mask, ratio = largest(z := wide(z), self.percentile)
+    def shape(self, z: Tensor) -> Tensor:
+        """Prune, and scale the rest."""
+        z = wide(z)
+        mask, ratio = largest(z, self.percentile)
         return torch.where(mask, z, 0.0) * ratio.exp()

@@ -1,7 +1,10 @@
 """fDBD: distances to the decision boundaries."""
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from igeood.detectors.head import HeadDetector
 from igeood.detectors.registry import register
@@ -25,20 +28,25 @@ class FDBD(HeadDetector):
 
     needs = Needs(layers="last", head=True, sums="mean", samples=("features",))
 
-    def _learn(self, summary: Summary) -> None:
-        super()._learn(summary)
-        (sums,) = summary.sums.values()
+    def learn(self, summary: Summary) -> Self:
+        """Take over the head and the mean."""
+        super().learn(summary)
+        (sums,) = (summary.sums[layer] for layer in self.widths_)
         self.mean_ = sums.count @ sums.mean / sums.count.sum()
+        return self
 
-    def _prepare(self) -> None:
+    @cached_property
+    def _inverse(self) -> Tensor:
         apart = torch.cdist(self.weight_, self.weight_, compute_mode="donot_use_mm_for_euclid_dist")  # (C, C)
-        self._inverse = torch.where(apart > 0, 1.0 / apart, 0.0) / max(1, len(apart) - 1)
+        return torch.where(apart > 0, 1.0 / apart, 0.0) / max(1, len(apart) - 1)
 
-    def _score(self, batch: Outputs) -> Tensor:
-        z, inverse = self._last_features(batch), self._inverse.to(batch.logits.device)
+    def score(self, outputs: Outputs) -> Tensor:
+        """Minus the mean distance to the boundaries over that to the mean."""
+        z = self.last_features(outputs)
+        inverse = self._inverse.to(z.device)
 
         def of_rows(z: Tensor) -> Tensor:
-            logits = self._logits(z)
+            logits = self.logits(z)
             best = logits.max(dim=1)
             boundary = ((best.values[:, None] - logits) * inverse[best.indices]).sum(dim=1)
             length: Tensor = torch.linalg.vector_norm(wide(z) - self.mean_.to(z.device), dim=1)

@@ -1,18 +1,20 @@
 r"""The per-layer family: one Gaussian a class on each layer's features (the paper's Eq. 8–12), and Mahalanobis."""
 
 from abc import abstractmethod
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from igeood.detectors.base import ColumnDetector, StepScores
-from igeood.errors import UnsuitedError
+from igeood.detectors.base import Detector, StepScores
+from igeood.detectors.options import options
+from igeood.errors import Finding, UnsuitedError
 from igeood.geometry import gaussian
 from igeood.geometry.precision import by_rows, row_chunks, wide
-from igeood.outputs import Array, Outputs
-from igeood.summary import ClassSums, Needs, Summary
+from igeood.outputs import Outputs
+from igeood.summary import ClassSums, Needs, Summary, by_prediction
 
 DEAD = 1e-4  # a channel whose deviation is below this part of the layer's median has its deviation raised to it
 NOISE = (100.0 * 2.0**-23) ** 2  # a variance's share of the greatest that the rounding of a float32 network may make
@@ -33,8 +35,8 @@ def floored_std(sums: ClassSums) -> tuple[Tensor, Tensor]:
     return std.clamp(min=floor), std < floor
 
 
-class LayerDetector(ColumnDetector):
-    """A detector with one score a layer: `layer_scores` returns them all, `score` their sum over layers.
+class LayerDetector(Detector):
+    """A detector with one term a layer; the score is their sum.
 
     Attributes
     ----------
@@ -42,45 +44,51 @@ class LayerDetector(ColumnDetector):
         For each layer (C, k) class means.
     """
 
-    def _learn(self, summary: Summary) -> None:
-        self.mean_ = {layer: sums.mean for layer, sums in summary.sums.items()}
+    def learn(self, summary: Summary) -> Self:
+        """Take over the class means."""
+        super().learn(summary)
+        self.mean_ = {layer: summary.sums[layer].mean for layer in self.widths_}
         if not self.mean_:
-            raise UnsuitedError(
-                "layers: the model has none but its head; use a method of the last layer, such as 'knn'"
-            )
+            cure = "use a method of the last layer, such as 'knn'"
+            raise UnsuitedError("the model has none but its head", argument="layers", cure=cure)
         alone = (summary.counts == 1).nonzero()[:, 0].tolist()
         if alone:
-            which = f"class {alone[0]} has a single sample ({len(alone)} of {len(summary.counts)} classes do)"
-            self.notes_ += (f"labels: {which}; its mean is that sample, deviations are pooled over all classes",)
-
-    def layer_scores(self, outputs: Outputs) -> Array:
-        """Score of each layer, (N, L): higher is more out-of-distribution."""
-        return self.contributions(outputs)
+            message = f"labels: class {alone[0]} has a single sample ({len(alone)} of {len(summary.counts)} classes do)"
+            cure = "give more samples: its mean is that sample, deviations are pooled over all classes"
+            self.findings_.append(Finding("single-sample", "info", message, cure))
+        return self
 
     @abstractmethod
-    def _layer_score(self, batch: Outputs, layer: str) -> tuple[Tensor, Tensor]:
+    def layer_score(self, batch: Outputs, layer: str) -> tuple[Tensor, Tensor]:
         """Score of one layer, (N,), and its nearest class, (N,)."""
 
     @abstractmethod
-    def _channel_parts(self, x: Tensor, nearest: Tensor, layer: str) -> Tensor:
+    def channel_parts(self, x: Tensor, nearest: Tensor, layer: str) -> Tensor:
         """What each channel of the rows x (n, k) adds to the squared distance to their nearest class, (n, k)."""
 
-    def _columns(self, batch: Outputs) -> Tensor:
-        return torch.stack([self._layer_score(batch, layer)[0] for layer in self.widths_], dim=1)
+    @property
+    def term_names(self) -> list[str]:
+        """The layers."""
+        return list(self.widths_)
 
-    def step_scores(self, batch: Outputs) -> StepScores:
+    def terms(self, outputs: Outputs) -> Tensor:
+        """Score of each layer, (N, L)."""
+        return torch.stack([self.layer_score(outputs, layer)[0] for layer in self.widths_], dim=1)
+
+    def step_scores(self, outputs: Outputs) -> StepScores:
         """See `Detector.step_scores`: each layer has an input step of its own."""
-        return [(self._layer_score(batch, layer)[0], (layer,)) for layer in self.widths_]
+        return [(self.layer_score(outputs, layer)[0], (layer,)) for layer in self.widths_]
 
-    def _explain(self, batch: Outputs, top: int) -> dict[str, Any]:
+    def explain(self, outputs: Outputs, top: int) -> dict[str, Any]:
         """The nearest class of each layer, and the channels that add most to the distance from it."""
         reasons: dict[str, dict[str, Tensor]] = {"nearest": {}, "channels": {}, "channel_shares": {}}
         for layer in self.widths_:
-            nearest = self._layer_score(batch, layer)[1]
-            parts = self._channel_parts(batch.features[layer], nearest, layer)
+            nearest = self.layer_score(outputs, layer)[1]
+            parts = self.channel_parts(outputs.features[layer], nearest, layer)
             best = parts.topk(min(top, parts.shape[1]), dim=1)
             whole = parts.sum(dim=1, keepdim=True).clamp(min=torch.finfo(parts.dtype).tiny)
-            reasons["nearest"][layer], reasons["channels"][layer] = nearest, best.indices
+            reasons["nearest"][layer] = nearest
+            reasons["channels"][layer] = best.indices
             reasons["channel_shares"][layer] = best.values / whole
         return reasons
 
@@ -96,26 +104,34 @@ class IgeoodFeatures(LayerDetector):
 
     needs = Needs(layers="all", labels=True, sums="diagonal")
 
-    def _learn(self, summary: Summary) -> None:
-        super()._learn(summary)
-        floored = {layer: floored_std(sums) for layer, sums in summary.sums.items()}
+    def learn(self, summary: Summary) -> Self:
+        """Take over class means and pooled deviations (Eq. 8)."""
+        super().learn(summary)
+        floored = {layer: floored_std(summary.sums[layer]) for layer in self.widths_}
         self.std_ = {layer: std for layer, (std, _) in floored.items()}
-        dead = {layer: int(is_dead.sum()) for layer, (_, is_dead) in floored.items()}
-        said = "dead channels, deviation raised to a floor"
-        self.notes_ += tuple(f"layer {layer.removeprefix('|')!r}: {n} {said}" for layer, n in dead.items() if n)
+        for layer, (_, is_dead) in floored.items():
+            if bool(is_dead.any()):
+                message = f"layer {layer.removeprefix('|')!r}: {int(is_dead.sum())} dead channels"
+                self.findings_.append(
+                    Finding("dead-channels", "info", message, "their deviation was raised to a floor")
+                )
+        return self
 
-    def _prepare(self) -> None:
-        self._classes = {layer: gaussian.prepare_nearest(self.mean_[layer], self.std_[layer]) for layer in self.widths_}
+    @cached_property
+    def _classes(self) -> dict[str, Any]:
+        return {layer: gaussian.prepare_nearest(self.mean_[layer], self.std_[layer]) for layer in self.widths_}
 
-    def _layer_score(self, batch: Outputs, layer: str) -> tuple[Tensor, Tensor]:
-        return gaussian.nearest_prepared(batch.features[layer], self._classes[layer])
+    def layer_score(self, outputs: Outputs, layer: str) -> tuple[Tensor, Tensor]:
+        """FR_ℓ and the nearest class (Eq. 10–11)."""
+        return gaussian.nearest_prepared(outputs.features[layer], self._classes[layer])
 
-    def _channel_parts(self, x: Tensor, nearest: Tensor, layer: str) -> Tensor:
+    def channel_parts(self, x: Tensor, nearest: Tensor, layer: str) -> Tensor:
         """ρ² of each channel (Eq. 9)."""
         mean, std = self.mean_[layer].to(x.device), self.std_[layer].to(x.device)
         return gaussian.univariate_distance(wide(x), std, mean[nearest], std).square()
 
 
+@options
 class OodFeatures(IgeoodFeatures):
     r"""Minus the Fisher–Rao distance to the Gaussian of OOD samples on each layer, FR′_ℓ (Eq. 12): fitted on those.
 
@@ -135,46 +151,47 @@ class OodFeatures(IgeoodFeatures):
         For each layer the sample's deviation (k,).
     """
 
-    needs = Needs(layers="all", sums="diagonal", group="predicted")
+    needs = Needs(layers="all", sums="diagonal", group=by_prediction)
     ood_sigma: Literal["printed", "both"] = "printed"
     ood_means: Literal["one", "predicted"] = "one"
 
-    def _learn(self, summary: Summary) -> None:
+    def learn(self, summary: Summary) -> Self:
+        """Take over the OOD samples' means and deviations (Eq. 12)."""
+        Detector.learn(self, summary)
         one = self.ood_means == "one"
-        sums = {layer: each.pooled() if one else each for layer, each in summary.sums.items()}
+        sums = {layer: summary.sums[layer].pooled() if one else summary.sums[layer] for layer in self.widths_}
         self.mean_ = {layer: each.mean[each.count > 0] for layer, each in sums.items()}
         self.std_ = {layer: floored_std(each)[0] for layer, each in sums.items()}
         self.own_std_ = dict(self.std_)
+        return self
 
     def beside(self, known: IgeoodFeatures) -> Self:
         """Take the sample's deviation from the in-distribution samples, if that is the one to take."""
         self.own_std_ = dict(known.std_ if self.ood_sigma == "printed" else self.std_)
         return self
 
-    def _prepare(self) -> None:
-        """With one deviation on both sides the nearest mean is found as that of a class."""
-        if self.ood_sigma == "both":
-            super()._prepare()
-
     @property
-    def columns_(self) -> list[str]:
-        """What the score is made of: the layers against OOD."""
+    def term_names(self) -> list[str]:
+        """The layers against OOD."""
         return [f"{layer}{OOD_SUFFIX}" for layer in self.widths_]
 
-    def _layer_score(self, batch: Outputs, layer: str) -> tuple[Tensor, Tensor]:
-        if self.ood_sigma == "both":
-            distance, nearest = super()._layer_score(batch, layer)
+    def layer_score(self, outputs: Outputs, layer: str) -> tuple[Tensor, Tensor]:
+        """Minus FR′_ℓ (Eq. 12), and the nearest mean."""
+        if self.ood_sigma == "both":  # with one deviation the nearest mean is found as that of a class
+            distance, nearest = super().layer_score(outputs, layer)
             return -distance, nearest
-        x = batch.features[layer]
+        x = outputs.features[layer]
         mean, std, own = (t[layer].to(x.device) for t in (self.mean_, self.std_, self.own_std_))
         apart = by_rows(lambda rows: gaussian.distance(wide(rows)[:, None], own, mean, std), x, mean.numel())
         least = apart.min(dim=1)
         return -least.values, least.indices
 
-    def _explain(self, batch: Outputs, top: int) -> dict[str, Any]:  # noqa: ARG002
+    def explain(self, outputs: Outputs, top: int) -> dict[str, Any]:  # noqa: ARG002
+        """Nothing: the in-distribution layers say more."""
         return {}
 
 
+@options
 class Mahalanobis(LayerDetector):
     r"""Mahalanobis distance to the nearest class on each layer, :math:`\min_y (f-\mu_y)^\top\Sigma^+(f-\mu_y)`.
 
@@ -199,28 +216,35 @@ class Mahalanobis(LayerDetector):
     needs = Needs(layers="all", labels=True, sums="full")
     relative: bool = False
 
-    def _learn(self, summary: Summary) -> None:
-        super()._learn(summary)
-        self.whitening_ = {layer: whiten(sums.covariance) for layer, sums in summary.sums.items()}
-        pooled = {layer: sums.pooled() for layer, sums in summary.sums.items() if self.relative}
+    def learn(self, summary: Summary) -> Self:
+        """Whiten by the pooled covariance."""
+        super().learn(summary)
+        self.whitening_ = {layer: whiten(summary.sums[layer].covariance) for layer in self.widths_}
+        pooled = {layer: summary.sums[layer].pooled() for layer in self.widths_ if self.relative}
         self.background_mean_ = {layer: sums.mean for layer, sums in pooled.items()}
         w = self.whitening_
         self.background_whitening_ = {k: w[k] @ whiten(w[k].T @ s.covariance @ w[k]) for k, s in pooled.items()}
+        return self
 
-    def _prepare(self) -> None:
-        self._classes = {layer: Whitened(self.mean_[layer], self.whitening_[layer]) for layer in self.widths_}
-        if self.relative:
-            roots = self.background_whitening_
-            self._background = {layer: Whitened(mean, roots[layer]) for layer, mean in self.background_mean_.items()}
+    @cached_property
+    def _classes(self) -> dict[str, "Whitened"]:
+        return {layer: Whitened(self.mean_[layer], self.whitening_[layer]) for layer in self.widths_}
 
-    def _layer_score(self, batch: Outputs, layer: str) -> tuple[Tensor, Tensor]:
-        x = batch.features[layer]
+    @cached_property
+    def _background(self) -> dict[str, "Whitened"]:
+        means = self.background_mean_.items()
+        return {layer: Whitened(mean, self.background_whitening_[layer]) for layer, mean in means}
+
+    def layer_score(self, outputs: Outputs, layer: str) -> tuple[Tensor, Tensor]:
+        """The distance to the nearest class, and that class."""
+        x = outputs.features[layer]
         score, nearest = self._classes[layer].distance(x)
         if self.relative:
             score = score - self._background[layer].distance(x)[0]
         return score, nearest
 
-    def _channel_parts(self, x: Tensor, nearest: Tensor, layer: str) -> Tensor:
+    def channel_parts(self, x: Tensor, nearest: Tensor, layer: str) -> Tensor:
+        """See `whitened_parts`."""
         return whitened_parts(x, self.mean_[layer].to(x.device)[nearest], self.whitening_[layer].to(x.device))
 
 
@@ -234,7 +258,9 @@ class Whitened:
     """Class means (C, k) in the space that a whitening (k, r) maps to, for distances to the nearest of them."""
 
     def __init__(self, means: Tensor, whitening: Tensor) -> None:
-        origin, whitening, self.width = wide(means).mean(dim=0), wide(whitening).contiguous(), max(means.shape)
+        origin = wide(means).mean(dim=0)
+        whitening = wide(whitening).contiguous()
+        self.width = max(means.shape)
         centres = (wide(means) - origin) @ whitening  # (C, r)
         self.tensors = (origin, whitening, centres, 0.5 * centres.square().sum(dim=1))
 
@@ -245,7 +271,8 @@ class Whitened:
         """
         origin, whitening, centres, half = (t.to(x.device) for t in self.tensors)
         # one block for all: small pieces between large ones would fragment memory
-        distance, nearest = half.new_empty(x.shape[0]), torch.empty(x.shape[0], dtype=torch.int64, device=x.device)
+        distance = half.new_empty(x.shape[0])
+        nearest = torch.empty(x.shape[0], dtype=torch.int64, device=x.device)
         for rows in row_chunks(x.shape[0], self.width // 2):  # a matmul wants more rows
             z = (wide(x[rows]) - origin) @ whitening  # (n, r)
             with torch.no_grad():

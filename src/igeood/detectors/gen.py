@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from igeood.detectors.logits import LogitsDetector
+from igeood.detectors.options import options
 from igeood.detectors.registry import register
 from igeood.geometry import categorical
 from igeood.geometry.precision import by_rows
@@ -30,6 +31,7 @@ def generalised_entropy(logits: Tensor, gamma: float = 0.1, largest: int = 100, 
 
 
 @register("gen", title="GEN", style=("#CC79A7", ":", "3"))
+@options
 class Gen(LogitsDetector):
     """Generalised entropy (Liu et al., 2023).
 
@@ -42,11 +44,12 @@ class Gen(LogitsDetector):
     temperature : float
         Of the softmax.
     probabilities : bool
-        See `Detector`.
+        The arrays hold probabilities, not logits.
     """
 
     gamma: float = 0.1
     largest: int = 100
 
-    def _score(self, batch: Outputs) -> Tensor:
-        return generalised_entropy(batch.logits, self.gamma, self.largest, self.temperature)
+    def score(self, outputs: Outputs) -> Tensor:
+        """The generalised entropy."""
+        return generalised_entropy(outputs.logits, self.gamma, self.largest, self.temperature)

@@ -1,14 +1,17 @@
 """Detectors that read the last layer and the classifier's head: its logits are W z + b."""
 
+from abc import abstractmethod
 from typing import Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from igeood.detectors.base import Detector
 from igeood.detectors.gaussians import whiten
 from igeood.detectors.logits import energy
-from igeood.errors import InputError, UnsuitedError
+from igeood.detectors.options import options
+from igeood.errors import Finding, InputError, UnsuitedError
 from igeood.geometry.precision import wide
 from igeood.outputs import Outputs
 from igeood.summary import Needs, Summary
@@ -25,16 +28,21 @@ def solve_head(z: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, int]:
     rows = logits.isfinite().all(dim=1)
     z, f = wide(z[rows]), wide(logits[rows])
     if len(z) < 2:
-        raise UnsuitedError("head: no training row with finite logits to find it from; give the model, or more rows")
-    mean_z, mean_f = z.mean(dim=0), f.mean(dim=0)
+        problem = "no training row with finite logits to find it from"
+        raise UnsuitedError(problem, argument="head", cure="give the model, or more rows")
+    mean_z = z.mean(dim=0)
+    mean_f = f.mean(dim=0)
     root = whiten((z - mean_z).T @ (z - mean_z) / len(z))  # (k, r)
     weight = (f - mean_f).T @ (z - mean_z) @ root @ root.T / len(z)
     bias = mean_f - weight @ mean_z
-    residual, span = float((z @ weight.T + bias - f).square().mean().sqrt()), float(f.max() - f.min())
+    residual = float((z @ weight.T + bias - f).square().mean().sqrt())
+    span = float(f.max() - f.min())
     if residual > NOT_LINEAR * span:
-        off = f"off by {100 * residual / span:.2g}% of range"
+        problem = (
+            f"the logits are not linear in the last layer's features: off by {100 * residual / span:.2g}% of range"
+        )
         cure = "name the layer that is the head's input last, or use a method without a head, such as 'knn'"
-        raise UnsuitedError(f"head: the logits are not linear in the last layer's features: {off}; {cure}")
+        raise UnsuitedError(problem, argument="head", cure=cure)
     return weight, bias, root.shape[1]
 
 
@@ -51,23 +59,28 @@ class HeadDetector(Detector):
 
     needs = Needs(layers="last", head=True, samples=("features",))
 
-    def _learn(self, summary: Summary) -> None:
+    def learn(self, summary: Summary) -> Self:
+        """Take over the model's head, or find it."""
+        super().learn(summary)
         if summary.head is not None:
             self.weight_, self.bias_ = (wide(part) for part in summary.head)
-            return
+            return self
         sample = summary.samples["features"]
         rows, _ = sample.outputs(max(1, (1 << 24) // sum(self.widths_.values()) // sample.strata))
-        z = self._last_features(rows)
+        z = self.last_features(rows)
         self.weight_, self.bias_, rank = solve_head(z, rows.logits)
         if rank < z.shape[1]:
-            moved = f"training rows move in {rank} of {z.shape[1]} directions"
-            self.notes_ += (f"head: {moved}; what it does in the others is not known, and taken for nothing",)
+            message = f"head: training rows move in {rank} of {z.shape[1]} directions"
+            cure = "give the model: what the head does in the other directions is not known, and taken for nothing"
+            self.findings_.append(Finding("head-partly-known", "info", message, cure))
+        return self
 
-    def _logits(self, z: Tensor) -> Tensor:
+    def logits(self, z: Tensor) -> Tensor:
         """W z + b, (N, C) in float64."""
         return wide(z) @ self.weight_.to(z.device).T + self.bias_.to(z.device)
 
 
+@options
 class ShapedEnergy(HeadDetector):
     """The energy of the logits that the head makes of shaped features."""
 
@@ -76,14 +89,15 @@ class ShapedEnergy(HeadDetector):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.percentile != "auto" and not self.percentile < 100:
-            raise InputError(f"percentile: must lie between 0 and 100, got {self.percentile!r}")
+            raise InputError(f"must lie between 0 and 100, got {self.percentile!r}", argument="percentile")
 
-    def _shape(self, z: Tensor) -> Tensor:
+    @abstractmethod
+    def shape(self, z: Tensor) -> Tensor:
         """Features as the head is to see them, (N, k)."""
-        raise NotImplementedError
 
-    def _score(self, batch: Outputs) -> Tensor:
-        return energy(self._logits(self._shape(self._last_features(batch))))
+    def score(self, outputs: Outputs) -> Tensor:
+        """The energy of the shaped features' logits."""
+        return energy(self.logits(self.shape(self.last_features(outputs))))
 
 
 def quantile(values: Tensor, weights: Tensor, share: float) -> Tensor:

@@ -3,24 +3,29 @@ r"""The black-box family: detectors that need the logits only.
 A function for each score, as its paper writes it, and a thin class above it that has the common orientation.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Literal
+from functools import cached_property
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
-from igeood.detectors.base import Detector, Samples
+from igeood.detectors.base import Detector
+from igeood.detectors.options import options
 from igeood.detectors.registry import register
-from igeood.errors import InputError
+from igeood.errors import Finding, InputError
 from igeood.geometry import categorical
-from igeood.geometry.centroids import Solver, descend, solve_kl
 from igeood.geometry.precision import by_rows, wide
 from igeood.geometry.sphere import chord_distance, sphere
 from igeood.geometry.weiszfeld import solve
-from igeood.outputs import Array, ArrayLike, Outputs
-from igeood.summary import Needs, Sample
+from igeood.outputs import Outputs
+from igeood.summary import Needs, Sample, Summary
 
-Reduce = Literal["sum", "min"]
+ROUGH_ROWS = 20_000  # rows, and
+ROUGH_VALUES = 5_000_000  # values that a rough fit reads at most, but 4 rows of each class at least
+Chunks = Callable[[], Iterator[Any]]
 
 
 def confidence(logits: Tensor, temperature: float = 1.0) -> Tensor:
@@ -47,6 +52,20 @@ def energy(logits: Tensor, temperature: float = 1.0) -> Tensor:
     return by_rows(of_rows, logits, logits.shape[-1])
 
 
+def entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    r"""Entropy :math:`-\sum_y q_y \log q_y` at temperature T, (N,).
+
+    >>> entropy(Tensor([[0.0, 0.0]])).item()
+    0.69314...
+    """
+
+    def of_rows(f: Tensor) -> Tensor:
+        log_q = categorical.log_softmax(f, temperature)
+        return -(log_q.exp() * log_q.clamp(min=-1e4)).sum(dim=-1)  # a class that is masked adds 0
+
+    return by_rows(of_rows, logits, logits.shape[-1])
+
+
 def fr0(logits: Tensor, centroids: Tensor, temperature: float = 1.0) -> Tensor:
     r"""The paper's :math:`\mathrm{FR}_0(x) = \sum_y d(q(x), \mu_y)` (Eq. 5), (N,): higher is **in**-distribution.
 
@@ -56,9 +75,7 @@ def fr0(logits: Tensor, centroids: Tensor, temperature: float = 1.0) -> Tensor:
     return categorical.distances(logits, categorical.prepare(centroids), temperature, lambda d: d.sum(dim=1))
 
 
-ROUGH_ROWS, ROUGH_VALUES = 20_000, 5_000_000  # that a rough fit reads at most, but 4 rows of each class at least
-
-
+@options
 class LogitsDetector(Detector):
     """Scores rows of logits at a temperature."""
 
@@ -75,47 +92,56 @@ class MaxSoftmax(LogitsDetector):
     temperature : float
         1 in the baseline.
     probabilities : bool
-        See `Detector`.
+        The arrays hold probabilities, not logits.
     """
 
-    def _score(self, batch: Outputs) -> Tensor:
-        return -confidence(batch.logits, self.temperature)
+    def score(self, outputs: Outputs) -> Tensor:
+        """Minus the confidence."""
+        return -confidence(outputs.logits, self.temperature)
 
 
 @register("odin", title="ODIN", style=("#56B4E9", "-", "s"))
+@options
 class Odin(MaxSoftmax):
-    """ODIN without its input step: minus the maximum softmax at a high temperature.
-
-    Parameters
-    ----------
-    temperature : float
-        1,000 in its paper.
-    probabilities : bool
-        See `Detector`.
-    """
+    """ODIN without its input step: minus the maximum softmax at a high temperature, 1,000 in its paper."""
 
     temperature: float = 1000.0
 
 
 @register("energy", title="Energy", style=("#E69F00", "-", "^"))
 class Energy(LogitsDetector):
-    """The free energy of the logits. Probabilities have lost it, so they are refused.
-
-    Parameters
-    ----------
-    temperature : float
-        Of the logarithm of the summed exponentials.
-    """
+    """The free energy of the logits. Probabilities have lost it, so they are refused."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.probabilities:
-            raise InputError("probabilities: energy needs logits, softmax removes it; use another method such as 'msp'")
+            problem = "energy needs logits, softmax removes it"
+            raise InputError(problem, argument="probabilities", cure="use another method such as 'msp'")
 
-    def _score(self, batch: Outputs) -> Tensor:
-        return energy(batch.logits, self.temperature)
+    def score(self, outputs: Outputs) -> Tensor:
+        """The energy."""
+        return energy(outputs.logits, self.temperature)
 
 
+@register("entropy", title="Entropy", style=("#000000", "--", "2"))
+class Entropy(LogitsDetector):
+    """The entropy of the softmax output."""
+
+    def score(self, outputs: Outputs) -> Tensor:
+        """The entropy."""
+        return entropy(outputs.logits, self.temperature)
+
+
+@register("max-logit", title="Max logit", style=("#E69F00", "--", "1"), tunes=False)
+class MaxLogit(Detector):
+    r"""Minus the largest logit, :math:`-\max_y f_y` (Hendrycks et al., 2022)."""
+
+    def score(self, outputs: Outputs) -> Tensor:
+        """Minus the largest logit."""
+        return -wide(outputs.logits.amax(dim=1))
+
+
+@options
 class CentroidDetector(LogitsDetector):
     """Compares the softmax output with one centroid of each class.
 
@@ -126,48 +152,45 @@ class CentroidDetector(LogitsDetector):
     """
 
     needs = Needs(labels=True, samples=("logits",))
-    reduce: Reduce = "sum"
+    reduce: Literal["sum", "min"] = "sum"
 
-    _geometry: ClassVar[tuple[Callable[..., Tensor], Callable[..., Tensor]]]  # prepares centroids, compares with them
+    @abstractmethod
+    def solve_centroids(self, sample: Sample, near: "CentroidDetector | None", *, roughly: bool) -> Tensor:
+        """Centroids (C, C) of a sample, sought from those of another detector on; `roughly` from a part of it."""
 
-    def _prepare(self) -> None:
-        self.reduce_ = self.reduce
-        self._prepared = self._geometry[0](self.centroids_)  # type: ignore[attr-defined]  # subclasses learn them
-
-    def _compare(self, batch: Outputs, reduce: Callable[[Tensor], Tensor] | None) -> Tensor:
+    @abstractmethod
+    def compare(self, outputs: Outputs, reduce: Callable[[Tensor], Tensor] | None) -> Tensor:
         """What `reduce` makes of the distances or divergences of rows and centroids, (N, C)."""
-        return self._geometry[1](batch.logits, self._prepared.to(batch.logits.device), self.temperature, reduce)
 
-    def _score(self, batch: Outputs) -> Tensor:
-        if self.reduce_ == "sum":
-            return -self._compare(batch, lambda values: values.sum(dim=1))
-        return self._compare(batch, lambda values: values.amin(dim=1))
+    def learn(self, summary: Summary) -> Self:
+        """Seek the centroids."""
+        super().learn(summary)
+        self.centroids_ = self.solve_centroids(summary.samples["logits"], None, roughly=False)
+        return self
 
+    def at_temperature(self, temperature: float, summary: Summary, near: Detector | None = None) -> Self:
+        """The same detector at another temperature, whose centroids are sought from a neighbour's on."""
+        other = type(self)(**{**self.params(), "temperature": temperature})
+        Detector.learn(other, summary)
+        start: Any = near or self
+        other.centroids_ = other.solve_centroids(summary.samples["logits"], start, roughly=near is not None)
+        return other
 
-@register("kl-min", title="KL (min)", fixed={"reduce": "min"}, style=("#CC79A7", "--", "<"))
-@register("kl-sum", title="KL (sum)", fixed={"reduce": "sum"}, style=("#CC79A7", "-", "v"))
-class KLDivergence(CentroidDetector):
-    """Eq. 5 with Kullback–Leibler divergences from the classes' mean softmax outputs, as in the paper's comparison.
+    @property
+    def reduction(self) -> str:
+        """The reduction in use."""
+        return self.reduce
 
-    Parameters
-    ----------
-    reduce : {"sum", "min"}
-        Sum over the classes (negated: it is higher for in-distribution), or the nearest class alone.
-    temperature : float
-        Of the softmax, for centroids and samples alike.
-    probabilities : bool
-        See `Detector`.
-    """
-
-    _geometry = (categorical.prepare_kl, categorical.kl_divergences)
-
-    def _learn_softmax(self, samples: Samples, near: Any, *, roughly: bool) -> None:  # noqa: ARG002
-        sample = samples["logits"]
-        self.centroids_ = solve_kl(chunks(sample, roughly), sample.n_classes, self.temperature)
+    def score(self, outputs: Outputs) -> Tensor:
+        """Minus the sum over the classes, or the least of them."""
+        if self.reduction == "sum":
+            return -self.compare(outputs, lambda values: values.sum(dim=1))
+        return self.compare(outputs, lambda values: values.amin(dim=1))
 
 
 @register("igeood-logits-min", title="IGEOOD (min)", fixed={"reduce": "min"}, style=("#D55E00", "--", "p"))
 @register("igeood-logits", title="IGEOOD", fixed={"reduce": "sum"}, style=("#D55E00", "-", "o"))
+@options
 class IgeoodLogits(CentroidDetector):
     """IGEOOD on logits: Fisher–Rao distances from the softmax output to the class centroids (Eq. 3–5).
 
@@ -175,16 +198,14 @@ class IgeoodLogits(CentroidDetector):
     ----------
     reduce : {"sum", "min"}
         `"sum"` is −FR₀, the paper's; `"min"` the distance to the nearest centroid. With two classes FR₀ is constant
-        between the centroids: `"min"` is used then, and `notes_` says so.
+        between the centroids: `"min"` is used then, with a finding.
     temperature : float
         Of the softmax.
     centroid_temperature : float, optional
         Fit the centroids at this temperature and rescale them, in place of fitting them at `temperature`; 1 is what
         the paper's authors' code does.
-    solver : {"weiszfeld", "sgd"}
-        How the centroids are found: see `igeood.geometry.centroids.centroids`.
     probabilities : bool
-        See `Detector`.
+        The arrays hold probabilities, not logits.
 
     Attributes
     ----------
@@ -192,59 +213,75 @@ class IgeoodLogits(CentroidDetector):
         (C, C) log-probabilities, at `temperature`.
     usual_ : Tensor
         (C,) mean distance of the training samples of each class to its centroid.
-    reduce_ : str
-        The reduction in use.
 
     Examples
     --------
     >>> logits = torch.tensor([[4.0, 0, 0], [0, 5.0, 0], [0, 0, 3.0]])
     >>> detector = IgeoodLogits().fit(logits, [0, 1, 2])
-    >>> confident, unsure = detector.score(torch.tensor([[6.0, 0, 0], [0.1, 0, 0]]))
+    >>> confident, unsure = detector(torch.tensor([[6.0, 0, 0], [0.1, 0, 0]]))
     >>> bool(unsure > confident)
     True
     """
 
-    _geometry = (categorical.prepare, categorical.distances)
     centroid_temperature: float | None = None
-    solver: Solver = "weiszfeld"
 
-    def _learn_softmax(self, samples: Samples, near: Any, *, roughly: bool) -> None:
-        if self.n_classes_ == 2 and self.reduce == "sum":
-            self.notes_ = ("two classes: FR₀ is constant between the centroids, so the minimum distance is used",)
-        sample, fitted_at = samples["logits"], self.centroid_temperature or self.temperature
+    def learn(self, summary: Summary) -> Self:
+        """Seek the centroids, and how far training samples are from them."""
+        super().learn(summary)
+        if self.reduction != self.reduce:
+            message = "two classes: FR₀ is constant between the centroids, so the minimum distance is used"
+            self.findings_.append(Finding("two-classes", "info", message, "nothing has to be done"))
+        self.usual_ = self._usual(summary.samples["logits"])
+        return self
+
+    def at_temperature(self, temperature: float, summary: Summary, near: Detector | None = None) -> Self:
+        """See `CentroidDetector.at_temperature`."""
+        other = super().at_temperature(temperature, summary, near)
+        if near is None:
+            other.usual_ = other._usual(summary.samples["logits"])
+        return other
+
+    def solve_centroids(self, sample: Sample, near: Any, *, roughly: bool) -> Tensor:
+        """Riemannian Weiszfeld on the sphere (Eq. 3)."""
+        fitted_at = self.centroid_temperature or self.temperature
         start = None if near is None else categorical.retemper(near.centroids_, near.temperature, fitted_at)
         effort: dict[str, Any] = {"tolerance": 0.0, "max_passes": 2, "keep_bytes": 64 << 20} if roughly else {}
-        if self.solver == "sgd":
-            centroids = descend(chunks(sample, roughly), sample.n_classes, fitted_at)
-        else:
-            centroids = solve(chunks(sample, roughly), sample.n_classes, fitted_at, start=start, **effort)
-        self.centroids_ = categorical.retemper(centroids, fitted_at, self.temperature)
-        if not roughly:
-            self.usual_ = self._usual(sample)
+        centroids = solve(chunks(sample, roughly), sample.n_classes, fitted_at, start=start, **effort)
+        return categorical.retemper(centroids, fitted_at, self.temperature)
 
     def _usual(self, sample: Sample) -> Tensor:
         """Mean distance of each class's samples to its centroid, (C,)."""
-        roots, total = categorical.prepare(self.centroids_), torch.zeros(2, sample.n_classes, dtype=torch.float64)
+        roots = categorical.prepare(self.centroids_)
+        total = torch.zeros(2, sample.n_classes, dtype=torch.float64)
         for logits, labels, weights in chunks(sample, roughly=False)():
             distances = chord_distance(sphere(logits, self.temperature), roots[labels])
             total.index_add_(1, labels, torch.stack([weights * distances, weights.double()]))
         return total[0] / total[1]
 
-    def _prepare(self) -> None:
-        super()._prepare()
-        self.reduce_ = "min" if self.n_classes_ == 2 else self.reduce
+    @cached_property
+    def _prepared(self) -> Tensor:
+        return categorical.prepare(self.centroids_)
 
-    def _explain(self, batch: Outputs, top: int) -> dict[str, Any]:  # noqa: ARG002
-        usual = {"centroid_usual": self.usual_} if hasattr(self, "usual_") else {}  # older files have none
-        return {"centroid_distance": self._compare(batch, None), **usual}
+    def compare(self, outputs: Outputs, reduce: Callable[[Tensor], Tensor] | None) -> Tensor:
+        """Fisher–Rao distances of rows and centroids."""
+        prepared = self._prepared.to(outputs.logits.device)
+        return categorical.distances(outputs.logits, prepared, self.temperature, reduce)
 
-    def predict_class(self, outputs: Outputs | ArrayLike) -> Array:
+    @property
+    def reduction(self) -> str:
+        """The reduction in use."""
+        return "min" if self.n_classes_ == 2 else self.reduce
+
+    def explain(self, outputs: Outputs, top: int) -> dict[str, Any]:  # noqa: ARG002
+        """Distances to the centroids."""
+        return {"centroid_distance": self.compare(outputs, None), "centroid_usual": self.usual_}
+
+    def predict_class(self, outputs: Outputs) -> Tensor:
         r"""Class that the distance induces (Eq. 4), :math:`\arg\min_y d(q(x), \mu_y)`: (N,) int64."""
-        batch = self._scorable(Outputs.of(outputs))
-        return batch.like(self._compare(batch, lambda distances: distances.argmin(dim=1)))
+        return self.compare(outputs, lambda distances: distances.argmin(dim=1))
 
 
-def chunks(sample: Sample, roughly: bool) -> Callable[[], Iterator[Any]]:
+def chunks(sample: Sample, roughly: bool) -> Chunks:
     """Logits, labels and weights of a sample, chunk by chunk, as often as they are asked for."""
     rows = min(ROUGH_ROWS, ROUGH_VALUES // sample.n_classes)
     per_class = max(4, rows // sample.n_classes) if roughly else None

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from igeood.detectors.logits import IgeoodLogits
+from igeood.detectors.options import options
 from igeood.detectors.registry import register
 from igeood.geometry.plain import is_plain
 from igeood.geometry.precision import by_rows, wide
@@ -31,6 +32,7 @@ def centred_energy(logits: Tensor) -> Tensor:
 
 
 @register("logits-product", title="Logits product", fixed={"reduce": "min"}, style=("#D55E00", ":", "8"))
+@options
 class LogitsProduct(IgeoodLogits):
     r""":math:`\log \min_y d(q(x), \mu_y) - \log E`: the nearest centroid's distance over the centred energy.
 
@@ -39,20 +41,22 @@ class LogitsProduct(IgeoodLogits):
     temperature : float
         Of the softmax in q and in the centroids.
     probabilities : bool
-        See `Detector`.
+        The arrays hold probabilities, not logits.
     """
 
     temperature: float = 5.0
 
     @property
-    def columns_(self) -> list[str]:
+    def term_names(self) -> list[str]:
         """What the score is made of."""
         return ["nearest centroid", "energy"]
 
-    def _columns(self, batch: Outputs) -> Tensor:
-        nearest = super()._score(batch).clamp(min=FLOOR)
-        energy = centred_energy(batch.logits).clamp(min=FLOOR)  # 0 where one class alone is not masked
+    def terms(self, outputs: Outputs) -> Tensor:
+        """Logarithms of the distance and of the energy's inverse."""
+        nearest = super().score(outputs).clamp(min=FLOOR)
+        energy = centred_energy(outputs.logits).clamp(min=FLOOR)  # 0 where one class alone is not masked
         return torch.stack([nearest.log(), -energy.log()], dim=1)
 
-    def _score(self, batch: Outputs) -> Tensor:
-        return self._columns(batch).sum(dim=1)
+    def score(self, outputs: Outputs) -> Tensor:
+        """The sum of the terms."""
+        return self.terms(outputs).sum(dim=1)

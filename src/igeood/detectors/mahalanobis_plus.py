@@ -15,8 +15,10 @@ class MahalanobisPlusPlus(Mahalanobis):
 
     needs = Needs(layers="last", labels=True, sums="full", transform=unit_rows)
 
-    def _layer_score(self, batch: Outputs, layer: str) -> tuple[Tensor, Tensor]:
-        return super()._layer_score(batch.replace(features={layer: unit_rows(batch.features[layer])}), layer)
+    def layer_score(self, outputs: Outputs, layer: str) -> tuple[Tensor, Tensor]:
+        """The distance of rows of length 1."""
+        return super().layer_score(outputs.replace(features={layer: unit_rows(outputs.features[layer])}), layer)
 
-    def _channel_parts(self, x: Tensor, nearest: Tensor, layer: str) -> Tensor:
-        return super()._channel_parts(unit_rows(x), nearest, layer)
+    def channel_parts(self, x: Tensor, nearest: Tensor, layer: str) -> Tensor:
+        """Parts of rows of length 1."""
+        return super().channel_parts(unit_rows(x), nearest, layer)

@@ -6,8 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
+from typing_extensions import Self
 
 from igeood.detectors.base import Detector
+from igeood.detectors.options import options
 from igeood.detectors.registry import register
 from igeood.errors import InputError
 from igeood.geometry.precision import by_rows
@@ -24,7 +26,8 @@ def class_bank(sample: Sample, per_class: int, k: int | Literal["auto"], most: i
     fewest = int(np.minimum(sample.kept[sample.kept > 0], per_class).min())
     chosen = max(1, min(most, fewest // 3)) if k == "auto" else k
     if chosen > len(bank):
-        raise InputError(f"k: {chosen} neighbours, but the bank has {len(bank)} rows; give more rows, or a smaller k")
+        problem = f"{chosen} neighbours, but the bank has {len(bank)} rows"
+        raise InputError(problem, argument="k", cure="give more rows, or a smaller k")
     return bank, chosen
 
 
@@ -33,7 +36,8 @@ def middle_ranks(likeness: Tensor, k: int) -> tuple[Tensor, int]:
 
     float32 puts columns that are alike in any order: who needs the k-th compares these three exactly.
     """
-    first, last = max(1, k - 1), min(k + 1, likeness.shape[1])
+    first = max(1, k - 1)
+    last = min(k + 1, likeness.shape[1])
     return likeness.topk(last, dim=1).indices[:, first - 1 :], k - first
 
 
@@ -43,6 +47,7 @@ def unit_rows(z: Tensor) -> Tensor:
 
 
 @register("knn", title="KNN", style=("#0072B2", "-", "*"), tunes=False)
+@options
 class KNN(Detector):
     r"""Distance to the k-th nearest training row on the last layer, among rows of length 1 (Sun et al., 2022).
 
@@ -68,17 +73,23 @@ class KNN(Detector):
     rows: int = 20_000
     most: ClassVar[int] = 50  # k by default
 
-    def _learn(self, summary: Summary) -> None:
+    def learn(self, summary: Summary) -> Self:
+        """Keep a bank of rows."""
+        super().learn(summary)
         sample = summary.samples["features"]
         bank, k = class_bank(sample, max(1, self.rows // sample.strata), self.k, self.most)
-        self.bank_, self.k_ = self._rows(bank).float(), torch.tensor(k)
+        self.bank_ = self.bank_rows(bank).float()
+        self.k_ = torch.tensor(k)
+        return self
 
-    def _rows(self, bank: Outputs) -> Tensor:
+    def bank_rows(self, bank: Outputs) -> Tensor:
         """What is kept of the bank's rows, (n, d)."""
-        return unit_rows(self._last_features(bank))
+        return unit_rows(self.last_features(bank))
 
-    def _score(self, batch: Outputs) -> Tensor:
-        bank, k = self.bank_.to(batch.logits.device), int(self.k_)
+    def score(self, outputs: Outputs) -> Tensor:
+        """The distance to the k-th nearest row."""
+        bank = self.bank_.to(outputs.logits.device)
+        k = int(self.k_)
 
         def distance(rows: Tensor) -> Tensor:
             unit = unit_rows(rows)
@@ -88,4 +99,4 @@ class KNN(Detector):
             length: Tensor = torch.linalg.vector_norm(unit[:, None] - bank[near].double(), dim=2)
             return length.sort(dim=1).values[:, place]
 
-        return by_rows(distance, self._last_features(batch), max(bank.shape))
+        return by_rows(distance, self.last_features(outputs), max(bank.shape))

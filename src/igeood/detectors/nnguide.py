@@ -34,11 +34,15 @@ class NNGuide(KNN):
 
     most = 10
 
-    def _rows(self, bank: Outputs) -> Tensor:
-        return -energy(bank.logits)[:, None] * super()._rows(bank)
+    def bank_rows(self, bank: Outputs) -> Tensor:
+        """Rows of the length of their energy."""
+        return -energy(bank.logits)[:, None] * super().bank_rows(bank)
 
-    def _score(self, batch: Outputs) -> Tensor:
-        bank, k, z = self.bank_.to(batch.logits.device), int(self.k_), self._last_features(batch)
+    def score(self, outputs: Outputs) -> Tensor:
+        """Minus the guided energy."""
+        bank = self.bank_.to(outputs.logits.device)
+        k = int(self.k_)
+        z = self.last_features(outputs)
 
         def guidance(rows: Tensor) -> Tensor:
             unit = unit_rows(rows)
@@ -46,4 +50,4 @@ class NNGuide(KNN):
                 nearest = (unit.float() @ bank.T).topk(min(k + 1, len(bank)), dim=1).indices
             return (unit[:, None] * bank[nearest].double()).sum(dim=2).topk(k, dim=1).values.mean(dim=1)
 
-        return energy(batch.logits) * by_rows(guidance, z, max(len(bank), k * z.shape[1]))
+        return energy(outputs.logits) * by_rows(guidance, z, max(len(bank), k * z.shape[1]))

@@ -1,14 +1,17 @@
 """The probe: a regression on all that the network says, for users who have OOD samples."""
 
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
-from igeood.detectors.base import ColumnDetector, Detector
+from igeood.detectors.base import Detector
 from igeood.detectors.gaussians import IgeoodFeatures
 from igeood.detectors.logits import IgeoodLogits
+from igeood.detectors.options import options
 from igeood.detectors.product import FisherRaoProduct, signed_roots
 from igeood.detectors.registry import register
 from igeood.detectors.weighted import Weighted
@@ -17,16 +20,17 @@ from igeood.outputs import Outputs
 from igeood.summary import Needs, Summary
 
 
-class LogitColumns(ColumnDetector):
+class LogitColumns(Detector):
     """Each logit as a column."""
 
     @property
-    def columns_(self) -> list[str]:
+    def term_names(self) -> list[str]:
         """What the columns are."""
         return [f"logit {i}" for i in range(self.n_classes_)]
 
-    def _columns(self, batch: Outputs) -> Tensor:
-        return batch.logits.double().clamp(min=-1e4, max=1e4)  # a masked class is far, not infinitely far
+    def terms(self, outputs: Outputs) -> Tensor:
+        """The logits."""
+        return outputs.logits.double().clamp(min=-1e4, max=1e4)  # a masked class is far, not infinitely far
 
 
 class RootColumns(LogitColumns):
@@ -37,27 +41,33 @@ class RootColumns(LogitColumns):
 
     needs = Needs(layers="all", samples=("features",))
 
-    def _learn(self, summary: Summary) -> None:
+    def learn(self, summary: Summary) -> Self:
+        """See which layers have negative entries."""
+        super().learn(summary)
         self.signed_ = {layer: torch.tensor(False) for layer in self.widths_}
         for rows, _ in summary.samples["features"].batches():
             self.signed_ = {layer: known | (rows.features[layer] < 0).any() for layer, known in self.signed_.items()}
+        return self
 
-    def _prepare(self) -> None:
-        self._is_signed = {layer: bool(signed) for layer, signed in self.signed_.items()}
+    @cached_property
+    def _is_signed(self) -> dict[str, bool]:
+        return {layer: bool(signed) for layer, signed in self.signed_.items()}
 
     @property
-    def columns_(self) -> list[str]:
+    def term_names(self) -> list[str]:
         """What the columns are."""
         parts = {layer: ("+", "-") if self._is_signed[layer] else ("",) for layer in self.widths_}
         return [f"{layer}[{i}]{sign}" for layer, k in self.widths_.items() for sign in parts[layer] for i in range(k)]
 
-    def _columns(self, batch: Outputs) -> Tensor:
-        roots = {layer: signed_roots(batch.features[layer], 1) for layer in self.widths_}
+    def terms(self, outputs: Outputs) -> Tensor:
+        """The roots of the features' shares."""
+        roots = {layer: signed_roots(outputs.features[layer], 1) for layer in self.widths_}
         parts = [(r.clamp(min=0), -r.clamp(max=0)) if self._is_signed[layer] else (r,) for layer, r in roots.items()]
         return torch.cat([part for pair in parts for part in pair], dim=1)
 
 
 @register("probe", title="Probe", style=("#D55E00", "-", "X"), tunes="only")
+@options
 class Probe(Weighted):
     """Logistic regression on the product's terms, FR₀, FR_ℓ, the logits and every layer's features.
 
@@ -76,22 +86,26 @@ class Probe(Weighted):
 
     strengths = tuple(float(c) for c in np.logspace(-4, -1, 7))
 
-    def _make_parts(self) -> dict[str, Detector]:
+    def make_parts(self) -> dict[str, Detector]:
+        """The columns' detectors."""
         product = FisherRaoProduct(bank=self.bank, k=self.k)
         parts = {"output": IgeoodLogits(), "layers": IgeoodFeatures(), "logits": LogitColumns(), "roots": RootColumns()}
         return {"product": product, **parts}
 
     @property
-    def softmax_part(self) -> Detector | None:
+    def softmax(self) -> Detector | None:
         """None: FR₀ is one column among many, and keeps its temperature."""
         return None
 
-    def _standardise(self, summary: Summary) -> None:
+    def standardise(self, summary: Summary) -> None:
         """The product as it is: its terms have their own scale."""
         del summary
-        terms, others = len(self.parts_["product"].columns_), len(self.columns_)
-        self.weights_ = (torch.arange(others) < terms).double()
-        self.centre_, self.scale_ = torch.zeros(others).double(), torch.ones(others).double()
+        terms = len(self.parts["product"].term_names)
+        columns = len(self.term_names)
+        self.weights_ = (torch.arange(columns) < terms).double()
+        self.centre_ = torch.zeros(columns).double()
+        self.scale_ = torch.ones(columns).double()
 
-    def _judge(self, rates: Evaluation) -> float:
+    def quality(self, rates: Evaluation) -> float:
+        """AUROC: by it strengths are chosen."""
         return rates.auroc

@@ -1,15 +1,18 @@
 """The Fisher–Rao product: the white box that needs no OOD sample."""
 
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
-from igeood.detectors.base import ColumnDetector
+from igeood.detectors.base import Detector, StepScores
 from igeood.detectors.gaussians import IgeoodFeatures
 from igeood.detectors.logits_product import FLOOR, centred_energy
 from igeood.detectors.neighbours import class_bank, middle_ranks
+from igeood.detectors.options import options
 from igeood.detectors.registry import register
 from igeood.errors import InputError
 from igeood.geometry.precision import by_rows, wide
@@ -46,7 +49,8 @@ class Bank:
     """
 
     def __init__(self, roots: Tensor, power: int) -> None:
-        self.roots, self.power = roots, power
+        self.roots = roots
+        self.power = power
         self.sizes = roots.abs() if bool((roots < 0).any()) else None
 
     def distance(self, z: Tensor, k: int) -> Tensor:
@@ -57,7 +61,8 @@ class Bank:
         return by_rows(lambda rows: self._distance(rows, k), z, max(self.roots.shape))
 
     def _distance(self, z: Tensor, k: int) -> Tensor:
-        root, bank = signed_roots(z, self.power), self.roots.to(z.device)
+        root = signed_roots(z, self.power)
+        bank = self.roots.to(z.device)
         with torch.no_grad():
             u = root.to(bank.dtype)
             # parts of opposite sign are separate channels, so their product counts as 0: (uv + |u||v|) / 2
@@ -77,14 +82,16 @@ def rows_of_class(bank: int | str, sample: Sample) -> int:
     if bank == "auto":
         return max(1, min(max(20, -(-1000 // classes)), MOST_ROWS // classes))
     if int(bank) > len(sample):
-        cure = "give at most that many, fit on more rows, or leave it to bank='auto'"
-        raise InputError(f"bank: {bank} rows, but the training sample has {len(sample)}; {cure}")
+        problem = f"{bank} rows, but the training sample has {len(sample)}"
+        raise InputError(problem, argument="bank", cure="give at most that many, or fit on more rows")
     if int(bank) < classes:
-        raise InputError(f"bank: {bank} rows for {classes} classes; give at least one a class, or 0 for no bank")
+        problem = f"{bank} rows for {classes} classes"
+        raise InputError(problem, argument="bank", cure="give at least one a class, or 0 for no bank")
     return int(bank) // classes
 
 
 @register("fisher-rao-product", title="Fisher–Rao product", style=("#D55E00", "-", "*"), tunes=False)
+@options
 class FisherRaoProduct(IgeoodFeatures):
     r""":math:`S = \tfrac12\log\mathrm{FR}_P + \tfrac12\log\mathrm{FR}_L + \log d_1(z_P) + \log d_2(z_L) - \log E`.
 
@@ -120,7 +127,7 @@ class FisherRaoProduct(IgeoodFeatures):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.bank == 0:  # sums alone
-            vars(self)["needs"] = replace(type(self).needs, samples=())
+            self.needs = replace(type(self).needs, samples=())  # type: ignore[misc]
 
     @property
     def _layers(self) -> list[str]:
@@ -128,54 +135,64 @@ class FisherRaoProduct(IgeoodFeatures):
         last = Needs(layers="last two").blocks(self.widths_)
         return [last[0], last[-1]]
 
-    def _learn(self, summary: Summary) -> None:
-        super()._learn(summary)
-        self.bank_, self.usual_, self.k_ = {}, torch.zeros(0), torch.tensor(0)
+    def learn(self, summary: Summary) -> Self:
+        """Learn the classes, and keep a bank of rows."""
+        super().learn(summary)
+        self.bank_: dict[str, Tensor] = {}
+        self.usual_ = torch.zeros(0)
+        self.k_ = torch.tensor(0)
         if self.bank == 0:
-            return
+            return self
         sample = summary.samples["features"]
         per_class = rows_of_class(self.bank, sample)
         rows, k = class_bank(sample, per_class, self.k, most=10)
         pairs = zip(POWERS, self._layers, strict=True)
         self.bank_ = {a: signed_roots(rows.features[layer], int(a)).float() for a, layer in pairs}
         self.k_ = torch.tensor(k)
-        self._prepare()
         self.usual_ = self._usual(sample, per_class)
+        return self
 
     def _usual(self, sample: Sample, per_class: int) -> Tensor:
         """Mean terms of training rows outside of the bank; if there are none, of its own, each left out in turn."""
         if (sample.kept > per_class).any():
             rows, weights = sample.outputs(per_class + max(1, USUAL_ROWS // sample.strata), skip=per_class)
-            return weights @ self._columns(rows) / weights.sum()
+            return weights @ self._terms(rows, int(self.k_)) / weights.sum()
         rows, weights = sample.outputs(per_class)
         others = min(int(self.k_) + 1, len(rows))  # the nearest is the row itself
-        return weights @ self._columns(rows, others) / weights.sum()
+        return weights @ self._terms(rows, others) / weights.sum()
 
-    def _prepare(self) -> None:
-        super()._prepare()
-        vars(self).setdefault("bank_", {})  # a file has none where it is empty
-        self._banks = [Bank(self.bank_[a], int(a)) for a in POWERS if self.bank_]
+    @cached_property
+    def _banks(self) -> list[Bank]:
+        rows = getattr(self, "bank_", {})  # a file has none where it is empty
+        return [Bank(rows[a], int(a)) for a in POWERS if rows]
 
     @property
-    def columns_(self) -> list[str]:
+    def term_names(self) -> list[str]:
         """The terms of the score, by layer."""
         names = [layer.removeprefix("|") for layer in self._layers]
         if names[0] == names[1]:
             names[0] += " (as the block before)"
-        kinds = ("classes", "neighbours") if self.bank_ else ("classes",)
+        kinds = ("classes", "neighbours") if self._banks else ("classes",)
         return [*(f"{name}: {kind}" for kind in kinds for name in names), "output: energy"]
 
-    def _columns(self, batch: Outputs, k: int | None = None) -> Tensor:
+    def terms(self, outputs: Outputs) -> Tensor:
         """The terms of S, (N, 5), or (N, 3) without a bank."""
-        layers, all_layers = self._layers, list(self.widths_)
-        nearest = super()._columns(batch).clamp(min=FLOOR).log() / 2  # (N, L)
+        return self._terms(outputs, int(self.k_))
+
+    def _terms(self, outputs: Outputs, k: int) -> Tensor:
+        layers = self._layers
+        all_layers = list(self.widths_)
+        nearest = super().terms(outputs).clamp(min=FLOOR).log() / 2  # (N, L)
         terms = [nearest[:, all_layers.index(layer)] for layer in layers]
         for bank, layer in zip(self._banks, layers, strict=False):
-            terms.append(bank.distance(batch.features[layer], k or int(self.k_)).clamp(min=FLOOR).log())
-        return torch.stack([*terms, -centred_energy(batch.logits).clamp(min=FLOOR).log()], dim=1)
+            terms.append(bank.distance(outputs.features[layer], k).clamp(min=FLOOR).log())
+        return torch.stack([*terms, -centred_energy(outputs.logits).clamp(min=FLOOR).log()], dim=1)
 
-    step_scores = ColumnDetector.step_scores  # one step for all terms
+    def step_scores(self, outputs: Outputs) -> StepScores:
+        """One step for all terms."""
+        return Detector.step_scores(self, outputs)
 
-    def _explain(self, batch: Outputs, top: int) -> dict[str, Any]:
+    def explain(self, outputs: Outputs, top: int) -> dict[str, Any]:
+        """The nearest classes and channels of the layers, and the usual terms."""
         usual = {"usual": self.usual_} if len(self.usual_) else {}
-        return {**super()._explain(batch, top), **usual}
+        return {**super().explain(outputs, top), **usual}

@@ -3,8 +3,10 @@
 from typing import Literal
 
 from torch import Tensor
+from typing_extensions import Self
 
 from igeood.detectors.head import ShapedEnergy, quantile
+from igeood.detectors.options import options
 from igeood.detectors.registry import register
 from igeood.geometry.precision import wide
 from igeood.summary import Summary
@@ -14,6 +16,7 @@ CHANGED = 0.01  # of the training rows may change their class
 
 
 @register("react", title="ReAct", style=("#009E73", ":", "4"), tunes=False)
+@options
 class React(ShapedEnergy):
     r""":math:`-\log\sum_y e^{f_y}` with :math:`f = W\min(z, c) + b` (Sun et al., 2021).
 
@@ -31,17 +34,21 @@ class React(ShapedEnergy):
 
     percentile: float | Literal["auto"] = "auto"
 
-    def _learn(self, summary: Summary) -> None:
-        super()._learn(summary)
+    def learn(self, summary: Summary) -> Self:
+        """Take over the head, and choose the ceiling."""
+        super().learn(summary)
         sample = summary.samples["features"]
         rows, weights = sample.outputs(max(1, (1 << 22) // sum(self.widths_.values()) // sample.strata))
-        z = wide(self._last_features(rows))
-        entries, classes = weights.repeat_interleave(z.shape[1]), self._logits(z).argmax(dim=1)
+        z = wide(self.last_features(rows))
+        entries = weights.repeat_interleave(z.shape[1])
+        classes = self.logits(z).argmax(dim=1)
         for percentile in PERCENTILES if self.percentile == "auto" else (self.percentile,):
             self.ceiling_ = quantile(z.flatten(), entries, percentile / 100)
-            changed = self._logits(self._shape(z)).argmax(dim=1) != classes
+            changed = self.logits(self.shape(z)).argmax(dim=1) != classes
             if float(weights @ changed.to(weights.dtype)) <= CHANGED * float(weights.sum()):
                 break
+        return self
 
-    def _shape(self, z: Tensor) -> Tensor:
+    def shape(self, z: Tensor) -> Tensor:
+        """Clip."""
         return wide(z).minimum(self.ceiling_.to(z.device))

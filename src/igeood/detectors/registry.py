@@ -1,10 +1,10 @@
 """The one table of methods: a decorator puts a detector in it, and everything else reads it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar
 
-from igeood.detectors.base import Detector, parameter_names
+from igeood.detectors.base import Detector
 from igeood.errors import InputError
 from igeood.summary import Needs
 
@@ -49,17 +49,21 @@ class Method:
     @property
     def options(self) -> list[str]:
         """Options that are left to the user."""
-        return [name for name in parameter_names(self.kind) if name not in self.fixed]
+        return [option.name for option in fields(self.kind) if option.name not in self.fixed]
 
 
 METHODS: dict[str, Method] = {}
 
 
 def register(
-    name: str, *, title: str | None = None, fixed: Mapping[str, Any] | None = None,
-    style: Style = ("#7F7F7F", "-", "."), tunes: bool | Literal["only"] = True,
-) -> Callable[[K], K]:  # fmt: skip
-    """Class decorator that makes a detector a method: guards, command line, tables and plots know it by its name.
+    name: str,
+    *,
+    title: str | None = None,
+    fixed: Mapping[str, Any] | None = None,
+    style: Style = ("#7F7F7F", "-", "."),
+    tunes: bool | Literal["only"] = True,
+) -> Callable[[K], K]:
+    """Class decorator that makes a detector a method: guards, command line, tables and plots find it by its name.
 
     Parameters
     ----------
@@ -76,9 +80,11 @@ def register(
     """
 
     def add(kind: K) -> K:
-        known = METHODS.get(name)
-        if known is not None and repr(known.kind) != repr(kind):  # the same class may be imported again
-            raise InputError(f"name: {name!r} is {known.kind.__qualname__} already; choose another")
+        if kind.score is Detector.score and kind.terms is Detector.terms:
+            raise InputError(f"{kind.__qualname__} has no score", argument="kind", cure="override score, or terms")
+        there = METHODS.get(name)
+        if there is not None and repr(there.kind) != repr(kind):  # the same class may be imported again
+            raise InputError(f"{name!r} is {there.kind.__qualname__} already", argument="name", cure="choose another")
         METHODS[name] = Method(kind, title or name, dict(fixed or {}), style, tunes)
         return kind
 
@@ -105,7 +111,8 @@ def detector(name: str, **options: Any) -> Detector:
         raise InputError.unknown("method", name, METHODS)
     for option in options:
         if option not in method.options:
-            raise InputError(f"{option}: {name!r} has no such option; it takes {', '.join(method.options)}")
+            cure = f"it takes {', '.join(method.options) or 'none'}"
+            raise InputError(f"{name!r} has no such option", argument=option, cure=cure)
     return method.kind(**method.fixed, **options)
 
 
@@ -115,5 +122,5 @@ def method_name(instance: Detector) -> str:
     for name, method in METHODS.items():
         if type(instance) is method.kind and method.fixed.items() <= params.items():
             return name
-    kind = type(instance).__name__
-    raise InputError(f"detector: {kind} is not registered; decorate its class with @igeood.register(name)")
+    problem = f"{type(instance).__name__} is not registered"
+    raise InputError(problem, argument="detector", cure="decorate its class with @igeood.register(name)")

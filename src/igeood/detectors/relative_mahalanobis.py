@@ -6,9 +6,12 @@ from igeood.summary import Needs
 
 
 @register(
-    "relative-mahalanobis", title="Relative Mahalanobis", fixed={"relative": True}, style=("#009E73", "-", "v"),
+    "relative-mahalanobis",
+    title="Relative Mahalanobis",
+    fixed={"relative": True},
+    style=("#009E73", "-", "v"),
     tunes=False,
-)  # fmt: skip
+)
 class RelativeMahalanobis(Mahalanobis):
     r""":math:`\min_y (z-\mu_y)^\top\Sigma^+(z-\mu_y) - (z-\mu_0)^\top\Sigma_0^+(z-\mu_0)` (Ren et al., 2021).
 

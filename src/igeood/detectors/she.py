@@ -2,12 +2,14 @@
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from igeood.detectors.base import Detector
 from igeood.detectors.registry import register
+from igeood.errors import Finding
 from igeood.geometry.precision import wide
 from igeood.outputs import Outputs
-from igeood.summary import Needs, Summary
+from igeood.summary import Needs, Summary, by_correct
 
 
 @register("she", title="SHE", style=("#CC79A7", "-.", "s"), tunes=False)
@@ -22,18 +24,25 @@ class SHE(Detector):
         (C, k) these means; of a class that is never predicted correctly, the mean of all.
     """
 
-    needs = Needs(layers="last", labels=True, sums="mean", group="correct")
+    needs = Needs(layers="last", labels=True, sums="mean", group=by_correct)
 
-    def _learn(self, summary: Summary) -> None:
-        (sums,) = summary.sums.values()
+    def learn(self, summary: Summary) -> Self:
+        """Take over the patterns."""
+        super().learn(summary)
+        (sums,) = (summary.sums[layer] for layer in self.widths_)
         missed = sums.count == 0
         overall = sums.count @ sums.mean / sums.count.sum().clamp(min=1.0)
         self.pattern_ = torch.where(missed[:, None], overall, sums.mean)
         if bool(missed.any()):
-            first, n = int(missed.nonzero()[0]), int(missed.sum())
-            which = f"class {first} is never predicted correctly ({n} classes are not)"
-            self.notes_ = (f"labels: {which}; the mean of all correct rows stands for it",)
+            which = (
+                f"class {int(missed.nonzero()[0])} is never predicted correctly ({int(missed.sum())} classes are not)"
+            )
+            cure = "the mean of all correct rows stands for it: choose another method if there are many"
+            self.findings_.append(Finding("never-correct", "info", f"labels: {which}", cure))
+        return self
 
-    def _score(self, batch: Outputs) -> Tensor:
-        z, pattern = wide(self._last_features(batch)), self.pattern_.to(batch.logits.device)
-        return -(z * pattern[batch.logits.argmax(dim=1)]).sum(dim=1)
+    def score(self, outputs: Outputs) -> Tensor:
+        """Minus the inner product with the predicted class's pattern."""
+        z = wide(self.last_features(outputs))
+        pattern = self.pattern_.to(z.device)
+        return -(z * pattern[outputs.logits.argmax(dim=1)]).sum(dim=1)

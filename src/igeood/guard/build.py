@@ -8,15 +8,18 @@ from igeood.detectors import METHODS, Detector
 from igeood.detectors import detector as make_detector
 from igeood.errors import InputError
 from igeood.guard.guard import Access, Guard
-from igeood.guard.inputs import ArrayInputs, ModelInputs
+from igeood.guard.source import Source
 from igeood.model.layers import Layers
 from igeood.model.step import Channels
 
 
 def black_box(
-    model: nn.Module | None = None, *, method: str | Detector = "igeood-logits", temperature: float | None = None,
+    model: nn.Module | None = None,
+    *,
+    method: str | Detector = "igeood-logits",
+    temperature: float | None = None,
     probabilities: bool = False,
-) -> Guard:  # fmt: skip
+) -> Guard:
     """Make a guard that uses logits only: a model's, or arrays from any framework.
 
     Parameters
@@ -37,13 +40,18 @@ def black_box(
     (1,)
     """
     detector = _detector(method, "black box", temperature, probabilities)
-    return Guard(detector, ArrayInputs() if model is None else ModelInputs(model), "black box")
+    return Guard(detector, Source(model), "black box")
 
 
 def grey_box(
-    model: nn.Module, *, epsilon: float = 0.0012, std: Channels = 1.0, method: str | Detector = "igeood-logits",
-    temperature: float | None = None, probabilities: bool = False,
-) -> Guard:  # fmt: skip
+    model: nn.Module,
+    *,
+    epsilon: float = 0.0012,
+    std: Channels = 1.0,
+    method: str | Detector = "igeood-logits",
+    temperature: float | None = None,
+    probabilities: bool = False,
+) -> Guard:
     """Make a guard that moves each input one signed-gradient step before scoring its logits (Eq. 6).
 
     Parameters
@@ -58,13 +66,18 @@ def grey_box(
         As in `black_box`.
     """
     detector = _detector(method, "grey box", temperature, probabilities)
-    return Guard(detector, ModelInputs(model, epsilon=epsilon, std=std), "grey box")
+    return Guard(detector, Source(model, epsilon=epsilon, std=std), "grey box")
 
 
 def white_box(
-    model: nn.Module | None = None, *, layers: Layers = "auto", epsilon: float = 0.0, mean: Channels | None = None,
-    std: Channels = 1.0, method: str | Detector = "fisher-rao-product", temperature: float | None = None,
-) -> Guard:  # fmt: skip
+    model: nn.Module | None = None,
+    *,
+    layers: Layers = "auto",
+    epsilon: float = 0.0,
+    std: Channels = 1.0,
+    method: str | Detector = "fisher-rao-product",
+    temperature: float | None = None,
+) -> Guard:
     """Make a guard that uses hidden layers too: by default the Fisher–Rao product, which needs no OOD sample.
 
     Parameters
@@ -75,8 +88,8 @@ def white_box(
         Keys of `model.named_modules()`; "auto" finds the ends of the model's blocks, or takes all features there are.
     epsilon : float
         Size of the input step in pixel units; 0 for none.
-    mean, std : float or one for each channel
-        Of the input's normalisation: for the step, and for adversarial samples.
+    std : float or one for each channel
+        Of the input's normalisation.
     method : str or Detector
         One of `igeood.METHODS` that needs layers, or a detector of your own options. `"igeood"` is the paper's;
         `"probe"` learns most from OOD samples in `tune`.
@@ -84,11 +97,12 @@ def white_box(
         Of the softmax, in methods that have one.
     """
     if model is None and epsilon:
-        raise InputError("epsilon: an input step needs the model; give it, or leave epsilon at 0")
-    inputs = ArrayInputs(layers) if model is None else ModelInputs(model, layers, epsilon=epsilon, mean=mean, std=std)
-    if not (layers == "auto" or inputs.layers):
-        raise InputError("layers: empty; name at least one layer, or leave it to 'auto'")
-    return Guard(_detector(method, "white box", temperature, False), inputs, "white box")
+        problem = "an input step needs the model"
+        raise InputError(problem, argument="epsilon", cure="give the model, or leave epsilon at 0")
+    source = Source(model, layers, epsilon=epsilon, std=std)
+    if source.wanted == []:
+        raise InputError("empty", argument="layers", cure="name at least one layer, or leave it to 'auto'")
+    return Guard(_detector(method, "white box", temperature, False), source, "white box")
 
 
 def _detector(method: str | Detector, access: Access, temperature: float | None, probabilities: bool) -> Detector:
@@ -96,14 +110,14 @@ def _detector(method: str | Detector, access: Access, temperature: float | None,
     if probabilities:
         options["probabilities"] = True
     if isinstance(method, Detector) and options:
-        raise InputError("method: a detector has its own options; give temperature and probabilities to it")
+        cure = "give temperature and probabilities to it"
+        raise InputError("a detector has its own options", argument="method", cure=cure)
     detector = method if isinstance(method, Detector) else make_detector(method, **options)
-    is_white = access == "white box"
-    if detector.needs.reads_layers != is_white:
-        fitting = [name for name, entry in METHODS.items() if entry.needs_layers == is_white]
+    needs_layers = access == "white box"
+    if detector.needs.reads_layers != needs_layers:
+        fitting = [name for name, entry in METHODS.items() if entry.needs_layers == needs_layers]
         name = repr(method) if isinstance(method, str) else type(method).__name__
-        other = (
-            "black_box; a wrapped one may need on='features'" if is_white else "white_box; a wrapped one, on='logits'"
-        )
-        raise InputError(f"method: {name} is not one for a {access}; use {other}; here are {', '.join(fitting)}")
+        other = "{access=black-box}" if needs_layers else "{access=white-box}"
+        cure = f"use {other}, or one of {', '.join(fitting)}"
+        raise InputError(f"{name} is not one for a {access}", argument="method", cure=cure)
     return detector

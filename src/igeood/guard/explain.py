@@ -90,21 +90,27 @@ class Explanation:
 
 
 def explain(
-    detector: Detector, outputs: Outputs, top: int = 5, *, to_numpy: bool = False,
+    detector: Detector,
+    outputs: Outputs,
+    top: int = 5,
+    *,
+    to_numpy: bool = False,
     classes: tuple[str, ...] | None = None,
-) -> Explanation:  # fmt: skip
-    """Explain the scores of outputs, as the detector sees them; in NumPy arrays if `to_numpy`."""
-    batch = detector._scorable(outputs)
-    contributions = detector._contributions(batch)
-    largest = batch.logits.double().softmax(dim=1).topk(min(top, batch.n_classes), dim=1)
+) -> Explanation:
+    """Explain the scores of outputs; in NumPy arrays if `to_numpy`."""
+    terms = detector.terms(outputs)
+    largest = outputs.logits.double().softmax(dim=1).topk(min(top, outputs.n_classes), dim=1)
     reasons = {
-        "contributions": contributions, "score": contributions.sum(dim=1), "likeliest": largest.indices,
-        "probability": largest.values, **detector._explain(batch, top),
-    }  # fmt: skip
+        "contributions": terms,
+        "score": terms.sum(dim=1),
+        "likeliest": largest.indices,
+        "probability": largest.values,
+        **detector.explain(outputs, top),
+    }
 
     def converted(value: Any) -> Any:
         if isinstance(value, dict):
             return {name: converted(part) for name, part in value.items()}
         return as_kind(value, to_numpy)
 
-    return Explanation(columns=detector.columns_, classes=classes, **converted(reasons))
+    return Explanation(columns=detector.term_names, classes=classes, **converted(reasons))

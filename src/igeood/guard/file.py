@@ -1,4 +1,4 @@
-"""A guard's file: one safetensors file, read only if nothing in it has changed. Nothing in it is executed."""
+"""The file of a guard: everything that `predict` needs but the model, in one safetensors file."""
 
 import os
 from collections.abc import Iterator
@@ -14,39 +14,48 @@ from torch import Tensor, nn
 from igeood.calibration import Calibration
 from igeood.detectors import METHODS, Detector, method_name
 from igeood.detectors import detector as make_detector
-from igeood.errors import GuardFileError, InputError, NotReadyError
+from igeood.errors import Finding, GuardFileError, InputError, NotReadyError
 from igeood.files import read_record, record_head, write_record
 from igeood.guard.guard import Guard
-from igeood.guard.health import STEPS, Finding
-from igeood.guard.inputs import ArrayInputs, ModelInputs
-from igeood.guard.known import Known
+from igeood.guard.health import STEPS
+from igeood.guard.identity import Seen
 from igeood.guard.names import checked_names
-from igeood.guard.tuning import Tuning
+from igeood.guard.source import Source
+from igeood.guard.tune import Tuning
 from igeood.model.fingerprint import fingerprint
-from igeood.outputs import Keys, Outputs
+from igeood.outputs import Outputs
 
 CALIBRATION_FIELDS = ("tpr", "guarantee", "confidence", "left_out", "trained_on")
 
 
 def save(guard: Guard, path: str | os.PathLike[str]) -> None:
     """Write a fitted guard; see `Guard.save`."""
-    guard.inputs.check_weights(strict=True)
-    tensors = {f"detector.{name}": value for name, value in guard.detector.state().items()}
-    known = {"fitted_on": guard.fitted_on, "tuned_on": guard._tuned_on}
-    for name, samples in known.items():
+    guard.source.check_weights(strict=True)
+    detector = guard.detector
+    tensors = {f"detector.{name}": value for name, value in detector.state().items()}
+    seen = {"fitted_on": guard.fitted_on, "tuned_on": guard.tuned_on}
+    for name, samples in seen.items():
         tensors[name] = torch.from_numpy(samples.keys.view(np.int64).copy())
-    tensors["training_scores"] = guard._training_scores
     record: dict[str, Any] = {
-        "kind": "guard", "access": guard.access, "method": method_name(guard.detector),
-        "params": guard.detector.params(), "n_classes": guard.detector.n_classes_,
-        "widths": list(guard.detector.widths_.items()), "layers": guard.layers, "layouts": dict(guard.inputs.layouts),
-        "epsilon": guard.epsilon, "mean": guard.inputs.mean, "std": guard.inputs.std,
-        "model": guard.inputs.fingerprint, "preparation": guard.preparation,
-        "contains": contents(guard.detector),
-        "tuning": None if guard.tuning is None else asdict(guard.tuning), "calibration": None, "classes": guard.classes,
-        "known": {name: [of.rows, of.repeated, of.identified, of.draws] for name, of in known.items()},
-        "health": {step: [asdict(finding) for finding in found] for step, found in guard._findings.items()},
-    }  # fmt: skip
+        "kind": "guard",
+        "access": guard.access,
+        "method": method_name(detector),
+        "params": detector.params(),
+        "n_classes": detector.n_classes_,
+        "widths": list(detector.widths_.items()),
+        "layers": guard.layers,
+        "layouts": dict(guard.source.layouts),
+        "epsilon": guard.epsilon,
+        "std": guard.source.std,
+        "model": guard.source.fingerprint,
+        "preparation": guard.preparation,
+        "contains": contents(detector),
+        "tuning": None if guard.tuning is None else asdict(guard.tuning),
+        "calibration": None,
+        "classes": guard.classes,
+        "seen": {name: [samples.identified, samples.drawn_from] for name, samples in seen.items()},
+        "health": {step: [asdict(finding) for finding in findings] for step, findings in guard.findings.items()},
+    }
     if guard.calibration is not None:
         tensors["calibration.scores"] = guard.calibration.scores
         promised = {name: getattr(guard.calibration, name) for name in CALIBRATION_FIELDS}
@@ -65,11 +74,12 @@ def check_replaceable(path: str | os.PathLike[str]) -> None:
     """Raise if there is a file that is no guard, and not empty: it may be somebody's only copy."""
     there = Path(path)
     if there.is_file() and there.stat().st_size and record_head(there).get("kind") != "guard":
-        raise InputError(f"path: {path} is there, and is no guard's file; name another file, or remove it first")
+        cure = "name another file, or remove it first"
+        raise InputError(f"{path} is there, and is no guard's file", argument="path", cure=cure)
 
 
 def load(path: str | os.PathLike[str], model: nn.Module | None = None, *, strict: bool = True) -> Guard:
-    """Read a guard that `Guard.save` wrote. A damaged, foreign or newer file is an error, and nothing is executed.
+    """Read a guard that `Guard.save` wrote. A damaged or foreign file is an error, and nothing is executed.
 
     Parameters
     ----------
@@ -81,18 +91,23 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None, *, strict
         Refuse another model than that, by its fingerprint.
     """
     if not (model is None or isinstance(model, nn.Module)):
-        raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}; give the model itself")
+        problem = f"expected a torch.nn.Module, got {type(model).__name__}"
+        raise InputError(problem, argument="model", cure="give the model itself")
     record, tensors = read_record(path, "guard")
-    if (method := str(record.get("method"))) not in METHODS:
+    method = str(record.get("method"))
+    if method not in METHODS:
         cure = f"import the module whose class has @igeood.register({method!r}) first"
-        raise GuardFileError(f"path: {path} holds a guard of method {method!r}, which is not registered here; {cure}")
-    wanted, given = record.get("model"), None if model is None else fingerprint(model)
-    if (wanted is None) != (given is None):
-        problem = "needs its model: load(path, model), or --model" if wanted else "has no model; leave it out"
-        raise InputError(f"model: the guard in {path} {problem}")
-    if strict and given != wanted:
-        problem = f"its fingerprint is {given}, the guard in {path} was made with {wanted}: another model or precision"
-        raise InputError(f"model: {problem}; load that model, or pass strict=False")
+        problem = f"{path} holds a guard of method {method!r}, which is not registered here"
+        raise GuardFileError(problem, argument="path", cure=cure)
+    wanted = record.get("model")
+    present = None if model is None else fingerprint(model)
+    if (wanted is None) != (present is None):
+        problem = "was made with a model" if wanted else "was made without a model"
+        cure = "give it: {model}" if wanted else "leave {model} out"
+        raise InputError(f"the guard in {path} {problem}", argument="model", cure=cure)
+    if strict and present != wanted:
+        problem = f"its fingerprint is {present}, the guard in {path} was made with {wanted}"
+        raise InputError(problem, argument="model", cure="load that model in that precision, or pass strict=False")
     with _describing(path), torch.inference_mode(False):  # what is made in it cannot serve for gradients
         return _restored(record, tensors, model)
 
@@ -103,8 +118,7 @@ def load_calibration(path: str | os.PathLike[str]) -> Calibration:
     with _describing(path):
         calibration = _calibration(record, tensors)
     if calibration is None:
-        cure = f"run `igeood calibrate {path} held-out.parquet` first"
-        raise NotReadyError(f"guard: {path} has no threshold yet; {cure}")
+        raise NotReadyError(f"{path} has no threshold yet", argument="guard", cure="calibrate it first")
     return calibration
 
 
@@ -115,38 +129,35 @@ def _describing(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
         reason = " ".join(str(error).split())  # it may quote the file
-        raise GuardFileError(f"path: {path} does not describe a guard ({reason}); save it again") from error
+        problem = f"{path} does not describe a guard ({reason})"
+        raise GuardFileError(problem, argument="path", cure="save it again") from error
 
 
 def _restored(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Module | None) -> Guard:
-    method, classes, preparation = record["method"], record["n_classes"], record["preparation"]
-    if type(classes) is not int or not 2 <= classes <= 1 << 22:
-        raise InputError(f"n_classes: {classes!r}")
+    n_classes = record["n_classes"]
+    preparation = record["preparation"]
+    if type(n_classes) is not int or not 2 <= n_classes <= 1 << 22:
+        raise InputError(f"n_classes: {n_classes!r}")
     if preparation is not None and not 1 <= preparation["size"] <= 4096:
         raise InputError(f"preparation: size {preparation['size']!r}")
-    options = {name: value for name, value in record["params"].items() if name not in METHODS[method].fixed}
+    method = METHODS[record["method"]]
+    options = {name: value for name, value in record["params"].items() if name not in method.fixed}
     prefix = "detector."
     state = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-    detector = make_detector(method, **options)
-    detector.load_state(state, classes, {str(block): width for block, width in record["widths"]})
-    layers = [str(layer) for layer in record["layers"]]
-    inputs: ArrayInputs | ModelInputs = ArrayInputs(layers)
-    if model is not None:
-        given = {name: record[name] for name in ("epsilon", "mean", "std")}
-        inputs = ModelInputs(model, layers, **given)
-        inputs.read(list(detector.widths_), record["layouts"], METHODS[method].needs.statistic)
-        inputs.settle()
-    guard = Guard(detector, inputs, record["access"])
-    keys = {name: tensors[name].numpy().view(np.uint64) for name in ("fitted_on", "tuned_on")}
-    known = {name: _known(keys[name], record.get("known", {}).get(name), model is not None) for name in keys}
-    guard.fitted_on, guard._tuned_on, guard._first_tuned_on = known["fitted_on"], *[known["tuned_on"]] * 2
-    findings = record.get("health", {})
-    guard._findings = {step: [_finding(each) for each in findings[step]] for step in STEPS if step in findings}
-    guard._training_scores = tensors.get("training_scores", torch.empty(0)).double().reshape(-1)
+    detector = make_detector(record["method"], **options)
+    detector.load_state(state, n_classes, {str(block): width for block, width in record["widths"]})
+    source = Source(model, epsilon=record["epsilon"], std=record["std"])
+    source.follow([str(layer) for layer in record["layers"]], record["layouts"], detector.needs)
+    source.settle()
+    guard = Guard(detector, source, record["access"])
+    guard.fitted_on = _seen(record, tensors, "fitted_on")
+    guard.tuned_on = _seen(record, tensors, "tuned_on")
+    findings = record["health"]
+    guard.findings = {step: [_finding(each) for each in findings[step]] for step in STEPS if step in findings}
     guard.preparation = preparation
-    if record.get("classes") is not None:
-        guard.classes = checked_names(record["classes"], classes)
-    guard.tuning = None if record["tuning"] is None else Tuning(**{"auroc": None, **record["tuning"]})
+    if record["classes"] is not None:
+        guard.classes = checked_names(record["classes"], n_classes)
+    guard.tuning = None if record["tuning"] is None else Tuning(**record["tuning"])
     guard.calibration = _calibration(record, tensors)
     _try_out(detector)
     return guard
@@ -155,18 +166,15 @@ def _restored(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Modu
 def _calibration(record: dict[str, Any], tensors: dict[str, Tensor]) -> Calibration | None:
     if record["calibration"] is None:
         return None
-    return Calibration(
-        tensors["calibration.scores"], **{name: record["calibration"][name] for name in CALIBRATION_FIELDS}
-    )
+    promised = {name: record["calibration"][name] for name in CALIBRATION_FIELDS}
+    return Calibration(tensors["calibration.scores"], **promised)
 
 
-def _known(keys: Keys, about: list[Any] | None, has_model: bool) -> Known:
-    """Samples that a file remembers; an older one has their keys only."""
-    rows, repeated, identified, draws = about or (len(keys), 0, has_model, ())
-    if not (0 <= int(repeated) <= int(rows) and isinstance(identified, bool) and keys.ndim == 1):
-        raise InputError(f"known: {about!r}")
-    drawn = tuple((int(n), int(total), float(share), int(seed)) for n, total, share, seed in draws)
-    return Known(np.sort(keys), int(rows), int(repeated), identified, drawn)
+def _seen(record: dict[str, Any], tensors: dict[str, Tensor], name: str) -> Seen:
+    identified, drawn_from = record["seen"][name]
+    if not isinstance(identified, bool) or tensors[name].ndim != 1:
+        raise InputError(f"seen: {record['seen'][name]!r}")
+    return Seen(np.sort(tensors[name].numpy().view(np.uint64)), identified, tuple(drawn_from) if drawn_from else None)
 
 
 def _finding(about: dict[str, Any]) -> Finding:
@@ -180,7 +188,6 @@ def _finding(about: dict[str, Any]) -> Finding:
 def _try_out(detector: Detector) -> None:
     """Score one made-up sample: a state whose shapes do not fit fails here, not at the first input."""
     features = {block: torch.ones(1, width) for block, width in detector.widths_.items()}
-    logits = 2.0 * torch.arange(float(detector.n_classes_))[None]  # nobody takes them for probabilities
-    score = detector.score(Outputs(logits.softmax(dim=1) if detector.probabilities else logits, features))
-    if not bool(torch.as_tensor(score).isfinite().all()):
+    logits = 2.0 * torch.arange(float(detector.n_classes_))[None]
+    if not bool(detector.score(Outputs(logits, features)).isfinite().all()):
         raise InputError("its state has values that are not finite")

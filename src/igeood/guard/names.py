@@ -33,12 +33,15 @@ def class_names(given: Sequence[str] | None, n_classes: int, *knowing: Any) -> t
 def checked_names(names: Any, n_classes: int) -> tuple[str, ...]:
     """Names as a tuple, once they are C texts that a terminal can show."""
     if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
-        raise InputError(f"classes: expected a list of {n_classes} names, got {type(names).__name__}; give texts")
+        problem = f"expected a list of {n_classes} names, got {type(names).__name__}"
+        raise InputError(problem, argument="classes", cure="give texts")
     if len(names) != n_classes:
-        raise InputError(f"classes: {len(names)} names for {n_classes} classes; give one for each column of logits")
+        problem = f"{len(names)} names for {n_classes} classes"
+        raise InputError(problem, argument="classes", cure="give one for each column of logits")
     for name in names:
         if not name.isprintable() or not 0 < len(name) <= LONGEST:
-            raise InputError(f"classes: {name[:50]!r} is empty, not printable, or of more than {LONGEST} characters")
+            problem = f"{name[:50]!r} is empty, not printable, or of more than {LONGEST} characters"
+            raise InputError(problem, argument="classes", cure="give other names")
     return tuple(names)
 
 

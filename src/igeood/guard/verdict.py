@@ -1,6 +1,6 @@
 """What a guard says of samples."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from igeood.calibration import Calibration
 from igeood.errors import MissingExtraError
-from igeood.outputs import Array, Refused, as_kind
+from igeood.outputs import Array, as_kind
 
 SHOWN = 5  # rows in a text
 
@@ -57,17 +57,29 @@ class Verdict:
 
     @classmethod
     def of(
-        cls, score: Tensor, label: Tensor, calibration: Calibration, refused: Refused | None,
-        classes: tuple[str, ...] | None, *, to_numpy: bool,
-    ) -> "Verdict":  # fmt: skip
-        """The verdict that scores (N,) and a threshold give; samples in `refused` are out-of-distribution."""
-        is_ood, p_value = ~(score <= calibration.threshold), calibration.tensor_p_values(score)
-        if refused:
-            rows = torch.tensor(list(refused), device=score.device)
-            is_ood[rows], p_value[rows] = True, 1.0 / (len(calibration.scores) + 1.0)
-        columns = {"is_ood": is_ood, "score": score, "p_value": p_value, "label": label}
-        given: dict[str, Any] = {name: as_kind(value, to_numpy) for name, value in columns.items()}
-        return cls(**given, reason=reasons(refused, len(score)), classes=classes)
+        cls,
+        score: Tensor,
+        label: Tensor,
+        calibration: Calibration,
+        reasons: Mapping[int, str],
+        classes: tuple[str, ...] | None,
+        *,
+        to_numpy: bool,
+    ) -> "Verdict":
+        """The verdict that scores (N,) and a threshold give; rows that have a reason are out-of-distribution."""
+        is_ood = ~(score <= calibration.threshold)
+        p_value = calibration.tensor_p_values(score)
+        reason = None
+        if reasons:
+            rows = torch.tensor(list(reasons), device=score.device)
+            is_ood[rows] = True
+            p_value[rows] = 1.0 / (len(calibration.scores) + 1.0)
+            label = label.index_fill(0, rows, -1)
+            reason = np.full(len(score), None, dtype=object)
+            reason[list(reasons)] = list(reasons.values())
+        columns: dict[str, Tensor] = {"is_ood": is_ood, "score": score, "p_value": p_value, "label": label}
+        arrays: dict[str, Any] = {name: as_kind(value, to_numpy) for name, value in columns.items()}
+        return cls(**arrays, reason=reason, classes=classes)
 
     @property
     def name(self) -> np.ndarray[Any, Any] | None:
@@ -112,7 +124,7 @@ class Verdict:
         try:
             import pandas  # noqa: PLC0415 (no dependency)
         except ImportError as error:
-            raise MissingExtraError("pandas is needed; pip install pandas, or use to_dict()") from error
+            raise MissingExtraError("pandas is needed", cure="pip install pandas, or use to_dict()") from error
         return pandas.DataFrame(self.to_dict())
 
     def __repr__(self) -> str:
@@ -124,13 +136,5 @@ class Verdict:
         widths = [max(map(len, column)) for column in cells]
         lines = ["  ".join(f"{v:>{w}}" for v, w in zip(row, widths, strict=True)) for row in zip(*cells, strict=True)]
         more = [f"… {len(self) - SHOWN} more"] if len(self) > SHOWN else []
-        return "\n  ".join([f"Verdict({counts}{f', {unread} not read' * (unread > 0)})", *lines, *more])
-
-
-def reasons(refused: Refused | None, n: int) -> np.ndarray[Any, Any] | None:
-    """(n,) the reason of each sample, or None; None if no sample was refused."""
-    if not refused:
-        return None
-    every = np.full(n, None, dtype=object)
-    every[list(refused)] = list(refused.values())
-    return every
+        lost = f", {unread} not read" if unread else ""
+        return "\n  ".join([f"Verdict({counts}{lost})", *lines, *more])

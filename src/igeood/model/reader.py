@@ -4,34 +4,29 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from statistics import mode
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from igeood.errors import InputError, UnsuitedError
-from igeood.geometry.plain import is_plain
-from igeood.model.batches import Batch, at_batch, batches
-from igeood.model.layers import Call, Layers, bare, block_ends, convolutions, known_layers, layout_of, named_modules
-from igeood.model.statistics import OF_INPUTS, STATISTICS, running_statistics
-from igeood.outputs import HEAD, INPUT, Outputs, returned_blocks
+from igeood.model.batch import Batch
+from igeood.model.layers import Call, Trace, bare, known_layers, layout_of, mean, named_modules
+from igeood.outputs import HEAD, OnError, Outputs
+from igeood.summary.needs import Needs
 
-_MISSING = {
-    "convolutions": "convolution after a first one",
-    "norms": "batch norm with running statistics (other norms keep none, and folded ones are gone)",
-}
-_CURE = "name layers, from model.named_modules(), or use another method"
 Hook = Callable[[nn.Module, Any, Any], None]
-
-_lock = threading.Lock()  # of what readers do to models: modes and hooks
-_held: dict[nn.Module, tuple[int, list[nn.Module]]] = {}  # who runs a model now: how many; its modules in training mode
+_locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+_making = threading.Lock()
 
 
 class Reader:
-    """Runs a model in evaluation mode and reads blocks of features, from any thread; the model is left as found.
+    """Runs a model in evaluation mode and reads blocks of features; the model is left as found.
+
+    Threads that run one model take turns.
 
     Parameters
     ----------
@@ -39,71 +34,52 @@ class Reader:
         The classifier; of wrapped ones (`DataParallel`, `torch.compile`) the bare model is read.
     layers : names
         Keys of `model.named_modules()`.
-    statistic : str
-        Of each layer's features: a key of `STATISTICS`.
-    head, inputs : bool
-        Also read the input of the last linear layer, as block `HEAD`; and the model's own, as block `INPUT`.
-    returns : names
-        Also read these tensors (N, m), where the model returns them by name beside its logits, as blocks `|name`.
-    layouts : mapping, optional
-        For each layer which axis has the channels: "flat", "second" or "last"; for `HEAD` the linear layer's name.
-        Without it `prepare` decides.
-
-    Attributes
-    ----------
-    layers : list of str
-        Without the prefixes of wrappers.
-    layouts : dict
-        As above; full once the reader is prepared.
+    layouts : mapping
+        For each layer which axis has the channels: "flat", "second" or "last"; for `HEAD`, if its input is read too,
+        the linear layer's name.
+    pool : callable, optional
+        Makes features (N, m) of a layer's `Call`; by default the mean.
+    ending : str
+        What the names of blocks have after the layer's.
     """
 
     def __init__(
-        self, model: nn.Module, layers: Sequence[str] = (), *, statistic: str = "mean", head: bool = False,
-        inputs: bool = False, returns: Sequence[str] = (), layouts: Mapping[str, str] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        layers: Sequence[str] = (),
+        layouts: Mapping[str, str] | None = None,
+        *,
+        pool: Callable[[Call], Tensor] | None = None,
+        ending: str = "",
+    ) -> None:
         if not isinstance(model, nn.Module):
-            hint = f"did you mean method={model!r}?" if isinstance(model, str) else "give the classifier"
-            raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}; {hint}")
-        if statistic not in STATISTICS:
-            raise InputError.unknown("statistic", statistic, STATISTICS)
-        self.model, self.bare, self.statistic = model, bare(model), statistic
-        self._wants_head, self._wants_input, self._returns = head, inputs, tuple(returns)
-        self.layers, self.layouts = list(layers), dict(layouts or {})
-        self._look()
-        ending = "" if statistic == "mean" else f"|{statistic}"
+            cure = f"did you mean method={model!r}?" if isinstance(model, str) else "give the classifier itself"
+            raise InputError(f"expected a torch.nn.Module, got {type(model).__name__}", argument="model", cure=cure)
+        self.model = model
+        self.bare = bare(model)
+        self.modules = named_modules(model)
+        self.layers = known_layers(self.modules, layers)
+        self.layouts = dict(layouts or {})
+        self._pool = pool or mean
         self._blocks = {f"{layer}{ending}": layer for layer in self.layers}  # the layer of each block
-        if head and HEAD in self.layouts:
+        if HEAD in self.layouts:
             (self._blocks[HEAD],) = known_layers(self.modules, [self.layouts[HEAD]])
-        self._prepared = self.layouts.keys() >= {*self.layers, *[HEAD] * head}
-
-    def _look(self) -> None:
-        """Note the model's modules: walking through them takes longer than to see that they are the same."""
-        self.modules = named_modules(self.model)
-        self.layers = known_layers(self.modules, self.layers)
-        self._parameters = list(self.model.parameters())
-        self._tree = list(self.model.modules())
-        self._children = [tuple(module._modules.values()) for module in self._tree]
+        self._tree = list(model.modules())
+        self._parameters = list(model.parameters())
+        with _making:
+            self._lock = _locks.setdefault(self.bare, threading.RLock())
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        """Hold the model in evaluation mode, and put everything back afterwards. Nests; threads may overlap."""
-        with _lock:
-            if [tuple(module._modules.values()) for module in self._tree] != self._children:
-                self._look()
-            users, training = _held.get(self.bare, (0, []))
-            training += [module for module in self._tree if module.training]
-            _held[self.bare] = users + 1, training
-            for module in training:
-                module.training = False
-        try:
+    def _running(self, hooks: Iterable[tuple[nn.Module, Hook]]) -> Iterator[None]:
+        """Hold the model in evaluation mode with hooks, and put everything back afterwards."""
+        with self._lock, ExitStack() as stack:
+            for module in self._tree:
+                if module.training:
+                    module.training = False
+                    stack.callback(setattr, module, "training", True)
+            for module, hook in hooks:
+                stack.callback(module.register_forward_hook(hook).remove)
             yield
-        finally:
-            with _lock:
-                users, training = _held.pop(self.bare)
-                if users > 1:
-                    _held[self.bare] = users - 1, training
-                for module in training if users == 1 else ():
-                    module.training = True
 
     def place(self, batch: Batch) -> Batch:
         """A copy of the batch on the model's device, in its precision: the model may work in place."""
@@ -118,146 +94,114 @@ class Reader:
 
         return batch.mapped(move)
 
-    def _run(self, model: nn.Module, batch: Batch, hooks: Iterable[tuple[nn.Module, Hook]]) -> dict[str, Tensor]:
-        """Logits of a batch, "", and blocks that the model returns by name, in a `running` block.
-
-        The hooks see this pass alone, not those of other threads.
-        """
-        inputs, thread = self.place(batch).inputs, threading.get_ident()
-
-        def call(hook: Hook, *of_module: Any) -> None:
-            if threading.get_ident() == thread:
-                hook(*of_module)
-
-        with ExitStack() as stack:
-            with _lock:  # torch counts hooks without one
-                for module, hook in hooks:
-                    stack.callback(module.register_forward_hook(partial(call, hook)).remove)
-            output = model(**inputs) if batch.name else model(inputs[""])
-        logits = logits_of(output)
+    def _run(self, model: nn.Module, batch: Batch, hooks: Iterable[tuple[nn.Module, Hook]]) -> Tensor:
+        """Logits of a batch, in one pass with hooks."""
+        inputs = self.place(batch).inputs
+        with self._running(hooks):
+            logits = logits_of(model(**inputs) if batch.name else model(inputs[""]))
         if logits.ndim == 2 and logits.shape[0] != batch.x.shape[0]:
-            cure = "make it return one for each"
-            raise InputError(f"model: returned {len(logits)} rows for {len(batch)} samples; {cure}")
-        named = [(block, _named(output, block[1:])) for block in returned_blocks(self._returns)]
-        return {"": logits, **{block: value for block, value in named if isinstance(value, Tensor)}}
+            problem = f"returned {len(logits)} rows for {len(batch)} samples"
+            raise InputError(problem, argument="model", cure="make it return one for each")
+        return logits
 
-    def watch(self, batch: Batch) -> tuple[dict[nn.Module, Call], Tensor]:
-        """Calls of the modules that return (N, k, ...), in the order of their ends; and the logits.
-
-        Up to three samples of the batch are run. Modules that are called twice are left out.
-        """
-        sample, width = batch[:3], None
+    def trace(self, batch: Batch) -> Trace:
+        """Run up to three samples, and note what each module returned."""
+        sample = batch[:3]
+        width = None
         calls: dict[nn.Module, list[Call]] = {}
 
-        def note(module: nn.Module, _: Any, output: Any) -> None:
+        def note(module: nn.Module, inputs: Any, output: Any) -> None:
             nonlocal width
             tensor = first_tensor(output)
             if tensor is not None and tensor.ndim >= 2:
                 layout, width = layout_of(module, tensor, width)
-                calls.setdefault(module, []).append(Call(module, tensor.clone(), layout))
+                calls.setdefault(module, []).append(Call(module, tensor.clone(), layout, first_tensor(inputs)))
 
         inner = [m for m in self.bare.modules() if m is not self.bare and not isinstance(m, torch.jit.ScriptModule)]
-        with self.running(), torch.no_grad():
-            logits = self._run(self.bare, sample, [(module, note) for module in inner])[""]
-        once = {module: call for module, (call, *more) in calls.items() if not more}
-        return {module: call for module, call in once.items() if len(call.output) == len(sample)}, logits
-
-    def prepare(self, batch: Batch) -> None:
-        """Decide the layouts and find the head, in one forward pass of up to three samples."""
-        calls, logits = self.watch(batch)
-        for layer in self.layers:
-            call = calls.get(self.modules[layer])  # one that is missing cannot be read either
-            self.layouts[layer] = "flat" if call is None else call.layout
-        if self._wants_head:
-            found = self.find_head(calls, logits)
-            if found is None:
-                cure = "make the model return its last linear layer's output, or use another method"
-                raise InputError(f"model: no nn.Linear returns its logits, whose input is wanted; {cure}")
-            self._blocks[HEAD] = self.layouts[HEAD] = found
-        self._prepared = True
-
-    def find_head(self, calls: Mapping[nn.Module, Call], logits: Tensor) -> str | None:
-        """Name of the linear layer whose output is the logits, if there is one."""
-        linear = {c.module for c in calls.values() if isinstance(c.module, nn.Linear) and c.returns(logits)}
-        return next((name for name, module in self.modules.items() if module in linear), None)
+        with torch.no_grad():
+            logits = self._run(self.bare, sample, [(module, note) for module in inner])
+        once = {module: found[0] for module, found in calls.items() if len(found) == 1}
+        names = {module: name for name, module in self.modules.items()}
+        fitting = {module: call for module, call in once.items() if len(call.output) == len(sample)}
+        return Trace(self.bare, fitting, names, logits)
 
     @property
     def head(self) -> tuple[Tensor, Tensor] | None:
         """Weight and bias of the linear layer whose input is read, on the CPU."""
         if HEAD not in self._blocks:
             return None
-        weight, bias = (getattr(self.modules[self._blocks[HEAD]], name) for name in ("weight", "bias"))
-        bias = weight.new_zeros(len(weight)) if bias is None else bias
-        return weight.detach().cpu().clone(), bias.detach().cpu().clone()
+        linear: Any = self.modules[self._blocks[HEAD]]
+        weight = linear.weight.detach().cpu().clone()
+        return weight, weight.new_zeros(len(weight)) if linear.bias is None else linear.bias.detach().cpu().clone()
 
-    def __call__(self, batch: Batch, *, labels: bool = False, keys: bool = False) -> Outputs:
+    def __call__(
+        self, batch: Batch, *, labels: bool = False, keys: bool = False, on_error: OnError = "raise"
+    ) -> Outputs:
         """Outputs of one batch, with its labels and keys if wanted; differentiable where gradients are on."""
         logits, features = self.tensors(batch)
         classes = batch.labels if labels else None
         classes = classes.clone() if isinstance(classes, Tensor) else classes  # loaders may reuse it
-        if self._wants_input:  # its shape is read again from the block's name
-            name = " ".join(map(str, (INPUT, *batch.x.shape[1:])))
-            features = {name: batch.x.flatten(1).to(logits.device), **features}
-        known = batch.keys if keys else None
-        return Outputs(logits, features, classes, keys=known, first=batch.first, refused=batch.refused)
+        hashes = batch.keys if keys else None
+        return Outputs(logits, features, classes, keys=hashes, reasons=batch.reasons, on_error=on_error)
 
     def tensors(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Logits and blocks of features of one batch, as the model has them: nothing is checked."""
-        if not self._prepared:
-            self.prepare(batch)
         features: dict[str, Tensor] = {}
+        thread = threading.get_ident()
 
-        def keep(block: str, layer: str, _: nn.Module, inputs: Any, output: Any) -> None:
-            if block in features:
-                raise InputError(f"layers: {layer!r} is called twice in one forward pass; name a layer that runs once")
-            value = first_tensor(inputs if block == HEAD or self.statistic in OF_INPUTS else output)
-            features[block] = self._pooled(value, block, layer, batch)
+        def keep(module: nn.Module, inputs: Any, output: Any) -> None:
+            if threading.get_ident() != thread:  # somebody else runs the model by itself
+                return
+            for block, layer in self._blocks.items():
+                if self.modules[layer] is module:
+                    if block in features:
+                        cure = "name a layer that runs once"
+                        problem = f"{layer!r} is called twice in one forward pass"
+                        raise InputError(problem, argument="layers", cure=cure)
+                    features[block] = self._features(block, layer, inputs, output, batch)
 
-        with self.running():
-            hooks = [(self.modules[layer], partial(keep, block, layer)) for block, layer in self._blocks.items()]
-            returned = self._run(self.bare if hooks else self.model, batch, hooks)
+        hooks = [(module, keep) for module in {self.modules[layer]: None for layer in self._blocks.values()}]
+        logits = self._run(self.bare if hooks else self.model, batch, hooks)
         for block, layer in self._blocks.items():
             if block not in features:
-                raise InputError(f"layers: {layer!r} is not called in the model's forward pass; name another")
-        return returned.pop(""), {**{block: features[block] for block in self._blocks}, **returned}
+                problem = f"{layer!r} is not called in the model's forward pass"
+                raise InputError(problem, argument="layers", cure="name another")
+        return logits, {block: features[block] for block in self._blocks}
 
-    def _pooled(self, value: Tensor | None, block: str, layer: str, batch: Batch) -> Tensor:
-        """Features (N, k) from what a layer returned, (N, k, ...); tokens that an attention mask hides do not count."""
-        mask: Any = batch.inputs.get("attention_mask")
+    def _features(self, block: str, layer: str, inputs: Any, output: Any, batch: Batch) -> Tensor:
+        """Features (N, m) of what a layer was given and returned."""
+        before = first_tensor(inputs)
+        value = before if block == HEAD else first_tensor(output)
         samples = batch.x.shape[0]
         if value is None or value.ndim < 2 or value.shape[0] != samples:
             what = "no tensor" if value is None else f"a tensor of shape {tuple(value.shape)}"
-            cure = "name another (or is it one sample? Give a batch: x[None])"
-            raise InputError(f"layers: {layer!r} returns {what}, not (N, k, ...) of N = {samples} samples; {cure}")
-        wide = value if value.dtype == torch.float64 else value.float()  # sums of many float16 values overflow
+            problem = f"{layer!r} returns {what}, not (N, k, ...) of N = {samples} samples"
+            raise InputError(problem, argument="layers", cure="name another (or is it one sample? Give x[None])")
+        value = value if value.dtype == torch.float64 else value.float()  # sums of many float16 values overflow
         if block == HEAD:
-            return wide.clone()
-        if value.ndim == 3 and self.layouts[layer] == "last" and _hides(mask, value):
-            shown = mask.to(wide.device)[..., None] != 0  # (N, T, 1)
-            scale = value.shape[1] / shown.sum(dim=1, keepdim=True).clamp(min=1) if self.statistic == "mean" else 1.0
-            wide = torch.where(shown, wide, 0.0) * scale
-        return STATISTICS[self.statistic](self.modules[layer], wide, self.layouts[layer])
+            return value.clone()
+        layout = self.layouts[layer]
+        shown = _shown(batch.inputs.get("attention_mask"), value) if layout == "last" else None
+        return self._pool(Call(self.modules[layer], value, layout, before, shown))
 
 
 def logits_of(output: Any) -> Tensor:
     """Logits in what a model returned: a tensor, a tuple's first, a mapping's or an object's `logits`."""
-    tensor = first_tensor(_named(output, "logits", None if isinstance(output, Mapping) else output))
+    value = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
+    tensor = first_tensor(value)
     if tensor is None:
         cure = "make it return logits (N, C), as a tensor, or by the name 'logits'"
-        raise InputError(f"model: returned {type(output).__name__} without logits; {cure}")
+        raise InputError(f"returned {type(output).__name__} without logits", argument="model", cure=cure)
     return tensor
 
 
-def _named(output: Any, name: str, default: Any = None) -> Any:
-    """What a model returned by a name: in a mapping, or as an object's attribute."""
-    return output.get(name, default) if isinstance(output, Mapping) else getattr(output, name, default)
-
-
-def _hides(mask: Any, value: Tensor) -> bool:
-    """Whether a mask has a 0 or a 1 for each token of (N, T, k)."""
+def _shown(mask: Any, value: Tensor) -> Tensor | None:
+    """Which tokens of (N, T, k) an attention mask of zeros and ones shows, (N, T) bool."""
     if not isinstance(mask, Tensor) or mask.shape != value.shape[:2]:
-        return False
-    return is_plain() or bool(((mask == 0) | (mask == 1)).all())
+        return None
+    if mask.is_floating_point() and not torch.compiler.is_exporting() and not bool(((mask == 0) | (mask == 1)).all()):
+        return None  # what is added to attention
+    return mask.to(value.device) != 0
 
 
 def first_tensor(output: object) -> Tensor | None:
@@ -266,79 +210,33 @@ def first_tensor(output: object) -> Tensor | None:
     return next((value for value in values if isinstance(value, Tensor)), None)
 
 
-def choose_layers(model: nn.Module, batch: Batch, kind: str, *, head: bool = False) -> list[str]:
-    """Names of a model's layers, in the order in which they are called.
-
-    Parameters
-    ----------
-    model : Module
-        The network.
-    batch : Batch
-        Up to three of its samples are run through the network.
-    kind : str
-        "all", "last", "last two": the ends of the network's blocks, the classifier left out, for `Needs.blocks` to
-        choose from; of the last ones with `HEAD` where the classifier's head is linear;
-        "convolutions": every one but the first, and the blocks that they make up; "norms": batch norms; "none".
-        Modules that are called twice are left out.
-    head : bool
-        With `HEAD` for the other kinds too.
-    """
-    if kind == "none" and not head:
-        return []
+def reader_for(model: nn.Module, batch: Batch, needs: Needs, layers: Sequence[str] | None = None) -> Reader:
+    """A reader of what a detector needs, or of these layers; up to three samples are run through the network."""
+    if not (needs.reads_layers or layers):
+        return Reader(model)
     if len(batch) == 0:
-        raise InputError("empty; a sample is needed to find the layers; name the layers, or give one")
-    reader = Reader(model)
-    calls, logits = reader.watch(batch)
-    if kind == "convolutions":
-        chosen = convolutions(reader.bare, calls, logits)
-    elif kind == "norms":
-        chosen = [call for call in calls.values() if running_statistics(call.module) is not None]
-    else:
-        chosen = [] if kind == "none" else block_ends(reader.bare, calls, logits)
-    names = {module: name for name, module in reader.modules.items()}
-    layers = [names[call.module] for call in chosen]
-    if (head or kind in ("last", "last two")) and reader.find_head(calls, logits) is not None:
-        layers.append(HEAD)
-    if not layers:
-        cure = "use another method" if kind == "norms" else _CURE
-        raise UnsuitedError(f"layers: no {_MISSING.get(kind, 'layer to read')} in this model; {cure}")
-    return layers
-
-
-def extract(
-    model: nn.Module, loader: Any, layers: Layers = "auto", *, statistic: str = "mean", head: bool = False
-) -> Outputs:
-    """Logits, features, labels and keys of all samples of a loader, in one forward pass.
-
-    Parameters
-    ----------
-    model : Module
-        Returns logits: as a tensor, first in a tuple, or as `logits` of a mapping or an object.
-    loader : iterable of batches
-        Tensors, tuples `(x, y)`, or mappings of keywords; or one such batch.
-    layers : "auto", "convolutions", "norms" or names
-        "auto" takes the ends of the network's blocks; names are keys of `model.named_modules()`; () reads no layer.
-    statistic : str
-        Of each layer's output.
-    head : bool
-        Also read the input of the last linear layer.
-
-    Returns
-    -------
-    Outputs
-        On the model's device.
-    """
-    kind = {"auto": "all", "convolutions": "convolutions", "norms": "norms"}.get(str(layers))
-    names = [] if kind else [layers] if isinstance(layers, str) else list(layers)
-    reader = Reader(model, names, statistic=statistic, head=head)
-    parts = []
-    with random_state_kept():
-        for number, batch in enumerate(batches(loader, "loader")):
-            with at_batch("loader", number), torch.inference_mode(False), torch.no_grad():
-                if kind and number == 0:
-                    reader = Reader(model, choose_layers(model, batch, kind), statistic=statistic, head=head)
-                parts.append(reader(batch, labels=True, keys=True))
-    return Outputs.concat(parts)
+        raise InputError("empty", argument="x", cure="a sample is needed to find the layers: give one")
+    trace = Reader(model, layers or ()).trace(batch)
+    names = list(layers or ())
+    if layers is None and needs.layers != "none":
+        names = needs.layers(trace) if callable(needs.layers) else trace.block_ends()
+    available = names if trace.head is None else [*names, HEAD]
+    blocks = Needs(layers=needs.layers, head=needs.head).blocks(available) if layers is None else names
+    if needs.head and trace.head is None:
+        cure = "make the model return its last linear layer's output, or use another method"
+        raise UnsuitedError("no nn.Linear returns its logits, whose input is wanted", argument="model", cure=cure)
+    if not blocks:
+        cure = "name layers, from model.named_modules(), or use another method"
+        raise UnsuitedError("no layer to read in this model", argument="layers", cure=cure)
+    if needs.head and HEAD not in blocks:
+        blocks = [*blocks, HEAD]
+    modules = named_modules(model)
+    chosen = known_layers(modules, [name for name in blocks if name != HEAD])
+    calls = {name: trace.calls.get(modules[name]) for name in chosen}
+    layouts = {name: "flat" if call is None else call.layout for name, call in calls.items()}
+    if HEAD in blocks:
+        layouts[HEAD] = str(trace.head)
+    return Reader(model, chosen, layouts, pool=needs.pool, ending=needs.ending)
 
 
 @contextmanager
@@ -347,7 +245,8 @@ def random_state_kept() -> Iterator[None]:
 
     For work on a loader, not for single predictions: numbers that other threads draw meanwhile are drawn again.
     """
-    python, legacy = random.getstate(), np.random.get_state()
+    python = random.getstate()
+    legacy = np.random.get_state()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         try:
             yield

@@ -1,21 +1,19 @@
-r"""One signed-gradient step on the input: the grey box's pre-processing (the paper's Eq. 6), and FGSM.
+r"""One signed-gradient step on the input: the grey box's pre-processing (the paper's Eq. 6).
 
 Sizes are in pixel units: on an input normalised by a standard deviation, the step is ε/std for each channel. Only the
 input's gradient is computed; no parameter is touched.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from igeood.detectors import Detector
 from igeood.errors import InputError
-from igeood.model.batches import Batch
+from igeood.model.batch import Batch
 from igeood.model.reader import Reader
 from igeood.outputs import Outputs
 
@@ -37,7 +35,8 @@ def input_gradients(objectives: Callable[[Tensor], Sequence[Tensor]], x: Tensor)
         leaf = x.detach().clone().requires_grad_()
         values = objectives(leaf)
         if not all(value.requires_grad for value in values):
-            raise InputError("model: its output has no gradient in the input; use black_box, or epsilon=0")
+            problem = "its output has no gradient in the input"
+            raise InputError(problem, argument="model", cure="use black_box, or {epsilon=0}")
         last = len(values) - 1
         return [torch.autograd.grad(v.sum(), leaf, retain_graph=i < last)[0] for i, v in enumerate(values)]
 
@@ -45,8 +44,8 @@ def input_gradients(objectives: Callable[[Tensor], Sequence[Tensor]], x: Tensor)
 def check_steppable(x: Tensor) -> None:
     """Raise unless an input has a gradient."""
     if not x.is_floating_point():
-        cure = "token ids cannot be perturbed: use black_box or epsilon=0, and tune on OOD samples, not 'fgsm'"
-        raise InputError(f"x: a gradient step needs a floating-point input, got {x.dtype}; {cure}")
+        cure = "token ids cannot be perturbed: use black_box or {epsilon=0}"
+        raise InputError(f"a gradient step needs a floating-point input, got {x.dtype}", argument="x", cure=cure)
 
 
 def signed_step(x: Tensor, gradient: Tensor, epsilon: float, std: Channels = 1.0) -> Tensor:
@@ -72,23 +71,25 @@ def signed_step(x: Tensor, gradient: Tensor, epsilon: float, std: Channels = 1.0
 
 
 def stepped(
-    reader: Reader, batch: Batch, detector: Detector, epsilons: Sequence[float], std: Channels = 1.0
+    reader: Reader,
+    batch: Batch,
+    detector: Detector,
+    epsilons: Sequence[float],
+    std: Channels = 1.0,
+    read: Callable[[Outputs], Outputs] = lambda outputs: outputs,
 ) -> tuple[Outputs, list[Outputs]]:
     """Clean outputs, and for each size those after a step that lowers the detector's score (Eq. 6).
 
-    One forward pass gives the clean outputs and the gradient, which all sizes share; without a step there is no
-    second pass.
+    One forward pass gives the clean outputs and the gradient, which all sizes share. `read` prepares outputs for the
+    detector.
     """
-    if not any(epsilons):
-        clean = reader(batch)
-        return clean, [clean] * len(epsilons)
     batch = reader.place(batch)
     passes: list[Outputs] = []
     targets: list[tuple[str, ...] | None] = []  # for each gradient the layers that are read after its step; None: all
 
     def objectives(x: Tensor) -> list[Tensor]:
-        passes.append(reader(batch.with_x(x)))
-        steps = detector.step_scores(detector._scorable(passes[0]))
+        passes.append(read(reader(batch.with_x(x))))
+        steps = detector.step_scores(passes[0])
         targets.extend(layers for _, layers in steps)
         return [score for score, _ in steps]
 
@@ -96,7 +97,7 @@ def stepped(
     clean = passes[0].detached()
 
     def after(epsilon: float) -> Outputs:
-        parts = [reader(batch.with_x(signed_step(batch.x, gradient, -epsilon, std))) for gradient in gradients]
+        parts = [read(reader(batch.with_x(signed_step(batch.x, gradient, -epsilon, std)))) for gradient in gradients]
         if targets == [None]:
             return parts[0]
         pairs = zip(parts, targets, strict=True)
@@ -107,49 +108,10 @@ def stepped(
         return clean, [after(epsilon) if epsilon else clean for epsilon in epsilons]
 
 
-def fgsm(
-    logits: Callable[[Tensor], Tensor], x: Tensor, labels: Tensor, epsilon: float = 0.05, *,
-    mean: Channels | None = None, std: Channels = 1.0,
-) -> Tensor:  # fmt: skip
-    r"""Adversarial inputs by one step that raises the cross entropy.
-
-    They are clamped to pixels of [0, 1] if the normalisation's mean is known, or if the inputs lie there themselves.
-
-    Parameters
-    ----------
-    logits : callable
-        The classifier: inputs (N, ...) to logits (N, C).
-    x : Tensor
-        (N, ...) clean inputs.
-    labels : Tensor
-        (N,) their classes.
-    epsilon : float
-        In pixel units.
-    mean, std : float or one for each channel
-        Of the input's normalisation.
-    """
-    check_epsilon(epsilon)
-    (gradient,) = input_gradients(lambda z: [functional.cross_entropy(logits(z), labels.clone(), reduction="none")], x)
-    moved = signed_step(x, gradient, epsilon, std)
-    if mean is None and not (std == 1.0 and len(x) and float(x.min()) >= 0.0 and float(x.max()) <= 1.0):
-        return moved
-    shift, scale = per_channel(mean or 0.0, x, "mean"), per_channel(std, x, "std")
-    return torch.maximum(torch.minimum(moved, (1.0 - shift) / scale), -shift / scale)
-
-
-@dataclass(frozen=True)
-class Attack:
-    """Adversarial samples: their number, their mean L∞ size in the input's units, the accuracy left."""
-
-    samples: int
-    linf: float
-    accuracy: float
-
-
 def check_epsilon(epsilon: float, name: str = "epsilon") -> None:
     """Raise unless ε is a number ≥ 0."""
     if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not 0.0 <= epsilon < float("inf"):
-        raise InputError(f"{name}: must be a finite number ≥ 0, in pixel units; got {epsilon!r}")
+        raise InputError(f"must be a finite number ≥ 0, in pixel units; got {epsilon!r}", argument=name)
 
 
 def check_channels(values: Any, name: str, *, positive: bool = False) -> Channels:
@@ -160,7 +122,7 @@ def check_channels(values: Any, name: str, *, positive: bool = False) -> Channel
         array = np.asarray(np.nan)
     if array.ndim > 1 or not array.size or not np.isfinite(array).all() or (positive and (array <= 0).any()):
         kind = "finite, positive" if positive else "finite"
-        raise InputError(f"{name}: expected a {kind} number, or one for each channel; got {values!r}")
+        raise InputError(f"expected a {kind} number, or one for each channel; got {values!r}", argument=name)
     channels: Channels = array.tolist()
     return channels
 
@@ -172,5 +134,6 @@ def per_channel(values: Channels, x: Tensor, name: str) -> Tensor:
         return tensor
     if tensor.ndim != 1 or x.ndim < 2 or len(tensor) != x.shape[1]:
         channels = x.shape[1] if x.ndim > 1 else 0
-        raise InputError(f"{name}: expected one number, or one for each of {channels} channels; got {values!r}")
+        problem = f"expected one number, or one for each of {channels} channels; got {values!r}"
+        raise InputError(problem, argument=name)
     return tensor.view(1, -1, *[1] * (x.ndim - 2))

@@ -36,7 +36,11 @@ class Sample:
     def __init__(
         self, n_classes: int, widths: Mapping[str, int], strata: int, budget: int, dtype: torch.dtype = torch.float32
     ) -> None:
-        self.n_classes, self.widths, self.strata, self.budget, self.dtype = n_classes, widths, strata, budget, dtype
+        self.n_classes = n_classes
+        self.widths = widths
+        self.strata = strata
+        self.budget = budget
+        self.dtype = dtype
         width = n_classes + sum(widths.values())
         row_bytes = width * dtype.itemsize + 8 * len(BESIDE)
         self.least = -(-strata * row_bytes * (SLACK + 1) // SLACK)  # the budget that a row of each stratum takes
@@ -56,7 +60,8 @@ class Sample:
 
     def add(self, outputs: Outputs) -> None:
         """Take in rows; those whose keys are too large are passed over."""
-        labels, keys = np.zeros(len(outputs), dtype=np.int64), outputs.keys
+        labels = np.zeros(len(outputs), dtype=np.int64)
+        keys = outputs.keys
         if self.strata > 1 and outputs.labels is not None:
             labels = outputs.labels.cpu().numpy()
         self.totals += np.bincount(labels, minlength=self.strata)
@@ -69,7 +74,8 @@ class Sample:
         start = 0
         while start < len(rows):
             room = self._make_room(min(self._step, len(rows) - start))
-            here, there = slice(start, start + room), slice(self._size, self._size + room)
+            here = slice(start, start + room)
+            there = slice(self._size, self._size + room)
             at = torch.from_numpy(rows[here])
             self._values[there] = torch.cat([part[at.to(part.device)].cpu() for part in parts], dim=1)
             self._beside[:, there] = beside[:, here]
@@ -84,31 +90,37 @@ class Sample:
             self._compact()
         if self._beside.shape[1] < min(limit, self._size + wanted):
             rows = min(limit, max(4 * self._beside.shape[1], self._size + wanted))
-            values, beside = self._values[: self._size], self._beside[:, : self._size]
+            values = self._values[: self._size]
+            beside = self._beside[:, : self._size]
             self._values = torch.empty(rows, values.shape[1], dtype=self.dtype)  # memory is taken as it is written
             self._beside = np.empty((len(BESIDE), rows), dtype=np.int64)
-            self._values[: self._size], self._beside[:, : self._size] = values, beside
+            self._values[: self._size] = values
+            self._beside[:, : self._size] = beside
         return min(wanted, self._beside.shape[1] - self._size)
 
     def _compact(self) -> None:
         """Join equal rows, and keep the q smallest keys of each stratum: the last rows fill the holes of others."""
         if self._compacted:
             return
-        order, limit = self._by_key(), self.quota
+        order = self._by_key()
+        limit = self.quota
         labels, keys, counts = np.take(self._beside, order, axis=1)
         is_new = np.ones(len(order), dtype=bool)
         is_new[1:] = (keys[1:] != keys[:-1]) | (labels[1:] != labels[:-1])
         starts = np.flatnonzero(is_new)
         beside = np.stack([labels[starts], keys[starts], np.add.reduceat(counts, starts)])
         ranks = self._ranks(beside[0])
-        last, kept = beside[:, ranks == limit - 1], ranks < limit
+        last = beside[:, ranks == limit - 1]
+        kept = ranks < limit
         if int(self.totals.sum()) > self.capacity:  # while all rows fit, a class may still grow
             self._cutoff[last[0]] = last[1].view(np.uint64)
-        rows, beside = order[starts[kept]], beside[:, kept]
+        rows = order[starts[kept]]
+        beside = beside[:, kept]
         is_kept = np.zeros(self._size, dtype=bool)
         is_kept[rows] = True
         self._size = len(rows)
-        holes, tail = np.flatnonzero(~is_kept[: self._size]), np.flatnonzero(is_kept[self._size :]) + self._size
+        holes = np.flatnonzero(~is_kept[: self._size])
+        tail = np.flatnonzero(is_kept[self._size :]) + self._size
         for start in range(0, len(holes), self._step):
             here = slice(start, start + self._step)
             self._values[torch.from_numpy(holes[here])] = self._values[torch.from_numpy(tail[here])]
@@ -197,15 +209,16 @@ class Sample:
         """Tensors to save."""
         order = self.order
         fields = zip(BESIDE, map(torch.from_numpy, np.take(self._beside, order, axis=1)), strict=True)
-        values, totals = self._values[torch.from_numpy(order)], torch.from_numpy(self.totals)
-        return {"values": values, "totals": totals, **dict(fields)}
+        values = self._values[torch.from_numpy(order)]
+        return {"values": values, "totals": torch.from_numpy(self.totals), **dict(fields)}
 
     def load(self, state: Mapping[str, Tensor]) -> "Sample":
         """Take over what `state` returned."""
         self.totals = state["totals"].numpy().copy()
         self._values = state["values"].to(self.dtype)
         self._beside = np.stack([state[name].numpy() for name in BESIDE])
-        self._size, self._compacted = len(self._values), False
+        self._size = len(self._values)
+        self._compacted = False
         self._compact()
         return self
 

@@ -21,13 +21,12 @@ class ClassSums:
     origin: Tensor  # (k,)
     shift: Tensor  # (C, k)
     scatter: Tensor  # (k,) or (k, k), or (0,) where it is left out
-    low: Tensor  # (C, k), the least value, or (0,) where ranges are left out
-    high: Tensor  # (C, k) the greatest
 
     @classmethod
     def of(cls, features: Tensor, labels: Tensor, n_classes: int, kind: str = "diagonal") -> "ClassSums":
         """Sums of one batch: features (N, k) and labels (N,); `kind` is that of `Needs.sums`."""
-        x, k = features.detach(), features.shape[1]
+        x = features.detach()
+        k = x.shape[1]
         few = wide(x[:256])
         origin = few.sum(dim=0) / max(1, len(few))
         shift = few.new_zeros(n_classes, k)
@@ -43,14 +42,7 @@ class ClassSums:
                 scatter.addmm_(part.T, part)
             else:
                 scatter += part.square_().sum(dim=0)
-        return cls(count, origin, shift, scatter, shift.new_zeros(0), shift.new_zeros(0))
-
-    def with_ranges(self, rows: Tensor, labels: Tensor) -> "ClassSums":
-        """The same sums, with the least and the greatest value of each class among these rows (n, k)."""
-        low = rows.new_full(self.shift.shape, torch.inf)
-        at = labels[:, None].expand_as(rows)
-        ends = low.scatter_reduce(0, at, rows, "amin"), (-low).scatter_reduce(0, at, rows, "amax")
-        return replace(self, low=ends[0], high=ends[1])
+        return cls(count, origin, shift, scatter)
 
     def __add__(self, other: "ClassSums") -> "ClassSums":
         count = self.count + other.count
@@ -61,8 +53,7 @@ class ClassSums:
         scatter = self.scatter
         if scatter.numel():
             scatter = scatter + other.scatter + _weighted_squares(self.count * share, apart, full=scatter.ndim == 2)
-        low, high = torch.minimum(self.low, other.low), torch.maximum(self.high, other.high)
-        return ClassSums(count, self.origin, shift, scatter, low, high)
+        return ClassSums(count, self.origin, shift, scatter)
 
     def pooled(self) -> "ClassSums":
         """Sums of all classes taken as one, about their common mean."""

@@ -1,0 +1,152 @@
+"""Detectors of other libraries, in the shape of ours."""
+
+import copy
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from igeood.detectors.base import Detector
+from igeood.detectors.registry import register
+from igeood.errors import InputError
+from igeood.geometry.precision import wide
+from igeood.outputs import Outputs
+from igeood.summary import Needs, Summary
+
+Reads = Literal["logits", "features"]
+_SCORES = ("score_samples", "decision_function")  # scikit-learn's predict is a verdict
+
+
+class Wrapped(Detector):
+    """Somebody else's detector: made by `wrap`, as a class of its own."""
+
+    theirs: ClassVar[Any]
+    sign: ClassVar[float]
+    reads: ClassVar[Reads]
+
+    def learn(self, summary: Summary) -> Self:
+        """Fit a copy of their detector on the training sample, if it learns."""
+        super().learn(summary)
+        self._mine = copy.deepcopy(self.theirs)
+        fit = _method(self._mine, f"fit_{self.reads}", _alias(self._mine, "fit", self.reads), "fit")
+        if fit is None:
+            return self
+        rows, _ = summary.samples[self.reads].outputs()
+        arguments = list(inspect.signature(fit).parameters)
+        data: tuple[Any, ...] = (self._input(rows), rows.labels)
+        if arguments and "loader" in arguments[0]:
+            data = ([data],)
+        with _gradients():
+            fit(*data[: len(arguments)])
+        return self
+
+    def _input(self, outputs: Outputs) -> Tensor:
+        return outputs.logits if self.reads == "logits" else self.last_features(outputs)
+
+    def score(self, outputs: Outputs) -> Tensor:
+        """Their score, in our orientation."""
+        predict = _predict(self._mine, self.reads) or self._mine
+        with _gradients():
+            result = predict(self._input(outputs))
+        scores = self.sign * wide(result if isinstance(result, Tensor) else torch.as_tensor(np.asarray(result)))
+        if scores.shape != (len(outputs),) or bool(scores.isnan().any()):
+            what = "NaN" if scores.shape == (len(outputs),) else f"shape {tuple(scores.shape)}"
+            problem = f"{type(self).__name__} returned {what} for {len(outputs)} samples"
+            raise InputError(problem, argument="detector", cure="it has to give one score each")
+        return scores.to(outputs.logits.device)
+
+    def state(self) -> dict[str, Tensor]:
+        """Raise: somebody else's detector cannot be saved or exported."""
+        problem = f"{type(self).__name__} is not ours, and can be neither saved nor exported"
+        raise InputError(problem, argument="detector", cure="fit it again, or use one of igeood.METHODS")
+
+
+def wrap(
+    detector: Any, *, higher_is: Literal["ood", "id"], on: Reads | None = None, name: str | None = None
+) -> Detector:
+    """Put somebody else's detector in the shape of ours: guards, calibration and comparisons take it.
+
+    It is fitted on the training sample of the guard's summary. It cannot be saved.
+
+    Parameters
+    ----------
+    detector : object or callable
+        One with `predict`, and `fit` if it learns, such as those of pytorch-ood; of scikit-learn's `score_samples` or
+        `decision_function` is used. Or a function from an array (N, ...) to scores (N,).
+    higher_is : {"ood", "id"}
+        What a higher score means. It is never guessed.
+    on : {"logits", "features"}, optional
+        What it reads: logits, or the last layer's features. By default what it has methods for (`predict_logits`,
+        `predict_features`); else features if its argument is called `features` or `z`, and logits otherwise.
+    name : str, optional
+        Register it under this name, for the benchmark and its report.
+
+    Examples
+    --------
+    >>> margin = wrap(lambda logits: logits.max(dim=1).values - logits.mean(dim=1), higher_is="id")
+    >>> margin.fit([[4.0, 0.0], [0.0, 3.0]])([[2.0, 0.0]])
+    array([-1.])
+    """
+    if higher_is not in ("ood", "id"):
+        problem = f"expected 'ood' or 'id', got {higher_is!r}"
+        raise InputError(problem, argument="higher_is", cure="say what a higher score means")
+    if isinstance(detector, type) or not (_predict(detector, "features") or callable(detector)):
+        problem = f"{detector!r} has no `predict` and is no function"
+        raise InputError(problem, argument="detector", cure="give an object of its class")
+    reads = on or _reads(detector)
+    if reads not in ("logits", "features"):
+        raise InputError.unknown("on", reads, ["logits", "features"])
+    learns = _method(detector, f"fit_{reads}", "fit_features", "fit") is not None
+    title = str(name or getattr(detector, "__name__", type(detector).__name__))
+    attributes = {
+        "theirs": staticmethod(detector),
+        "sign": 1.0 if higher_is == "ood" else -1.0,
+        "reads": reads,
+        "needs": Needs(layers="last" if reads == "features" else "none", samples=(reads,) if learns else ()),
+        "__doc__": f"{title}, wrapped.",
+    }
+    kind: type[Detector] = type(title, (Wrapped,), attributes)
+    return (register(name, tunes=False)(kind) if name else kind)()
+
+
+def _method(owner: Any, *names: str) -> Any:
+    """The first of these methods that an object has, if any."""
+    methods = (getattr(owner, name, None) for name in names)
+    return next((method for method in methods if callable(method)), None)
+
+
+def _alias(owner: Any, verb: str, reads: str) -> str:
+    """Another name of the method that fits or predicts: where `predict_features` takes logits, it is that."""
+    return f"{verb}_features" if reads == "logits" and _features_are_logits(owner) else f"{verb}_{reads}"
+
+
+def _predict(owner: Any, reads: str) -> Any:
+    return _method(owner, f"predict_{reads}", _alias(owner, "predict", reads), *_SCORES, "predict")
+
+
+def _features_are_logits(owner: Any) -> bool:
+    """Whether `predict_features` is there, and its argument is called `logits`, as in older pytorch-ood."""
+    method = _method(owner, "predict_features")
+    return method is not None and "logits" in inspect.signature(method).parameters
+
+
+@contextmanager
+def _gradients() -> Iterator[None]:
+    """Gradients are on: some detectors use them."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
+def _reads(detector: Any) -> Reads:
+    """What a detector reads, by the methods it has, or the name of its argument."""
+    if _method(detector, "predict_logits"):
+        return "logits"
+    if _method(detector, "predict_features"):
+        return "logits" if _features_are_logits(detector) else "features"
+    arguments = inspect.signature(_method(detector, "predict") or detector).parameters
+    return "features" if next(iter(arguments), "") in ("features", "z") else "logits"

@@ -1,0 +1,85 @@
+"""Which samples a guard has seen: by id, by input, or for arrays by rows that are otherwise unique."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from igeood.errors import InputError
+from igeood.outputs import Keys
+
+FEW_REPEATS = 1e-3  # of rows without ids: where more of them repeat, equal rows are not taken for one sample
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """Samples that a step has used.
+
+    Attributes
+    ----------
+    keys : array of uint64
+        Sorted, as often as they were used.
+    identified : bool
+        Whether keys are of ids or inputs; otherwise they are of rows of outputs.
+    drawn_from : tuple of int, optional
+        `fingerprint` of the keys of the whole set that they were drawn from.
+    """
+
+    keys: Keys = field(default_factory=lambda: np.empty(0, dtype=np.uint64))
+    identified: bool = True
+    drawn_from: tuple[int, int] | None = None
+
+    def among(self, keys: Keys, identified: bool) -> NDArray[np.bool_]:
+        """Which of the samples with these keys have been seen, (N,)."""
+        if self.identified != identified or not len(self.keys):
+            return np.zeros(len(keys), dtype=bool)
+        if identified:
+            return np.isin(keys, self.keys)
+        if self.drawn_from == fingerprint(keys):  # the very set: as many of equal rows as were used
+            return occurrences(keys) < _times(self.keys, keys)
+        if max(_repeats(self.keys), _repeats(keys)) > FEW_REPEATS:
+            return np.zeros(len(keys), dtype=bool)
+        return np.isin(keys, self.keys)
+
+
+def draw(keys: Keys, occurrence: NDArray[np.int64], share: float, seed: int) -> NDArray[np.bool_]:
+    """Which samples to use, (N,): about `share` of them, drawn by their content and a seed.
+
+    A sample is drawn or not whatever its batch and place. Of equal contents each occurrence, counted from 0, is drawn
+    on its own: all or none of a frequent one would make two unequal parts.
+    """
+    if not 0.0 < share <= 1.0:
+        raise InputError(f"must lie in (0, 1], got {share!r}", argument="share")
+    keys = keys + occurrence.astype(np.uint64) * np.uint64(0xD6E8FEB86659FD93)
+    mixed = (keys ^ np.uint64(seed * 0x9E3779B97F4A7C15 % 2**64)) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    uniform = ((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) / 2.0**53
+    return uniform < share
+
+
+def fingerprint(keys: Keys) -> tuple[int, int]:
+    """Number and sum of a set's keys: the same for the same rows in any order, and for others almost surely not."""
+    return len(keys), int(keys.sum(dtype=np.uint64))
+
+
+def occurrences(keys: Keys, earlier: Keys | None = None) -> NDArray[np.int64]:
+    """How often each key has occurred before its place, (N,), counting the earlier ones.
+
+    >>> occurrences(np.array([7, 8, 7, 7], dtype=np.uint64), np.array([8], dtype=np.uint64)).tolist()
+    [0, 1, 1, 2]
+    """
+    contents, group, sizes = np.unique(keys, return_inverse=True, return_counts=True)
+    order = np.argsort(group, kind="stable")
+    before = np.empty(len(keys), dtype=np.int64)
+    before[order] = np.arange(len(keys)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return before if earlier is None else before + _times(np.sort(earlier), contents)[group]
+
+
+def _times(ordered: Keys, contents: Keys) -> NDArray[np.int64]:
+    """How often each content occurs among the sorted keys."""
+    return np.searchsorted(ordered, contents, "right") - np.searchsorted(ordered, contents, "left")
+
+
+def _repeats(keys: Keys) -> float:
+    """The share of keys that occur before."""
+    return 1.0 - len(np.unique(keys)) / len(keys) if len(keys) else 0.0

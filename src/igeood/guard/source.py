@@ -1,0 +1,328 @@
+"""The one source of outputs: what a guard is given, arrays or whatever its model takes, becomes `Outputs`."""
+
+import copy
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from igeood.detectors import Detector
+from igeood.errors import IgeoodWarning, InputError, NoRowsError, UnsuitedError
+from igeood.model.batch import Batch, batches, is_batch
+from igeood.model.fingerprint import Versions, fingerprint
+from igeood.model.layers import Call, Layers
+from igeood.model.reader import Reader, random_state_kept, reader_for
+from igeood.model.step import Channels, check_channels, check_epsilon, check_steppable, stepped
+from igeood.outputs import BLOCK_VALUES, HEAD, Keys, OnError, Outputs
+from igeood.summary import Needs
+
+Select = Callable[[Keys, bool], Tensor]  # of keys, and whether they identify samples: which rows to read
+
+
+class Source:
+    """Turns data into `Outputs`: a model with its layers, or arrays.
+
+    Parameters
+    ----------
+    model : Module, optional
+        The classifier; left as it is found. Without it data are arrays of logits, or `Outputs`.
+    layers : "auto" or names
+        What to read; "auto" takes what the method needs.
+    epsilon : float
+        Size of the input step, in pixel units.
+    std : float or one for each channel
+        Of the input's normalisation.
+    probabilities : bool
+        The model, or the arrays, give probabilities, not logits.
+
+    Attributes
+    ----------
+    layers : list of str
+        Blocks that are read.
+    fingerprint : str, optional
+        Of the weights that the guard was fitted with.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        layers: Layers = "auto",
+        *,
+        epsilon: float = 0.0,
+        std: Channels = 1.0,
+        probabilities: bool = False,
+    ) -> None:
+        check_epsilon(epsilon)
+        # as it is, it exchanges buffers in every pass, of which ranks may have unequal numbers
+        self.model = model.module if isinstance(model, DistributedDataParallel) else model
+        self.wanted = None if layers == "auto" else [layers] if isinstance(layers, str) else list(layers)
+        self.epsilon = epsilon
+        self.std = check_channels(std, "std", positive=True)
+        self.probabilities = probabilities
+        self.reader = None if model is None else Reader(self.model, self.wanted or ())  # type: ignore[arg-type]
+        self.layers = list(self.wanted or ()) if self.reader is None else self.reader.layers
+        self.fingerprint: str | None = None
+        self._versions: Versions | None = None
+        self._warned = False
+
+    @property
+    def bare(self) -> nn.Module | None:
+        """The model without its wrappers."""
+        return None if self.reader is None else self.reader.bare
+
+    @property
+    def layouts(self) -> Mapping[str, str]:
+        """Which axis of each layer has the channels."""
+        return {} if self.reader is None else self.reader.layouts
+
+    def prepare(self, item: Batch | Outputs, needs: Needs) -> None:
+        """Decide what to read, with the first training samples."""
+        if isinstance(item, Outputs):
+            self.layers = needs.blocks(item.features if self.wanted is None else needs.named(self.wanted))
+            return
+        if self.epsilon:
+            check_steppable(item.x)
+        reader = reader_for(self.model, item, needs, self.wanted)  # type: ignore[arg-type]
+        self._use(reader, needs)
+
+    def follow(self, blocks: Sequence[str], layouts: Mapping[str, str], needs: Needs) -> None:
+        """Read these blocks, which a summary or a file names."""
+        self.layers = list(blocks)
+        if self.model is not None:
+            names = [block.removesuffix(needs.ending) for block in blocks if block != HEAD]
+            kept = {name: layout for name, layout in layouts.items() if name in names or name == HEAD in blocks}
+            self._use(Reader(self.model, names, kept, pool=needs.pool, ending=needs.ending), needs)
+
+    def _use(self, reader: Reader, needs: Needs) -> None:
+        self.reader = reader
+        self.layers = needs.named([*reader.layers, *([HEAD] if HEAD in reader.layouts else [])])
+
+    def batches(
+        self,
+        data: Any,
+        labels: Any = None,
+        *,
+        ids: Any = None,
+        name: str = "x",
+        on_error: OnError = "raise",
+        needs: Needs | None = None,
+        detector: Detector | None = None,
+        keys: bool = False,
+    ) -> Iterator[Outputs]:
+        """Outputs of a loader, a tensor, arrays or files, batch by batch.
+
+        Parameters
+        ----------
+        data, labels, ids
+            What `Guard.fit` or `Guard.predict` was given.
+        name : str
+            What errors call the data.
+        on_error : {"raise", "refuse"}
+            Whether a bad row is an error, or a row that is not valid.
+        needs : Needs, optional
+            These are training samples: the first batch decides what is read for these needs, labels are read too.
+        detector : Detector, optional
+            Whose score the input step lowers; without it there is no step.
+        keys : bool
+            Whether samples are to be recognised.
+        """
+        for number, item in enumerate(self._items(data, labels, ids, name, on_error)):
+            try:
+                if needs is not None and number == 0:
+                    self.prepare(item, needs)
+                if detector is not None and self.epsilon:
+                    outputs = self.step(item, detector, (self.epsilon,))[0]
+                    outputs = outputs.replace(_keys=item.keys) if keys else outputs
+                else:
+                    outputs = self.read(item, labels=needs is not None, keys=keys, on_error=on_error)
+            except InputError as error:
+                raise self._at(error, name, number) from error.__cause__
+            yield outputs
+
+    def steps(
+        self, data: Any, detector: Detector, epsilons: Sequence[float], select: Select, *, ids: Any = None, name: str
+    ) -> Iterator[tuple[Keys, list[Outputs]]]:
+        """Keys and outputs of the rows that `select` chooses, batch by batch, for each size of the input step."""
+        for number, item in enumerate(self._items(data, None, ids, name, "raise")):
+            try:
+                visible = item.only(self.layers) if isinstance(item, Outputs) else item
+                rows = select(visible.keys, not isinstance(item, Outputs) or item.identified)
+                outputs = self.step(item[rows], detector, epsilons) if bool(rows.any()) else []
+            except InputError as error:
+                raise self._at(error, name, number) from error.__cause__
+            if outputs:
+                yield visible.keys[rows.numpy()], outputs
+
+    def _at(self, error: InputError, name: str, number: int) -> InputError:
+        is_of_batch = self.model is not None and not isinstance(error, UnsuitedError)
+        return error.within(f"{name}: batch {number}") if is_of_batch else error
+
+    def _items(
+        self, data: Any, labels: Any, ids: Any, name: str, on_error: OnError
+    ) -> Iterator[Batch] | Iterator[Outputs]:
+        """Batches for the model, or blocks of arrays."""
+        if self.model is None:
+            yield from array_blocks(data, labels, ids, "logits" if name == "x" else name, on_error)
+            return
+        if ids is not None:
+            problem = "a guard with a model recognises its inputs by their content"
+            raise InputError(problem, argument="ids", cure="leave them out")
+        is_loader = not is_batch(data)  # it may draw random numbers
+        with random_state_kept() if is_loader else nullcontext():
+            yield from batches(data if labels is None else (data, labels), name, on_error)
+
+    def read(
+        self, item: Batch | Outputs, *, labels: bool = False, keys: bool = False, on_error: OnError = "raise"
+    ) -> Outputs:
+        """Outputs of one batch or block, with the blocks of features that the guard reads."""
+        if isinstance(item, Outputs):
+            for layer in self.layers:
+                if layer not in item.features:
+                    have = ", ".join(map(repr, item.features)) or "none"
+                    problem = f"no features of layer {layer!r}, which the guard reads; these have {have}"
+                    raise InputError(problem, argument="outputs", cure="add them")
+            outputs = item.only(self.layers)
+            outputs = outputs.replace(_keys=outputs.keys) if keys and self.probabilities else outputs
+        else:
+            with torch.no_grad():
+                outputs = self.reader(item, labels=labels, keys=keys, on_error=on_error)  # type: ignore[misc]
+        return outputs.from_probabilities(on_error) if self.probabilities else outputs
+
+    def step(self, item: Batch | Outputs, detector: Detector, epsilons: Sequence[float]) -> list[Outputs]:
+        """Outputs after the input step (Eq. 6), for each size of it; they have the answer on the clean input."""
+        if not any(epsilons):
+            return [self.read(item)] * len(epsilons)
+        if isinstance(item, Outputs):
+            problem = "an input step needs the model"
+            raise InputError(problem, argument="epsilons", cure="make the guard with grey_box(model)")
+
+        def read(outputs: Outputs) -> Outputs:
+            return outputs.from_probabilities() if self.probabilities else outputs
+
+        with torch.no_grad():
+            clean, after = stepped(self.reader, item, detector, epsilons, self.std, read)  # type: ignore[arg-type]
+        return [outputs.replace(_predicted=clean.predicted, reasons=item.reasons) for outputs in after]
+
+    def weights(self) -> str | None:
+        """Fingerprint of the model's weights as they are."""
+        return None if self.model is None else fingerprint(self.model)
+
+    def settle(self, before: str | None = None) -> None:
+        """The guard is fitted, with the weights of this moment; `before` is their fingerprint before the pass."""
+        self.fingerprint = self.weights()
+        self._warned = False
+        changes_itself = before not in (None, self.fingerprint)
+        self._versions = None if self.model is None or changes_itself else Versions(self.model)
+
+    def check_weights(self, *, strict: bool) -> None:
+        """Raise if the model has other weights than the guard was fitted with; or warn, once, unless `strict`.
+
+        Versions and places of the weights are compared; where they differ, or if strict, the weights themselves.
+        """
+        if self.model is None or self._versions is None:
+            return
+        if not strict and (self._warned or not self._versions.changed()):
+            return
+        if self.weights() == self.fingerprint:
+            self._versions = Versions(self.model)
+            return
+        problem = "its weights have changed since the guard was fitted"
+        error = InputError(problem, argument="model", cure="fit and calibrate the guard again")
+        if strict:
+            raise error
+        self._warned = True
+        warnings.warn(str(error), IgeoodWarning, stacklevel=4)
+
+
+def array_blocks(data: Any, labels: Any, ids: Any, name: str, on_error: OnError) -> Iterator[Outputs]:
+    """The whole, checked at once; or each block of an iterable, which is `Outputs`, logits, or `(logits, labels)`."""
+    if hasattr(data, "on_error"):  # a file of logits
+        data = copy.copy(data)
+        data.on_error = on_error
+    if isinstance(data, tuple) and len(data) == 2 and getattr(data[0], "ndim", 0) == 2:
+        data, labels = data
+    is_rows = isinstance(data, (list, tuple)) and not (data and _is_block(data[0]))
+    if isinstance(data, Outputs) or is_rows or hasattr(data, "__array__") or not isinstance(data, Iterable):
+        yield _block(data, labels, ids, name, on_error, 0)
+        return
+    for argument, value in (("labels", labels), ("ids", ids)):
+        if value is not None:
+            cure = "give each block its own: (logits, labels), or Outputs(logits, ids=...)"
+            raise InputError(f"{name} come in blocks", argument=argument, cure=cure)
+    first = 0
+    block = None
+    for item in data:
+        logits, classes = item if isinstance(item, (tuple, list)) and len(item) == 2 else (item, None)
+        block = _block(logits, classes, None, name, on_error, first)
+        first += len(block)
+        yield block
+    if block is None:
+        raise NoRowsError("no block of logits", argument=name, cure="give samples; a generator is read once")
+
+
+def _block(data: Any, labels: Any, ids: Any, name: str, on_error: OnError, first: int) -> Outputs:
+    if not isinstance(data, Outputs):
+        return Outputs(data, labels=labels, ids=ids, name=name, on_error=on_error, first=first)
+    if on_error == "raise":
+        data.check_valid(first)
+    return Outputs.of(data, labels, ids=ids)
+
+
+def _is_block(item: Any) -> bool:
+    """Whether an item of a list is a block of rows, or a pair `(logits, labels)`, not one row."""
+    logits = item[0] if isinstance(item, (tuple, list)) and item else item
+    return isinstance(logits, Outputs) or getattr(logits, "ndim", 0) == 2
+
+
+def joined(parts: Iterable[Outputs]) -> Iterator[Outputs]:
+    """The samples of small batches together, about a million values at a time: to sum up a few costs as much."""
+    held: list[Outputs] = []
+    values = 0
+    for part in parts:
+        held.append(part[torch.arange(len(part))])  # a copy: its owner may use the memory again
+        values += part.nbytes // 4
+        if values >= BLOCK_VALUES:
+            yield Outputs.concat(held)
+            held = []
+            values = 0
+    if held:
+        yield Outputs.concat(held)
+
+
+def extract(
+    model: nn.Module,
+    loader: Any,
+    layers: Layers = "auto",
+    *,
+    pool: Callable[[Call], Tensor] | None = None,
+    head: bool = False,
+) -> Outputs:
+    """Logits, features, labels and keys of all samples of a loader, in one forward pass.
+
+    Parameters
+    ----------
+    model : Module
+        Returns logits: as a tensor, first in a tuple, or as `logits` of a mapping or an object.
+    loader : iterable of batches
+        Tensors, tuples `(x, y)`, or mappings of keywords; or one such batch.
+    layers : "auto" or names
+        "auto" takes the ends of the network's blocks; names are keys of `model.named_modules()`; () reads no layer.
+    pool : callable, optional
+        Makes features (N, m) of a layer's `Call`; by default the mean.
+    head : bool
+        Also read the input of the last linear layer.
+    """
+    source = Source(model, layers)
+    needs = Needs(layers="none" if source.wanted == [] else "all", pool=pool, head=head)
+    return Outputs.concat(source.batches(loader, name="loader", needs=needs, keys=True))
+
+
+def is_numpy(data: Any) -> bool:
+    """Whether results go back as NumPy arrays: for arrays, lists of numbers or of arrays, and outputs made of them."""
+    if isinstance(data, (list, tuple)):
+        return bool(data) and (isinstance(data[0], (int, float)) or is_numpy(data[0]))
+    return data.numpy if isinstance(data, Outputs) else hasattr(data, "__array__") and not isinstance(data, Tensor)

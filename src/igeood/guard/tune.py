@@ -1,0 +1,315 @@
+"""Choose temperature, input step and weights on validation data: those that refuse most OOD at a true-positive rate."""
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from igeood.detectors import Detector
+from igeood.detectors.weighted import FEWEST as FEWEST_OOD
+from igeood.errors import InputError
+from igeood.guard.identity import Seen, draw, fingerprint, occurrences
+from igeood.guard.source import Source
+from igeood.metrics import evaluate
+from igeood.outputs import Keys, Outputs
+from igeood.summary import Summary
+
+Attempt = Callable[[float], float]  # a temperature to the TNR that it reaches
+Search = Callable[[Attempt, "Trials", int], None]  # tries temperatures; gets the trials so far, and the OOD samples
+Progress = Callable[[int, int], None]  # done, of how many
+Trial = dict[str, float]  # what was tried, with the TNR and AUROC that it reached on the validation data
+Trials = list[Trial]
+
+SWEEP_RANGE = (0.1, 1000.0)
+SWEEP_POINTS = 33  # eight a decade
+REFINEMENTS = 2
+REFINED_POINTS = 8  # an even number: none of them is the best point itself
+FEWEST = {"id_data": 20, "ood": FEWEST_OOD}  # 95% of fewer than 20 is all of them
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What `Guard.tune` has chosen, on how many validation samples.
+
+    Attributes
+    ----------
+    temperature : float or None
+        None for a method without temperature, and where none was sought.
+    epsilon : float
+        Size of the input step.
+    strength : float or None
+        Inverse regularisation strength of the weights; None where none were learnt.
+    n_id, n_ood : int
+        Validation samples used.
+    before, after : float
+        TNR on the validation samples before tuning, and now: of weights, in folds that had not learnt from them.
+    auroc : float
+        AUROC on the validation samples: now, or before tuning where weights were learnt, which may turn a score round.
+    trials : list of dict
+        Temperatures that were tried, in order, each with its `temperature`, `tnr` and `auroc`.
+    steps : list of dict
+        Sizes of the input step that were tried, each with its `epsilon`, `tnr` and `auroc`; twice, where two
+        temperatures were.
+    """
+
+    temperature: float | None
+    epsilon: float
+    strength: float | None
+    n_id: int
+    n_ood: int
+    before: float
+    after: float
+    auroc: float
+    trials: Trials
+    steps: Trials
+
+    def __repr__(self) -> str:
+        temperature = "" if self.temperature is None else f"temperature {self.temperature:g}, "
+        weights = "" if self.strength is None else "weights learnt, "
+        result = f"{100 * self.after:.1f}% of {self.n_ood} OOD samples refused, {100 * self.before:.1f}% before"
+        return f"Tuning({temperature}{weights}epsilon {self.epsilon:g}: {result}; {self.n_id} in-distribution samples)"
+
+
+class Validation:
+    """Samples to tune on: a share of the in-distribution ones, and OOD ones. They are read once for each detector.
+
+    Parameters
+    ----------
+    source : Source
+        Reads them.
+    id_data, ood, ids
+        As in `Guard.tune`; they may be read more than once.
+    share, seed
+        Of the in-distribution samples.
+    budget : int
+        Bytes of clean outputs to hold; of more samples a seeded part is used: a half, a quarter and so on of each set.
+    """
+
+    def __init__(
+        self, source: Source, id_data: Any, ood: Any, ids: Any, *, share: float, seed: int, budget: int
+    ) -> None:
+        for name, data in (("id_data", id_data), ("ood", ood)):
+            if data is None or isinstance(data, (str, Iterator)):
+                problem = f"expected samples that can be read more than once, got {type(data).__name__}"
+                raise InputError(problem, argument=name, cure="give an array, a loader or a list")
+        self.source = source
+        self.data = {"id_data": (id_data, ids, share), "ood": (ood, None, 1.0)}
+        self.seed = seed
+        self.limit = max(1, budget // 2)
+        self.used = Seen()  # the in-distribution samples that `read` has used
+        self.halved: list[str] = []  # the sets of which the budget holds a part
+
+    def read(self, detector: Detector, epsilons: Sequence[float]) -> tuple[list[Outputs], list[Outputs]]:
+        """In-distribution and OOD outputs for each size of the input step."""
+        id_seen, id_outputs = self._read("id_data", detector, epsilons)
+        if len(self.used.keys) and not np.array_equal(id_seen.keys, self.used.keys):
+            problem = "has other samples each time it is read"
+            raise InputError(problem, argument="id_data", cure="leave random augmentation out of it")
+        self.used = id_seen
+        ood_seen, ood_outputs = self._read("ood", detector, epsilons)
+        shared = int(id_seen.among(ood_seen.keys, ood_seen.identified).sum())
+        if shared:
+            problem = f"{shared} of {len(ood_seen.keys)} samples are in-distribution ones"
+            raise InputError(problem, argument="ood", cure="remove them")
+        for name, outputs in (("id_data", id_outputs), ("ood", ood_outputs)):
+            n = len(outputs[0]) if outputs else 0
+            if n < FEWEST[name]:
+                where = " in the share that tune uses" if name == "id_data" else ""
+                problem = f"{n} samples{where}; tuning needs at least {FEWEST[name]}"
+                raise InputError(problem, argument=name)
+        return id_outputs, [outputs.replace(labels=None) for outputs in ood_outputs]  # their labels mean nothing here
+
+    def _read(self, name: str, detector: Detector, epsilons: Sequence[float]) -> tuple[Seen, list[Outputs]]:
+        """The samples to use, and their outputs for each size of the step.
+
+        A sample is used if its own uniform number is below the share, which is halved when they are too many.
+        """
+        data, ids, share = self.data[name]
+        whole: list[Keys] = []
+        identified = True
+        used: list[tuple[Keys, Any]] = []
+        parts: list[list[Outputs]] = []
+        copies = np.empty(0, dtype=np.int64)
+
+        def select(keys: Keys, is_identified: bool) -> Tensor:
+            nonlocal identified, copies
+            identified = identified and is_identified
+            copies = np.zeros(len(keys), np.int64)
+            if not is_identified:
+                copies = occurrences(keys, np.concatenate(whole) if whole else None)
+                whole.append(keys)
+            rows = draw(keys, copies, share, self.seed)
+            copies = copies[rows]
+            return torch.from_numpy(rows)
+
+        for keys, outputs in self.source.steps(data, detector, epsilons, select, ids=ids, name=name):
+            used.append((keys, copies))
+            parts.append(outputs)
+            while sum(part[0].nbytes for part in parts) > self.limit:  # the same however many sizes of the step
+                share /= 2.0
+                kept = [draw(keys, copies, share, self.seed) for keys, copies in used]
+                used = [(keys[rows], copies[rows]) for (keys, copies), rows in zip(used, kept, strict=True)]
+                parts = [[part[torch.from_numpy(rows)] for part in o] for o, rows in zip(parts, kept, strict=True)]
+                self.halved = [*dict.fromkeys([*self.halved, name])]
+        all_used = np.sort(np.concatenate([np.empty(0, np.uint64), *(keys for keys, _ in used)]))
+        drawn_from = fingerprint(np.concatenate(whole)) if whole else None
+        columns = [Outputs.concat(column) for column in zip(*parts, strict=True)]
+        return Seen(all_used, identified, drawn_from), columns
+
+
+def tune_detector(
+    detector: Detector,
+    summary: Summary | None,
+    validation: Validation,
+    epsilons: Sequence[float],
+    *,
+    epsilon: float,
+    tpr: float,
+    search: Search | None,
+    seed: int,
+    progress: Progress | None,
+) -> tuple[Detector, Tuning]:
+    """Choose temperature, then input step and weights together, on validation samples.
+
+    Weights are learnt at the temperature that was found for the output, and at the one before: it may be the better
+    one for all terms together. Where everything is worse than before, it stays as it was.
+
+    Parameters
+    ----------
+    detector : Detector
+        Fitted; it is not changed.
+    summary : Summary, optional
+        Of the training data, to learn centroids at other temperatures.
+    validation : Validation
+        The samples.
+    epsilons : sequence of float
+        Sizes of the step to try; `epsilon` is its size before.
+    tpr, search, seed, progress
+        As in `Guard.tune`.
+    """
+    id_outputs, ood_outputs = validation.read(detector, (0.0, epsilon) if epsilon else (0.0,))
+    clean = (id_outputs[0], ood_outputs[0])
+    n_ood = len(clean[1])
+    first = _rates(detector, id_outputs[-1], ood_outputs[-1], tpr)
+    trials: Trials = []
+    candidates = [detector]
+    if detector.softmax is not None and search is not None and summary is not None:
+        is_whole = detector.softmax is detector
+        trials = search_temperature(detector.softmax, summary, clean, search, tpr=tpr, progress=progress)
+        least = first["tnr"] if is_whole and not epsilon else 0.0
+        tempered = detector.at_temperature(best(trials, n_ood, least)["temperature"], summary)
+        candidates = [tempered] if is_whole else [tempered, detector]
+    tried = []
+    for candidate in candidates:
+        pairs = zip(*validation.read(candidate, epsilons), strict=True) if any(epsilons) else [clean] * len(epsilons)
+        for size, pair in zip(epsilons, pairs, strict=True):
+            tried.append(_attempt(candidate, pair, float(size), tpr, seed))
+    steps = [step for _, _, step in tried]
+    chosen = best(steps, n_ood, first["tnr"])
+    tuned, strength, _ = tried[steps.index(chosen)]
+    if first["tnr"] > chosen["tnr"] + 1e-9:  # the mean over folds may be rounded
+        tuned = detector
+        strength = None
+        chosen = {"epsilon": epsilon, **first}
+    return tuned, Tuning(
+        temperature=tuned.params()["temperature"] if trials else None,
+        epsilon=chosen["epsilon"],
+        strength=strength,
+        n_id=len(clean[0]),
+        n_ood=n_ood,
+        before=first["tnr"],
+        after=chosen["tnr"],
+        auroc=(chosen if strength is None else first)["auroc"],
+        trials=trials,
+        steps=steps,
+    )
+
+
+def _attempt(
+    candidate: Detector, pair: tuple[Outputs, Outputs], epsilon: float, tpr: float, seed: int
+) -> tuple[Detector, float | None, Trial]:
+    """A copy with weights for one size of the step, where it has any; their strength; and its rates."""
+    ready = copy.copy(candidate)
+    weights = ready.learn_weights(*pair, tpr=tpr, seed=seed)
+    if weights is None:
+        return ready, None, {"epsilon": epsilon, **_rates(candidate, *pair, tpr)}
+    return ready, weights.strength, {"epsilon": epsilon, "tnr": weights.tnr, "auroc": weights.auroc}
+
+
+def _rates(detector: Detector, id_outputs: Outputs, ood_outputs: Outputs, tpr: float) -> Trial:
+    rates = evaluate(detector.score(id_outputs), detector.score(ood_outputs), tpr)
+    return {"tnr": rates.tnr_at_tpr, "auroc": rates.auroc}
+
+
+def best(trials: Sequence[Trial], n_ood: int, least: float = 0.0) -> Trial:
+    """The trial to prefer: of those whose TNR is the highest but for one OOD sample, the one with the highest AUROC.
+
+    A single sample tells nothing of others, AUROC is of them all. Of equals, the higher TNR; then the smallest input
+    step, or the temperature nearest to 1; then the first. None with a lower TNR than `least` is preferred to one that
+    reaches it.
+    """
+    highest = max(trial["tnr"] for trial in trials)
+    enough = max(highest - 1.0 / n_ood, min(least, highest)) - 1e-9  # the mean over folds may be rounded
+
+    def preference(trial: Trial) -> tuple[float, float, float]:
+        size = trial["epsilon"] if "epsilon" in trial else abs(math.log(trial["temperature"]))
+        return (trial["auroc"], trial["tnr"], -size)
+
+    return max((trial for trial in trials if trial["tnr"] >= enough), key=preference)
+
+
+def search_temperature(
+    detector: Detector,
+    summary: Summary,
+    validation: tuple[Outputs, Outputs],
+    search: Search,
+    *,
+    tpr: float = 0.95,
+    progress: Progress | None = None,
+) -> Trials:
+    """TNR and AUROC at the temperatures that a search tries, by temperature; `best` says which to take.
+
+    Parameters
+    ----------
+    detector : Detector
+        Fitted; tells the method and its other options, and is not changed.
+    summary : Summary
+        Of the training data: a part of its sample is learnt from at each temperature.
+    validation : pair of Outputs
+        In-distribution and OOD samples. Report results on others.
+    search : callable
+        Such as `sweep`.
+    tpr, progress
+        As in `Guard.tune`.
+    """
+    trials: Trials = []
+    latest = detector
+
+    def attempt(temperature: float) -> float:
+        nonlocal latest
+        latest = detector.at_temperature(temperature, summary, latest)  # each fit starts at its neighbour's solution
+        trials.append({"temperature": temperature, **_rates(latest, *validation, tpr)})
+        if progress:
+            progress(len(trials), max(len(trials), SWEEP_POINTS + REFINEMENTS * REFINED_POINTS))
+        return trials[-1]["tnr"]
+
+    search(attempt, trials, len(validation[1]))
+    return sorted(trials, key=lambda trial: trial["temperature"])
+
+
+def sweep(attempt: Attempt, trials: Trials, n_ood: int) -> None:
+    """Try a logarithmic grid over [0.1, 1000], then twice a finer one between the best point's neighbours."""
+    grid = np.geomspace(*SWEEP_RANGE, SWEEP_POINTS)[::-1]  # downwards: a fit at 1000 can start anywhere
+    for _ in range(REFINEMENTS + 1):
+        for point in grid:
+            attempt(float(f"{point:.6g}"))  # a number that can be read and typed again
+        tried = sorted(trial["temperature"] for trial in trials)
+        at = tried.index(best(trials, n_ood)["temperature"])
+        low = tried[max(at - 1, 0)]
+        high = tried[min(at + 1, len(tried) - 1)]
+        grid = np.geomspace(low, high, REFINED_POINTS + 2)[1:-1]
