@@ -225,11 +225,11 @@ def reader_for(model: nn.Module, batch: Batch, needs: Needs, layers: Sequence[st
     if needs.head and trace.head is None:
         cure = "make the model return its last linear layer's output, or use another method"
         raise UnsuitedError("no nn.Linear returns its logits, whose input is wanted", argument="model", cure=cure)
+    if needs.head and HEAD not in blocks:
+        blocks = [*blocks, HEAD]
     if not blocks:
         cure = "name layers, from model.named_modules(), or use another method"
         raise UnsuitedError("no layer to read in this model", argument="layers", cure=cure)
-    if needs.head and HEAD not in blocks:
-        blocks = [*blocks, HEAD]
     modules = named_modules(model)
     chosen = known_layers(modules, [name for name in blocks if name != HEAD])
     calls = {name: trace.calls.get(modules[name]) for name in chosen}
