@@ -80,7 +80,8 @@ class Calibration:
 
     def tensor_p_values(self, scores: Tensor) -> Tensor:
         """`p_values` (N,) with the margin, on the scores' device: a score is above the threshold if p ≤ 1 − k/(n+1)."""
-        return _p_values(self.raised.to(scores.device), scores.detach().double())
+        raised = self.raised.to(scores.device)
+        return (len(raised) + 1.0 - torch.searchsorted(raised, scores.detach().double()).double()) / (len(raised) + 1.0)
 
     @cached_property
     def raised(self) -> Tensor:
@@ -190,9 +191,6 @@ def p_values(id_scores: ArrayLike, scores: ArrayLike) -> Array:
     values, is_numpy = as_vector(scores, "scores")
     if len(calibration) == 0:
         raise InputError("id_scores: empty; give calibration scores")
-    result = _p_values(calibration.sort().values, values)
+    places = torch.searchsorted(calibration.sort().values, values).double()
+    result = (len(calibration) + 1.0 - places) / (len(calibration) + 1.0)
     return as_kind(result.to(scores.device) if isinstance(scores, Tensor) else result, is_numpy)
-
-
-def _p_values(ascending: Tensor, scores: Tensor) -> Tensor:
-    return (len(ascending) + 1.0 - torch.searchsorted(ascending, scores).double()) / (len(ascending) + 1.0)
