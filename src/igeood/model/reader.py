@@ -88,10 +88,10 @@ class Reader:
         device = None if self._weight is None else self._weight.device
         inputs: dict[str, Any] = {}
         for name, value in batch.inputs.items():
-            if isinstance(value, Tensor):
-                is_rounded = self._weight is not None and value.is_floating_point()
-                value = value.to(device, self._weight.dtype if is_rounded else value.dtype, copy=True)
             inputs[name] = value
+            if isinstance(value, Tensor):
+                rounds = self._weight is not None and value.is_floating_point()
+                inputs[name] = value.to(device, self._weight.dtype if rounds else value.dtype, copy=True)
         return replace(batch, inputs=inputs)
 
     def _run(self, model: nn.Module, batch: Batch, hooks: Iterable[tuple[nn.Module, Hook]]) -> Tensor:
