@@ -9,18 +9,19 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from igeood.bench.kl import kl_divergences, prepare_kl, solve_kl
 from igeood.detectors.base import Detector, Samples
 from igeood.detectors.registry import register
 from igeood.errors import InputError
 from igeood.geometry import categorical
-from igeood.geometry.centroids import Solver, descend, solve_kl
+from igeood.geometry.centroids import solve
 from igeood.geometry.precision import by_rows, wide
 from igeood.geometry.sphere import chord_distance, sphere
-from igeood.geometry.weiszfeld import solve
 from igeood.outputs import Array, ArrayLike, Outputs
 from igeood.summary import Needs, Sample
 
 Reduce = Literal["sum", "min"]
+Solver = Literal["weiszfeld", "sgd"]
 
 
 def confidence(logits: Tensor, temperature: float = 1.0) -> Tensor:
@@ -159,7 +160,7 @@ class KLDivergence(CentroidDetector):
         See `Detector`.
     """
 
-    _geometry = (categorical.prepare_kl, categorical.kl_divergences)
+    _geometry = (prepare_kl, kl_divergences)
 
     def _learn_softmax(self, samples: Samples, near: Any, *, roughly: bool) -> None:  # noqa: ARG002
         sample = samples["logits"]
@@ -213,8 +214,10 @@ class IgeoodLogits(CentroidDetector):
             self.notes_ = ("two classes: FR₀ is constant between the centroids, so the minimum distance is used",)
         sample, fitted_at = samples["logits"], self.centroid_temperature or self.temperature
         start = None if near is None else categorical.retemper(near.centroids_, near.temperature, fitted_at)
-        effort: dict[str, Any] = {"tolerance": 0.0, "max_passes": 2, "keep_bytes": 64 << 20} if roughly else {}
+        effort: dict[str, Any] = {"tolerance": 0.0, "max_passes": 2} if roughly else {}
         if self.solver == "sgd":
+            from igeood.bench.sgd import descend
+
             centroids = descend(chunks(sample, roughly), sample.n_classes, fitted_at)
         else:
             centroids = solve(chunks(sample, roughly), sample.n_classes, fitted_at, start=start, **effort)
