@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from igeood.bench.kl import kl_divergences, prepare_kl, solve_kl
 from igeood.detectors.base import Detector, Samples
 from igeood.detectors.registry import register
 from igeood.errors import InputError
@@ -160,9 +159,20 @@ class KLDivergence(CentroidDetector):
         See `Detector`.
     """
 
-    _geometry = (prepare_kl, kl_divergences)
+    def _prepare(self) -> None:
+        from igeood.bench.kl import prepare_kl
+
+        self.reduce_ = self.reduce
+        self._prepared = prepare_kl(self.centroids_)
+
+    def _compare(self, batch: Outputs, reduce: Callable[[Tensor], Tensor] | None) -> Tensor:
+        from igeood.bench.kl import kl_divergences
+
+        return kl_divergences(batch.logits, self._prepared.to(batch.logits.device), self.temperature, reduce)
 
     def _learn_softmax(self, samples: Samples, near: Any, *, roughly: bool) -> None:  # noqa: ARG002
+        from igeood.bench.kl import solve_kl
+
         sample = samples["logits"]
         self.centroids_ = solve_kl(chunks(sample, roughly), sample.n_classes, self.temperature)
 
