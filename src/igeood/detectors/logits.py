@@ -17,9 +17,9 @@ from igeood.detectors.options import options
 from igeood.detectors.registry import register
 from igeood.errors import Finding, InputError
 from igeood.geometry import categorical
+from igeood.geometry.centroids import solve
 from igeood.geometry.precision import by_rows, wide
 from igeood.geometry.sphere import chord_distance, sphere
-from igeood.geometry.weiszfeld import solve
 from igeood.outputs import Outputs
 from igeood.summary import Needs, Sample, Summary
 
