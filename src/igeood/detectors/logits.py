@@ -245,7 +245,7 @@ class IgeoodLogits(CentroidDetector):
         """Riemannian Weiszfeld on the sphere (Eq. 3)."""
         fitted_at = self.centroid_temperature or self.temperature
         start = None if near is None else categorical.retemper(near.centroids_, near.temperature, fitted_at)
-        effort: dict[str, Any] = {"tolerance": 0.0, "max_passes": 2, "keep_bytes": 64 << 20} if roughly else {}
+        effort: dict[str, Any] = {"tolerance": 0.0, "max_passes": 2} if roughly else {}
         centroids = solve(chunks(sample, roughly), sample.n_classes, fitted_at, start=start, **effort)
         return categorical.retemper(centroids, fitted_at, self.temperature)
 
