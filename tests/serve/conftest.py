@@ -19,11 +19,18 @@ import uvicorn
 from torch import nn
 
 import igeood
-from igeood.serve.app import make_app
+from igeood.serve.app import App
 from igeood.serve.service import Options, Service
 
 PATIENCE = 60  # seconds, on a busy machine
 NAMES = ["ant", "bee", "cat", "dog"]
+
+
+def wait_until(condition):
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
 
 
 class Words(nn.Module):
@@ -140,7 +147,7 @@ def serving():
     @contextmanager
     def run(path, model=None, *, keys=(), max_body=16_000_000, **options):
         service = Service(path, model, Options(**options))
-        app = make_app(service, keys=keys, max_body=max_body, quiet=True)
+        app = App(service, keys=keys, max_body=max_body, quiet=True)
         listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", log_level="error")
         server = uvicorn.Server(config)
@@ -152,15 +159,24 @@ def serving():
             clients.append(Client(port, key))
             return clients[-1]
 
-        def judged(inputs):
-            """Wait until so many inputs have been noted, which is after the answers."""
-            end = time.monotonic() + PATIENCE
-            while service.watch.inputs < inputs and time.monotonic() < end:
-                time.sleep(0.002)
-            assert service.watch.inputs == inputs
+        def count(name, **labels):
+            return service.watch.value(f"igeood_{name}_total", **labels)
 
+        def judged(inputs):
+            """Wait until so many inputs have been counted, which is after the answers."""
+            wait_until(lambda: count("inputs") >= inputs)
+            assert count("inputs") == inputs
+
+        about = {
+            "port": port,
+            "client": client,
+            "judged": judged,
+            "count": count,
+            "until": wait_until,
+            "address": f"127.0.0.1:{port}",
+        }
         try:
-            yield SimpleNamespace(service=service, port=port, client=client, judged=judged, address=f"127.0.0.1:{port}")
+            yield SimpleNamespace(service=service, **about)
         finally:
             for one in clients:
                 one.close()
