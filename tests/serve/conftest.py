@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
 
@@ -23,6 +24,7 @@ from igeood.serve.app import App
 from igeood.serve.service import Options, Service
 
 PATIENCE = 60  # seconds, on a busy machine
+SOURCE = Path(igeood.__file__).parents[1]
 NAMES = ["ant", "bee", "cat", "dog"]
 
 
@@ -191,10 +193,12 @@ def serving():
 class Process:
     """`igeood serve` in a process of its own, whose log is a file."""
 
+    until = staticmethod(wait_until)
+
     def __init__(self, folder, words):
         self._log = folder / f"log-{time.monotonic_ns()}"
         command = [sys.executable, "-m", "igeood.cli", "serve", *map(str, words), "--port", "0"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{folder}{os.pathsep}{SOURCE}"}
         with self._log.open("wb") as file:
             self._process = subprocess.Popen(command, cwd=folder, env=environment, stdout=file, stderr=file)
         self.pid = self._process.pid

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from igeood.cli.serve import serve
-from igeood.serve.app import ADDRESSES
+from igeood.serve.app import App
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "service"
@@ -36,7 +36,7 @@ def test_the_dockerfile_names_real_options_files_and_addresses():
     for kept in ("state", "keep_flagged"):
         assert given[kept].startswith(last["VOLUME"])
     checked = json.loads(last["HEALTHCHECK"].partition(" CMD ")[2])
-    assert re.search(r"127\.0\.0\.1:8080(/[\w/]+)", checked[-1])[1] in {path for path, *_ in ADDRESSES}
+    assert re.search(r"127\.0\.0\.1:8080(/[\w/]+)", checked[-1])[1] in App.ROUTES
     compile(checked[-1], "health", "exec")
     copied = [words for key, line in lines if key == "COPY" and "--from" not in line for words in line.split()[:-1]]
     assert [file for file in copied if not (ROOT / file).exists()] == []
