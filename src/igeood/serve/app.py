@@ -5,7 +5,7 @@ import hmac
 import re
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -29,7 +29,6 @@ from igeood.version import __version__
 
 TYPES = ("application/json", "application/octet-stream")
 CHALLENGE = {"www-authenticate": 'Basic realm="igeood"'}  # a browser asks for a password: the key
-CLOSE = {"connection": "close"}
 OPEN = ("/v2/health/live", "/v2/health/ready")  # for those who watch over processes, without a key
 HELD = 16  # bodies of the largest size that are held at a time, in all
 LARGE = 1 << 18  # bytes of a body that is read in a thread
@@ -70,6 +69,7 @@ class App:
         self._openapi = Response(document.replace(b"0.0.0", __version__.encode()), headers=JSON)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, count it and log it."""
         if scope["type"] != "http":
             raise NotImplementedError(scope["type"])  # as ASGI has it: the server goes on without lifespan
         start = time.perf_counter()
@@ -88,23 +88,24 @@ class App:
 
     async def _respond(self, request: Request) -> Response:
         """The answer to a request; an error of the library is one of what was sent."""
-        headers: Mapping[str, str] | None = None
         try:
             result = await self._route(request)(self, request)
             return result if isinstance(result, Response) else Response(orjson.dumps(result), headers=JSON)
         except ClientDisconnect:
             raise
         except HTTPException as error:
-            status, message, headers = error.status_code, error.detail, error.headers
+            problem = error
         except IgeoodError as error:
-            status, message = 400, str(error)
+            problem = HTTPException(400, str(error))
         except Exception as error:  # noqa: BLE001 (one request's failure is not the service's end)
             log.exception("a request failed")
-            status, message = 500, f"the service failed: {type(error).__name__}; its log says more"
+            problem = HTTPException(500, f"the service failed: {type(error).__name__}; its log says more")
+        message = problem.detail
         if len(message) > LONGEST:
             message = f"{message[: LONGEST // 2]} … {message[-LONGEST // 2 :]}"  # the place, and the cure
         request.scope["igeood"] = {"error": message}  # for the log
-        return Response(orjson.dumps({"error": message}), status, headers={**JSON, **(headers or {})})
+        headers = {**JSON, **(problem.headers or {})}
+        return Response(orjson.dumps({"error": message}), problem.status_code, headers)
 
     def _route(self, request: Request) -> Handler:
         """The method of an address, for those who may call it."""
@@ -118,7 +119,7 @@ class App:
             raise HTTPException(404, f"{request.method} {path}: there is no such address; {known}")
         method, handler = self._routes[path]
         request.scope["igeood.name"] = handler.__name__
-        if request.method not in (method, "HEAD" if method == "GET" else method):
+        if request.method != method and (request.method, method) != ("HEAD", "GET"):
             raise HTTPException(405, f"{request.method} {path}: this address takes {method}", {"allow": method})
         return handler
 
@@ -142,14 +143,12 @@ class App:
 
     async def infer(self, request: Request) -> Response:
         """Judge the tensors of a request."""
-        length = request.headers.get(LENGTH)
-        name = self._service.name
-        return await self._judge(request, lambda body: read_infer(body, length), partial(write_infer, name))
+        read = partial(read_infer, length=request.headers.get(LENGTH))
+        return await self._judge(request, read, partial(write_infer, self._service.name))
 
     async def predict(self, request: Request) -> Response:
         """Judge rows of plain JSON."""
-        default = self._service.served.default
-        return await self._judge(request, lambda body: read_rows(body, default), write_rows)
+        return await self._judge(request, partial(read_rows, default=self._service.served.default), write_rows)
 
     async def _judge(
         self, request: Request, read: Callable[[bytearray], Query], write: Callable[[Query, Columns], Written]
@@ -180,7 +179,9 @@ class App:
             raise HTTPException(415, f"content-type: {media_type} is not read; send application/json (curl --json)")
         if request.headers.get("content-encoding", "identity") != "identity":
             raise HTTPException(415, "content-encoding: bodies are not unpacked; send it as it is")
-        too_long = HTTPException(413, f"body: longer than {self._max_body} bytes; send fewer rows", CLOSE)
+        too_long = HTTPException(
+            413, f"body: longer than {self._max_body} bytes; send fewer rows", {"connection": "close"}
+        )
         length = request.headers.get("content-length", "0")
         if length.isdecimal() and int(length) > self._max_body:
             raise too_long

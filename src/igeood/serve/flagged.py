@@ -50,20 +50,12 @@ class Flagged:
         self._waiting: dict[int, tuple[Served, Tensors, dict[str, Any]]] = {}  # to be explained and written
         self._lock = threading.Lock()
         self._writer = ThreadPoolExecutor(1, "igeood-flagged")
-        self._look()
-        self._choose([])
-
-    def _look(self) -> None:
-        """Note which inputs are in the folder."""
-        before = self._kept
-        self._kept = {}
         self._looked = time.monotonic()
-        for path in self.folder.glob(f"{'[0-9a-f]' * 16}{ENDING}"):
-            key = int(path.stem, 16)
-            with suppress(OSError):  # it was removed meanwhile
-                record = before.get(key) or record_head(path)
-                if record:  # else it is damaged
-                    self._kept[key] = record
+        for path in folder.glob(f"{'[0-9a-f]' * 16}{ENDING}"):
+            record = record_head(path)
+            if record:  # else it is damaged
+                self._kept[int(path.stem, 16)] = record
+        self._choose([])
 
     def offer(self, served: Served, tensors: Tensors, verdict: Verdict) -> None:
         """Keep the refused inputs of a batch that belong to the sample."""
@@ -74,7 +66,8 @@ class Flagged:
         places = dict(zip(keys.tolist(), rows, strict=True))
         with self._lock:
             if time.monotonic() - self._looked > LOOKED_EVERY:
-                self._look()
+                self._looked = time.monotonic()
+                self._kept = {key: record for key, record in self._kept.items() if self._file(key).exists()}
             for key in self._choose(places):
                 row = places[key]
                 sample = {name: tensor[row : row + 1].clone() for name, tensor in tensors.items()}

@@ -59,18 +59,16 @@ class Service:
         self._model = model
         self._seen = _stamp(path)
         state = options.state or path.with_name(f"{path.name}.monitor.json")
+        self.served = self._load()
         with ExitStack() as stack:
-            self.served = self._load()
             stack.enter_context(only_one(state.with_name(f".{state.name}.lock"), "state"))
             if state.exists():
                 self.served.monitor = self._saved_monitor(state)
-            self.batcher = Batcher(self._judge, options.max_waiting, options.max_batch, options.max_delay)
-            stack.callback(self.batcher.close)
-            self.watch = Watch(self.served, state, self.batcher)
-            self.flagged: Flagged | None = None
-            if options.keep_flagged is not None:
-                self.flagged = Flagged(options.keep_flagged, options.keep, options.seed)
-            self._at_end = stack.pop_all()
+            self._lock = stack.pop_all()
+        self.batcher = Batcher(self._judge, options.max_waiting, options.max_batch, options.max_delay)
+        self.watch = Watch(self.served, state, self.batcher)
+        folder = options.keep_flagged
+        self.flagged = None if folder is None else Flagged(folder, options.keep, options.seed)
         self._wanted = threading.Event()  # a reload, or the end
         self._is_closed = False
         self._keeper: threading.Thread | None = None
@@ -167,7 +165,7 @@ class Service:
         self._save()
         if self.flagged is not None:
             self.flagged.close()
-        self._at_end.close()
+        self._lock.close()
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
