@@ -1,7 +1,6 @@
 """The queue: who waits, who is judged together, and what happens when judging fails."""
 
 import asyncio
-import time
 from threading import Event
 
 import pytest
@@ -97,22 +96,13 @@ def test_rows_count_and_keys_are_not_mixed(batcher, judge):
 
 
 def test_an_idle_worker_never_waits(batcher, judge):
-    async def timed(queue, data):
-        start = time.monotonic()
-        assert await answers(submit(queue, data)) == [f"{data}!"]
-        return time.monotonic() - start
-
     async def scene():
-        queue = batcher(max_delay=1.5)
-        assert await timed(queue, "a") < 1.0
-        futures = [await held_up(queue, judge), submit(queue, "b"), submit(queue, "c")]
-        judge.open.set()
-        await answers(*futures)
-        await asyncio.sleep(1.6)  # it was busy, and is idle now
-        assert await timed(queue, "d") < 1.0
+        queue = batcher(max_delay=3600)
+        for data in "ab":
+            assert await answers(submit(queue, data)) == [f"{data}!"]
 
     asyncio.run(scene())
-    assert judge.batches == [["a"], ["first"], ["b", "c"], ["d"]]
+    assert judge.batches == [["a"], ["b"]]
 
 
 def test_after_a_joined_batch_a_request_waits_for_others(batcher, judge):
@@ -149,12 +139,10 @@ def test_a_full_queue_says_when_to_come_again(batcher, judge):
 
 def test_close_finishes_what_waits_at_once_and_then_nothing_is_taken(batcher, judge):
     async def scene():
-        queue = batcher(max_delay=PATIENCE)
+        queue = batcher(max_delay=3600)
         futures = [await held_up(queue, judge), *(submit(queue, str(i)) for i in range(6))]
         judge.open.set()
-        start = time.monotonic()
-        await asyncio.to_thread(queue.close)
-        assert time.monotonic() - start < PATIENCE / 2  # the last two wait for no others
+        await asyncio.wait_for(asyncio.to_thread(queue.close), PATIENCE)  # the last two wait for no others
         assert await answers(*futures) == ["first!", *(f"{i}!" for i in range(6))]
         with pytest.raises(HTTPException) as caught:
             submit(queue, "late")

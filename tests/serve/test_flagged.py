@@ -1,7 +1,6 @@
 """The sample of refused inputs: bounded, the same whatever the order, and for people to read, empty and keep."""
 
 import json
-import threading
 import time
 
 import numpy as np
@@ -174,25 +173,6 @@ def test_people_may_empty_the_folder_or_remove_it(flagged, foreign, monkeypatch)
     assert settled(again) == whole
     assert again.record()["kept"] == 8  # a broken one is written again
     assert (sample.folder / "notes.txt").read_text() == "mine"
-
-
-def test_what_waits_is_not_lost_when_the_folder_is_looked_at(flagged, foreign, monkeypatch):
-    monkeypatch.setattr(module, "LOOKED_EVERY", 0.0)
-    held, go_on = threading.Event(), threading.Event()
-    write = module.write_record
-
-    def slow(*words):
-        held.set()
-        assert go_on.wait(PATIENCE)
-        write(*words)
-
-    monkeypatch.setattr(module, "write_record", slow)
-    sample, (guard, rows) = flagged(), foreign
-    offer(sample, guard, rows[:4])
-    assert held.wait(PATIENCE)
-    offer(sample, guard, rows[:4])
-    go_on.set()
-    assert len(settled(sample)) == 4
 
 
 def test_closing_writes_what_waits(flagged, foreign):

@@ -156,20 +156,6 @@ def test_what_is_read_is_as_it_says(service, path):
         assert content["flagged"]["latest"][0]["explanation"].startswith("score ")
 
 
-def test_alarms_are_shown_and_acknowledged_as_it_says(service):
-    ask(service, "post", "/predict", json.dumps([[0.1, 0, 0, 0]] * 50).encode())
-    for _ in range(500):  # inputs are noted after the answer
-        content = checked(ask(service, "get", "/status"), OPERATIONS["/status", "get"]["responses"])
-        if known := len(content["monitor"]["alarms"]):
-            break
-        time.sleep(0.02)
-    assert known
-    for expected in (known, 0):
-        answer = ask(service, "post", "/monitor/acknowledge")
-        content = checked(answer, OPERATIONS["/monitor/acknowledge", "post"]["responses"])
-        assert content == {"acknowledged": expected}
-
-
 @pytest.mark.parametrize("name", [name for name in DOCUMENT["components"]["responses"] if name != "Verdicts"])
 def test_errors_are_those_of_the_examples(service, monkeypatch, name):
     def fail(*_):

@@ -1,5 +1,6 @@
 """The service's page in a real browser, on canned answers; and the dashboard beside it."""
 
+import copy
 import itertools
 import json
 import math
@@ -14,6 +15,7 @@ import pytest
 from playwright.sync_api import sync_playwright
 
 import igeood
+from igeood.serve import service as serve
 from igeood.serve.app import _page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -35,6 +37,18 @@ CONTRAST = """element => {
 }"""
 
 
+BASE = {}  # the status of a service
+
+
+@pytest.fixture(scope="module", autouse=True)
+def base(guards, tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "guard"
+    path.write_bytes(guards.named.path.read_bytes())
+    service = serve.Service(path, options=serve.Options(name="pets"))
+    BASE.update(service.record())
+    service.close()
+
+
 def bell(x, mean, std):
     return math.exp(-(((x - mean) / std) ** 2) / 2)
 
@@ -49,56 +63,14 @@ def quiet():
     shape = [bell((low + 0.1), -1, 0.9) + 0.05 * bell(low + 0.1, 1.6, 0.6) for low in edges[:-1]]
     calibration = [value / sum(shape) for value in shape]
     drawn = draw.choices(range(40), calibration, k=sum(inputs))
-    guard = {
-        "method": "fisher-rao-product",
-        "title": "Fisher–Rao product",
-        "access": "white box",
-        "threshold": 0.7312,
-        "promise": "at least 95% of in-distribution inputs are kept, on average over calibration sets of 1000",
-        "n": 1000,
-        "tpr": 0.95,
-        "guarantee": "marginal",
-        "n_classes": 4,
-        "classes": ["cat", "dog", "ship", "truck"],
-        "health": [],
-        "loaded": NOW - 90_000,
-        "reloads": 0,
-        "reload_failures": 0,
-        "reload_error": None,
-    }
-    promise = "at least 1,000,000 in-distribution inputs pass on average before a false alarm, and the chance of one "
-    promise += "among the first T inputs is at most T / 1,000,000, on average over calibration sets of 1000"
-    monitor = {
-        "kind": "p-values",
-        "run_length": 1_000_000,
-        "evidence": 123.4,
-        "alarm": False,
-        "since": 81_000,
-        "alarms": [],
-        "alarm_count": 0,
-        "inputs": 81_234,
-        "unread": 0,
-        "promise": promise,
-    }
-    return {
-        "name": "pets",
-        "version": "0.2.0",
-        "now": NOW,
-        "started": NOW - 90_000,
-        "guard": guard,
-        "queue": {"waiting": 3, "limit": 256},
-        "hour": {
-            "seconds": 10,
-            "start": NOW // 10 * 10 - 3590,
-            "inputs": inputs,
-            "ood": ood,
-            "unread": [0] * 360,
-            "evidence": evidence,
-        },
-        "scores": {"edges": edges, "calibration": calibration, "hour": [drawn.count(i) for i in range(40)]},
-        "monitor": monitor,
-        "flagged": None,
-    }
+    status = copy.deepcopy(BASE)
+    status |= {"now": NOW, "started": NOW - 90_000, "queue": {"waiting": 3, "limit": 256}}
+    about = {"threshold": 0.7312, "access": "white box", "classes": ["cat", "dog", "ship", "truck"], "health": []}
+    status["guard"] |= {**about, "loaded": NOW - 90_000}
+    status["hour"] |= {"start": NOW // 10 * 10 - 3590, "inputs": inputs, "ood": ood, "evidence": evidence}
+    status["scores"] = {"edges": edges, "calibration": calibration, "hour": [drawn.count(i) for i in range(40)]}
+    status["monitor"] |= {"evidence": 123.4, "inputs": 81_234}
+    return status
 
 
 def empty():
@@ -108,7 +80,7 @@ def empty():
     status["queue"]["waiting"] = 0
     status["hour"] |= {name: [0] * 360 for name in ("inputs", "ood", "unread")} | {"evidence": [None] * 360}
     status["scores"]["hour"] = [0] * 40
-    status["monitor"] |= {"evidence": 0.0, "since": None, "inputs": 0}
+    status["monitor"] |= {"evidence": 0.0, "inputs": 0}
     status["flagged"] = {"folder": "flagged", "kept": 0, "limit": 100, "latest": []}
     return status
 
@@ -129,13 +101,10 @@ def alarm():
     ]
     monitor["alarms"][0]["since"] = starts[0] + 1
     monitor |= {"evidence": 4.2, "alarm": True, "since": starts[0] + 1, "alarm_count": 5}
-    kept = {"p_value": 0.000999, "label": 3, "name": "truck", "reason": None, "explanation": "sample 0: score 3.12"}
-    parts = " (-3.36 is usual) head: neighbours +1.29, output: energy +0.847, layer2: classes +0.176 (nearest cat)"
-    first = kept | {"file": "2026-03-03T12-04-58-0001.npz", "time": NOW - 11, "score": 3.1217}
-    first["explanation"] += parts
-    second = kept | {"file": "2026-03-03T12-03-00-0002.npz", "time": NOW - 129, "score": None, "label": -1}
-    second |= {"name": None, "reason": "2 of 3072 values are NaN", "explanation": None}
-    third = kept | {"file": "2026-03-03T12-01-00-0003.npz", "time": NOW - 249, "score": 0.912, "name": None}
+    kept = {"p_value": 0.000999, "label": 3, "name": "truck", "reason": None, "explanation": "score 3.12, usual 1"}
+    first = kept | {"file": "1.safetensors", "time": NOW - 11, "score": 3.1217}
+    second = kept | {"file": "2.safetensors", "time": NOW - 129, "score": None, "label": -1, "name": None}
+    third = kept | {"file": "3.safetensors", "time": NOW - 249, "score": 0.912, "name": None}
     status["flagged"] = {"folder": "/var/lib/igeood/flagged", "kept": 3, "limit": 100, "latest": [first, second, third]}
     return status
 
