@@ -166,24 +166,13 @@ def test_where_a_batch_fails_each_is_judged_alone(batcher, judge, caplog):
     assert [record.exc_info[0] for record in caplog.records] == [OSError]  # answered; logged
 
 
-def test_the_thread_outlives_a_queue_that_nobody_waits_for_any_more(batcher, judge):
-    async def scene():
-        judge.open.set()
-        queue = batcher(max_delay=0.3)
-        for _ in range(2):  # several at a time, so that the next one waits for others
-            await answers(*(submit(queue, "a") for _ in range(4)))
-        gone = submit(queue, "gone")
-        await asyncio.sleep(0.02)
-        gone.cancel()
-        await asyncio.sleep(0.4)
-        assert await answers(submit(queue, "next")) == ["next!"]
-
-    asyncio.run(scene())
-
-
-def test_a_client_that_has_gone_takes_no_other_with_it(batcher, judge):
+def test_a_client_that_has_gone_takes_neither_another_nor_the_thread_with_it(batcher, judge):
     async def scene():
         queue = batcher()
+        alone = [await held_up(queue, judge), submit(queue, "gone")]
+        alone[1].cancel()
+        judge.open.set()
+        await answers(*alone)
         futures = [await held_up(queue, judge), submit(queue, "gone"), submit(queue, "b")]
         futures[1].cancel()
         judge.open.set()

@@ -127,33 +127,17 @@ def test_parameters_say_how_to_answer():
 
 
 TENSOR = {"name": "logits", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}
-BAD_TENSORS = [
-    {"datatype": "BYTES"},
-    {"datatype": ["FP32"]},
-    {"name": 3},
-    {"shape": []},
-    {"shape": 2},
-    {"shape": [1, -1]},
-    {"shape": [1, 2.0]},
-    {"shape": [1] * 100, "data": [1]},
-    {"shape": [1, 3]},
-    {"data": [1, "2"]},
-    {"data": [None, "2"]},
-    {"data": [[1], [2, 3]]},
-    {"data": 5},
-    {"data": {"a": 1}},
-    {"data": [{}, {}]},
-    {"data": None},
-    {"datatype": "INT64", "data": [1.5, 2]},
-    {"datatype": "INT64", "data": [None, 2]},
-    {"datatype": "UINT8", "data": [1, 300]},
-    {"datatype": "UINT8", "data": [-1, 3]},
-    {"datatype": "BOOL", "data": [2, 1]},
-    {"parameters": {"binary_data_size": 8}},
-    {"parameters": {"binary_data_size": 8.0}},
-    {"parameters": {"binary_data_size": "8"}},
-    {"parameters": [1]},
-]
+SIZES = [{"binary_data_size": size} for size in (8, 8.0, "8")]
+BAD_PARTS = {
+    "name": [3],
+    "datatype": ["BYTES", ["FP32"]],
+    "shape": [[], 2, [1, -1], [1, 2.0], [1, 3], [1] * 100],
+    "data": [[1, "2"], [None, "2"], [[1], [2, 3]], 5, {"a": 1}, [{}, {}], None],
+    "parameters": [*SIZES, [1]],
+}
+BAD_VALUES = [("INT64", [1.5, 2]), ("INT64", [None, 2]), ("UINT8", [1, 300]), ("UINT8", [-1, 3]), ("BOOL", [2, 1])]
+BAD_TENSORS = [{**TENSOR, name: value} for name, values in BAD_PARTS.items() for value in values]
+BAD_TENSORS += [{**TENSOR, "datatype": datatype, "data": values} for datatype, values in BAD_VALUES]
 
 
 def with_tensor(**more):
@@ -162,7 +146,7 @@ def with_tensor(**more):
 
 BODY, SIZE = in_binary({"logits": np.ones((2, 3), np.float32)})
 BAD_BODIES = [
-    *((json.dumps({"inputs": [{**TENSOR, **change}]}).encode(), None) for change in BAD_TENSORS),
+    *((json.dumps({"inputs": [tensor]}).encode(), None) for tensor in BAD_TENSORS),
     *((body, None) for body in (b"", b'{"inputs": [NaN]}', b"\xff\xfe", b"[" * 100_000, b"[]", b'{"inputs": {}}')),
     (b'{"inputs": [1]}', None),
     (json.dumps({"inputs": [TENSOR, TENSOR]}).encode(), None),

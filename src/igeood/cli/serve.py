@@ -70,7 +70,7 @@ def serve(
         from igeood.serve.run import listen, read_keys, run
         from igeood.serve.service import Options, Service
     except ImportError as error:
-        raise MissingExtraError(f"{error.name} is needed; pip install 'igeood[serve]'") from error
+        raise MissingExtraError(f"{error.name} is needed", cure="pip install 'igeood[serve]'") from error
     click.get_current_context().with_resource(json_log())
     keys = read_keys(Path(key_file)) if key_file else []
     files = {"state": state and Path(state), "keep_flagged": keep_flagged and Path(keep_flagged)}

@@ -115,7 +115,7 @@ class App:
         if path not in OPEN and not self._has_key(request):
             raise HTTPException(401, "key: missing or wrong; send `Authorization: Bearer KEY`", CHALLENGE)
         if path not in self._routes:
-            known = f"the model is {self._service.name!r}, version 1; /openapi.json lists all addresses"
+            known = f"the model is {self._service.name!r}, version 1; /openapi.json lists all"
             raise HTTPException(404, f"{request.method} {path}: there is no such address; {known}")
         method, handler = self._routes[path]
         request.scope["igeood.name"] = handler.__name__
