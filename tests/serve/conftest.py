@@ -190,6 +190,13 @@ def serving():
     return run
 
 
+@pytest.fixture
+def plain(guards, copied, serving):
+    """A service of a guard of logits."""
+    with serving(copied(guards.logits), max_body=70_000) as running:
+        yield running
+
+
 class Process:
     """`igeood serve` in a process of its own, whose log is a file."""
 

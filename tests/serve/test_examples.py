@@ -83,3 +83,20 @@ def test_curl_gets_what_the_page_asks_for(guards, copied, serving):
             answer = json.loads(done.stdout)
             assert {*answer} & {"verdicts", "name", "acknowledged"}, answer
     assert lines
+
+
+def test_the_dashboard_has_panels_that_do_not_overlap():
+    dashboard = json.loads((FOLDER / "grafana.json").read_text(encoding="utf-8"))
+    panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+    assert {panel["datasource"]["uid"] for panel in panels} == {"${datasource}"}
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    expressions = [target["expr"] for panel in panels for target in panel["targets"]]
+    assert all('instance=~"$instance"' in expression for expression in expressions)
+    cells = [
+        (x, y)
+        for place in (panel["gridPos"] for panel in dashboard["panels"])
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(set(cells)) == len(cells)
+    assert max(x for x, _ in cells) == 23

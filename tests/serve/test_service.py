@@ -2,7 +2,6 @@
 
 import json
 import random
-import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -49,9 +48,14 @@ def check(columns, expected, *, exactly=True):
 def infer_body(inputs, **more):
     """A request with binary tensors, and its headers."""
     tensors = [
-        {"name": name, "datatype": TYPES[a.dtype.kind][a.itemsize], "shape": list(a.shape),
-         "parameters": {"binary_data_size": a.nbytes}} for name, a in inputs.items()
-    ]  # fmt: skip
+        {
+            "name": name,
+            "datatype": TYPES[a.dtype.kind][a.itemsize],
+            "shape": list(a.shape),
+            "parameters": {"binary_data_size": a.nbytes},
+        }
+        for name, a in inputs.items()
+    ]
     head = json.dumps({"inputs": tensors, **more}).encode()
     body = b"".join([head, *(array.tobytes() for array in inputs.values())])
     return body, {"content_type": "application/octet-stream", LENGTH: str(len(head))}
@@ -70,13 +74,6 @@ def rows_of(answer):
 @pytest.fixture
 def logits(guards):
     return guards.logits
-
-
-@pytest.fixture
-def plain(logits, copied, serving):
-    """A service of a guard of logits."""
-    with serving(copied(logits), max_body=70_000) as running:
-        yield running
 
 
 KINDS = ["logits", "features", "named", "probabilities", "images", "grey", "tokens"]
@@ -114,29 +111,6 @@ def expected_of_json(kind, expected):
         return expected
     arrays = {name: value.astype(np.float64) for name, value in kind.inputs.items()}
     return expected_of(type(kind)(**{**vars(kind), "inputs": arrays}))
-
-
-def test_calls_about_server_and_model_answer(guards, copied, serving):
-    with serving(copied(guards.features), name="pets") as running:
-        client = triton.InferenceServerClient(running.address)
-        assert client.is_server_live()
-        assert client.is_server_ready()
-        assert client.is_model_ready("pets")
-        assert client.is_model_ready("pets", "1")
-        assert not client.is_model_ready("guard")
-        about = client.get_server_metadata()
-        assert (about["name"], about["version"]) == ("igeood", igeood.__version__)
-        assert about["extensions"] == ["binary_tensor_data"]
-        model = client.get_model_metadata("pets")
-        assert client.get_model_metadata("pets", "1") == model
-        assert (model["name"], model["versions"]) == ("pets", ["1"])
-        assert {one["name"]: one["shape"] for one in model["inputs"]} == {
-            "logits": [-1, 10], "feature.early": [-1, 6], "feature.block.late": [-1, 9]
-        }  # fmt: skip
-        assert [one["name"] for one in model["outputs"]] == list(COLUMNS)
-        with pytest.raises(triton.InferenceServerException):
-            client.get_model_metadata("pets", "2")
-        client.close()
 
 
 @pytest.mark.parametrize("address", ["/predict", INFER, "/v2/models/guard/versions/1/infer"])
@@ -198,48 +172,6 @@ def test_each_bad_request_has_its_status_and_the_same_client_goes_on(plain):
         assert client.post(INFER, infer_json())[0] == 200
         plain.judged(number + 1)
     assert plain.count("requests", path="infer", status="415") == 2
-
-
-def test_addresses_that_are_not_there(plain):
-    client = plain.client()
-    assert client.get("/nothing")[0] == client.get("/%ff%0a")[0] == 404
-    assert (client.get("/predict")[0], client.headers["allow"]) == (405, "POST")
-    for path in ("/v2/models/cats/infer", "/v2/models/guard/versions/2/infer"):
-        assert client.post(path, infer_json())[0] == 404
-    assert plain.count("requests", path="other", status="404") == 4
-    assert client.ask("HEAD", "/v2/health/live")[0] == 200
-
-
-def test_a_body_in_parts_is_cut_off_at_the_limit(plain):
-    with socket.create_connection(("127.0.0.1", plain.port), timeout=PATIENCE) as link:
-        link.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
-        for _ in range(8):  # it answers before the body ends
-            link.sendall(b"2710\r\n" + b" " * 10_000 + b"\r\n")
-        answer = link.recv(10_000)
-    assert answer.startswith(b"HTTP/1.1 413 ")
-
-
-def test_a_client_that_breaks_off_is_counted_and_harms_nobody(plain):
-    with socket.create_connection(("127.0.0.1", plain.port), timeout=PATIENCE) as link:
-        link.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n[[1, 2")
-    plain.until(lambda: plain.count("requests", path="predict", status="499") == 1)
-    assert plain.client().post(INFER, infer_json())[0] == 200
-
-
-def test_keys_are_needed_for_all_but_health(logits, copied, serving):
-    with serving(copied(logits), keys=["first", "zweiter-schlüssel"]) as running:
-        client = running.client()
-        for path in ("/", "/status", "/metrics", "/openapi.json", "/v2", "/v2/models/guard", "/nothing"):
-            assert client.get(path)[0] == 401
-            assert client.headers["www-authenticate"].startswith("Basic")
-        assert (client.get("/v2/health/live")[0], client.get("/v2/health/ready")[0]) == (200, 200)
-        for sent, status in {
-            "Bearer first": 200, "bearer first": 200, "Bearer zweiter-schlüssel": 200, "Basic OmZpcnN0": 200,
-            "Basic bWU6Zmlyc3Q=": 200, "Basic Zmlyc3Q=": 401, "Basic ?": 401, "Bearer firs": 401, "Bearer firsta": 401,
-            "Bearer": 401, "first": 401, "Bearer first,second": 401, "": 401,
-        }.items():  # fmt: skip
-            assert client.post(INFER, infer_json(), authorization=sent.encode())[0] == status, sent
-        assert running.count("requests", path="other", status="401") == 7 + 8
 
 
 class Gate:
