@@ -261,7 +261,7 @@ class LogitsFile:
         for row in np.flatnonzero(~is_whole).tolist():
             reasons.setdefault(row, f"{name}: {lengths[row]} values, expected {width}")
         matrix = np.zeros((len(batch), width), values.dtype)
-        matrix[is_whole] = values[np.repeat(is_whole, lengths)].reshape(-1, width)
+        matrix[is_whole] = values[np.repeat(is_whole, lengths)].reshape(is_whole.sum(), width)
         return matrix
 
 

@@ -159,7 +159,7 @@ def open_samples(
     names: Sequence[str], guard: "Guard", options: Options, *, training: bool = False
 ) -> "LogitsFile | Images":
     """Samples for a guard: images if it has a model, else logits files with the features that it reads."""
-    if guard.inputs.model is not None:
+    if guard.source.model is not None:
         from igeood.bench.inputs import Images
 
         if len(names) > 1:

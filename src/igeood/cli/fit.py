@@ -100,7 +100,7 @@ def _fit_each(
     from igeood.work.fitting import BUILD, summarise_file
     from igeood.work.units import do_units, find_units, remove_units
 
-    if guard.inputs.model is not None:
+    if guard.source.model is not None:
         raise InputError("model: images are summed up in one process; leave --workers and --engine out, name one file")
     if given["classes"] is not None and out is None:
         raise InputError("classes: summaries of files have no names; give --classes to `igeood merge`")

@@ -49,7 +49,7 @@ def merge(
     if preparation is not None:
         guard.preparation = preparation
         for name in ("mean", "std"):
-            setattr(guard.inputs, name, preparation[name] * (3 // len(preparation[name])))
+            setattr(guard.source, name, preparation[name] * (3 // len(preparation[name])))
     write(guard, total, out, as_json)
 
 
