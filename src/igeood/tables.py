@@ -37,8 +37,8 @@ _WILD = set("*?[")
 def find_files(name: str) -> tuple[Path, list[Path]]:
     """The files that a file's, a folder's or a pattern's name stands for, in order, and the folder that they are below.
 
-    Names below it that start with `_` or `.`, such as Spark's `_SUCCESS`, or that end otherwise, are no data; text is read only
-    where there is no Parquet and no npz file.
+    Names below it that start with `_` or `.`, such as Spark's `_SUCCESS`, or that end otherwise, are no data; text
+    is read only where there is no Parquet and no npz file.
     """
     path = Path(name)
     if path.is_dir():

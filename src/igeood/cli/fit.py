@@ -51,9 +51,9 @@ def fit(
 ) -> None:  # fmt: skip
     """Learn a guard from TRAIN, and write it to a file.
 
-    TRAIN is a logits file with labels (Parquet, npz, CSV or JSON lines), several of them, a folder, or a pattern such as
-    "parts/*.parquet". With --model it is images: folder:PATH with a sub-folder for each
-    class, or a data set that `igeood data list` names. It is read once; above --memory, a sample of the rows is kept.
+    TRAIN is a logits file with labels (Parquet, npz, CSV or JSON lines), several of them, a folder, or a pattern
+    such as "parts/*.parquet". With --model it is images: folder:PATH with a sub-folder for each class, or a data set
+    that `igeood data list` names. It is read once; above --memory, a sample of the rows is kept.
 
     With --summary in place of --out, what one part of the training data adds up to is written: each machine sums up
     its own part, and `igeood merge` makes a guard of them all.

@@ -35,7 +35,8 @@ def monitor(
 ) -> None:  # fmt: skip
     """Tell whether inputs have changed since GUARD was calibrated, from its VERDICTS in the order of their rows.
 
-    VERDICTS are files that `igeood score` wrote (Parquet, CSV or JSON lines), folders or patterns of them. The guard's model is not needed.
+    VERDICTS are files that `igeood score` wrote (Parquet, CSV or JSON lines), folders or patterns of them.
+    The guard's model is not needed.
 
     The evidence of a change is printed, and each alarm: the input at which the evidence reached the run length, and the
     one at which the change most likely began. Inputs are numbered from 0. Rows that could not be read are no evidence.
