@@ -64,36 +64,6 @@ def test_each_layer_may_have_a_step_of_its_own(trained):
         torch.testing.assert_close(after.features[name], moved.features[name].detach())
 
 
-def test_fgsm_by_hand_lowers_the_accuracy_and_stays_in_the_range_of_images_where_it_is_known(trained):
-    net, x, labels = trained
-    adversarial = fgsm(net, x, labels, 0.1)
-    leaf = x.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(functional.cross_entropy(net(leaf), labels), leaf)
-    torch.testing.assert_close(adversarial, (x + 0.1 * gradient.sign()).clamp(0, 1))
-    assert (net(adversarial).argmax(1) == labels).double().mean() < (net(x).argmax(1) == labels).double().mean()
-    assert fgsm(net, x - 0.5, labels).min() < -0.5
-    assert fgsm(net, x, labels, std=0.9).min() < -0.01
-    assert fgsm(net, x - 0.5, labels, mean=0.5).min() >= -0.5
-
-
-@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
-@pytest.mark.parametrize("labelled", [True, False])
-def test_an_attack_on_normalised_inputs_is_the_same_in_pixels(trained, left_as_found, labelled, mode):
-    net, x, labels = trained
-    mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
-    centre, scale = (torch.tensor(values)[:, None, None] for values in (mean, std))
-    model = nn.ModuleList([net])
-    model.forward = lambda z: net(z * scale + centre)
-    with mode(), left_as_found(model):
-        z = (x - centre) / scale
-        inputs = ModelInputs(model, (), mean=mean, std=std)
-        (after,), report = inputs.attacked(as_batch((z, labels) if labelled else z), ENERGY, 0.05, (0.0,))
-    classes = labels if labelled else net(x).argmax(1)
-    expected = net(fgsm(net, x, classes, 0.05))
-    torch.testing.assert_close(after.logits, expected, rtol=1e-4, atol=1e-4)
-    assert report.accuracy == (expected.argmax(1) == classes).double().mean()
-
-
 def test_sizes_and_channels():
     for epsilon in (-0.1, float("nan"), "big"):
         with pytest.raises(InputError, match=r"^epsilon: must be a finite number ≥ 0, in pixel units"):
