@@ -9,8 +9,7 @@ from igeood.version import __version__
 # isort: off
 if TYPE_CHECKING:
     from igeood import calibration, errors, geometry, metrics
-    from igeood.bench.compare import compare
-    from igeood.bench.diagnose import diagnose
+    from igeood.comparison import compare
     from igeood.detectors import (
         METHODS, Detector, Energy, Igeood, IgeoodFeatures, IgeoodLogits, IgeoodPlus, KLDivergence, Mahalanobis,
         MaxSoftmax, Odin, detector, register, wrap,
@@ -25,16 +24,14 @@ if TYPE_CHECKING:
 __all__ = [
     "METHODS", "Detector", "Energy", "Guard", "Igeood", "IgeoodFeatures", "IgeoodLogits", "IgeoodPlus", "KLDivergence",
     "Mahalanobis", "MaxSoftmax", "Monitor", "Needs", "Odin", "Outputs", "Summary", "Verdict", "__version__",
-    "black_box", "calibration", "compare", "detector", "diagnose", "errors", "extract", "geometry", "grey_box", "load",
+    "black_box", "calibration", "compare", "detector", "errors", "extract", "geometry", "grey_box", "load",
     "metrics", "read_logits", "register", "summarise", "white_box", "wrap", "write_logits",
 ]
 # isort: on
 # fmt: on
 # Names are imported on first use, from the first home that has them: `igeood --help` should not wait for torch.
 _MODULES = {name: name for name in ("calibration", "errors", "geometry", "guard", "metrics")}
-_MODULES |= {"benchmark": "bench.runs", "datasets": "bench.datasets", "networks": "bench.networks"}  # names of 0.1
-_HOMES = ["outputs", "summary", "detectors", "guard", "model.reader", "tables", "monitor"]
-_HOMES += ["bench.diagnose", "bench.compare"]
+_HOMES = ["outputs", "summary", "detectors", "guard", "model.reader", "tables", "monitor", "comparison"]
 
 
 def __getattr__(name: str) -> Any:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from igeood.errors import InputError
-from igeood.terminal import FILE, Decorator, Progress, force_option, json_option, root_option, show
+from igeood.terminal import FILE, Decorator, Progress, force_option, json_option, show
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from igeood.bench.inputs import Images
     from igeood.guard import Guard
+    from igeood.images import ImageFolder
     from igeood.summary import Summary
     from igeood.tables import LogitsFile
 
@@ -67,7 +67,6 @@ _OPTIONS = (
     click.option("--id-column", help="Column that identifies samples across files; by default `id`, if its ids can."),
     *_MODEL_OPTIONS,
     click.option("--batch", default=100, show_default=True, type=click.IntRange(min=1), help="Images at a time."),
-    root_option,
 )
 
 
@@ -95,12 +94,10 @@ def load_model(options: Options) -> "nn.Module | None":
         if weights is not None:
             raise InputError("weights: need their model; give --model MODULE:NAME too")
         return None
-    from igeood.model.factory import make_model
+    from igeood.model.factory import load_weights, make_model
 
     model = make_model(spec)
     if weights is not None:
-        from igeood.bench.networks import load_weights
-
         load_weights(model, weights)
     return model
 
@@ -157,14 +154,14 @@ def health(guard: "Guard", as_json: bool) -> Options:
 
 def open_samples(
     names: Sequence[str], guard: "Guard", options: Options, *, training: bool = False
-) -> "LogitsFile | Images":
+) -> "LogitsFile | ImageFolder":
     """Samples for a guard: images if it has a model, else logits files with the features that it reads."""
     if guard.inputs.model is not None:
-        from igeood.bench.inputs import Images
+        from igeood.images import ImageFolder
 
         if len(names) > 1:
             raise InputError(f"{names[1]}: a guard with a model takes one set of images; put them into one folder")
-        return Images(names[0], guard, root=options["root"], batch=options["batch"], training=training)
+        return ImageFolder(names[0], guard, batch=options["batch"], training=training)
     from igeood.scale.scoring import open_logits
 
     return open_logits(guard, names, column_names(options), labelled=training)
@@ -198,7 +195,7 @@ def show_units(as_json: bool, record: Options, failed: dict[str, str]) -> None:
 class Watched:
     """Samples whose reading is reported; they can be read again."""
 
-    source: "LogitsFile | Images"
+    source: "LogitsFile | ImageFolder"
     what: str
     report: Progress
 

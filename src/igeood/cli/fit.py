@@ -52,7 +52,7 @@ def fit(
 
     TRAIN is a logits file with labels (Parquet, npz, CSV or JSON lines), several of them, a folder, a pattern such as
     "parts/*.parquet", or - for standard input. With --model it is images: folder:PATH with a sub-folder for each
-    class, or a data set that `igeood data list` names. It is read once; above --memory, a sample of the rows is kept.
+    class. It is read once; above --memory, a sample of the rows is kept.
 
     With --summary in place of --out, what one part of the training data adds up to is written: each machine sums up
     its own part, and `igeood merge` makes a guard of them all.
@@ -70,9 +70,9 @@ def fit(
     model = load_model(given)
     guard = build(model, given)
     if model is not None:
-        from igeood.bench.inputs import prepare
+        from igeood.images import prepare
 
-        prepare(guard, train[0], size, mean=mean, std=std)
+        prepare(guard, size, mean, std)
         click.echo(f"images: {guard.preparation}", err=True)
     elif mean or std or size:
         raise InputError("mean, std, size: say how images are prepared, logits files have none; leave them out")
