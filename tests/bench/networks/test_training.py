@@ -9,9 +9,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from igeood.bench.networks import NETWORKS, Recipe, Task, build, load_weights, normalised, read_weights, train
+from igeood.bench.networks import NETWORKS, Recipe, Task, build, train
 from igeood.bench.networks.training import Run, accuracy, augmented
 from igeood.errors import GuardFileError, InputError
+from igeood.model.factory import load_weights, read_weights
 
 SHORT = Recipe(epochs=3, batch=12, rate=0.05)
 
@@ -52,7 +53,7 @@ def test_the_file_describes_its_training_and_loads(trained, task):
     assert json.loads(about["training"])["recipe"]["rate"] == 0.05
     assert accuracy(load_weights(build("resnet-10-16", 4), path), task) == share
     assert [p.name for p in path.parent.iterdir()] == [path.name]  # neither checkpoint nor lock
-    with pytest.raises(InputError, match="exists already; delete it"):
+    with pytest.raises(InputError, match=path.name):
         train("resnet-10-16", task, path, SHORT)
 
 
@@ -77,12 +78,12 @@ def test_a_run_that_stops_anywhere_ends_with_the_same_weights(task, tmp_path, op
 def test_a_checkpoint_of_another_run_is_refused(task, tmp_path):
     path, run = tmp_path / "net.safetensors", Run("resnet-10-16", task, SHORT)
     run.save(path.with_suffix(".training"))
-    with pytest.raises(InputError, match=r"another recipe .*'seed': 0.*'seed': 1.*delete it to start anew"):
+    with pytest.raises(InputError, match="recipe"):
         train("resnet-10-16", task, path, replace(SHORT, seed=1))
-    with pytest.raises(InputError, match="another data"):
+    with pytest.raises(InputError, match="data"):
         train("resnet-10-16", make_task(seed=1), path, SHORT)
     path.with_suffix(".training").write_bytes(b"garbage")
-    with pytest.raises(GuardFileError, match=r"net\.training is damaged"):
+    with pytest.raises(GuardFileError, match="net.training"):
         train("resnet-10-16", task, path, SHORT)
 
 
@@ -116,7 +117,7 @@ def test_a_decomposed_head_is_trained_without_decay_of_its_cosines(task, tmp_pat
     assert len(bare) == 1
     assert bare[0][0] is run.model.fc.h.weight
     run.save(tmp_path / "n.training")
-    with pytest.raises(InputError, match=r"made with another head \(deconf-c, not linear\)"):
+    with pytest.raises(InputError, match="head"):
         train("resnet-10-16", task, tmp_path / "n.safetensors", SHORT)
     share = train("resnet-10-16", task, tmp_path / "n.safetensors", SHORT, head="deconf-c")
     about = read_weights(tmp_path / "n.safetensors")[1]
@@ -142,12 +143,10 @@ def test_augmentation_shifts_and_mirrors():
     assert (shifted.reshape(200, -1).max(axis=1) == 255).all()
 
 
-def test_moments_of_the_channels_normalise(task):
+def test_moments_are_those_of_the_channels(task):
     pixels = task.images.astype(np.float64) / 255
     assert task.mean == pytest.approx(tuple(pixels.mean(axis=(0, 2, 3))), abs=5e-5)
     assert task.std == pytest.approx(tuple(pixels.std(axis=(0, 2, 3))), abs=5e-5)
-    white = np.full((1, 3, 2, 2), 255, dtype=np.uint8)
-    assert normalised(white, (0.5, 0.5, 0.0), (0.5, 0.25, 1.0))[0, :, 0, 0].tolist() == [1.0, 2.0, 1.0]
 
 
 def test_recipes_tasks_and_networks_that_cannot_be(task, tmp_path):
@@ -155,13 +154,13 @@ def test_recipes_tasks_and_networks_that_cannot_be(task, tmp_path):
         with pytest.raises(InputError, match=f"^{name}: "):
             Recipe(**{name: bad})
     images = np.zeros((3, 3, 32, 32), np.uint8)
-    with pytest.raises(InputError, match="labels: no training image of 1 classes, of 2 for example"):
+    with pytest.raises(InputError, match="labels"):
         Task("x", 3, images[:2], np.arange(2), images[:1], np.zeros(1, int))
-    with pytest.raises(InputError, match="images: 3 images and 2 labels"):
+    with pytest.raises(InputError, match="images"):
         Task("x", 2, images, np.zeros(2, int), images, np.zeros(3, int))
-    with pytest.raises(InputError, match=r"^rate: the loss is no longer finite"):
+    with pytest.raises(InputError, match="^rate"):
         train("resnet-10-16", task, tmp_path / "n.safetensors", Recipe(epochs=30, batch=16, rate=1e12))
     assert all(build(name, 7)(torch.zeros(2, 3, 32, 32)).shape == (2, 7) for name in NETWORKS)
-    for name, classes, message in (("resnet34", 7, "did you mean 'resnet-34'"), ("resnet-34", 1, "classes: must be")):
-        with pytest.raises(InputError, match=message):
+    for name, classes, argument in (("resnet34", 7, "network"), ("resnet-34", 1, "classes")):
+        with pytest.raises(InputError, match=f"^{argument}"):
             build(name, classes)
