@@ -83,7 +83,7 @@ def test_a_checkpoint_of_another_run_is_refused(task, tmp_path):
     with pytest.raises(InputError, match="data"):
         train("resnet-10-16", make_task(seed=1), path, SHORT)
     path.with_suffix(".training").write_bytes(b"garbage")
-    with pytest.raises(GuardFileError, match="net.training"):
+    with pytest.raises(GuardFileError, match=r"net.training"):
         train("resnet-10-16", task, path, SHORT)
 
 
@@ -158,7 +158,7 @@ def test_recipes_tasks_and_networks_that_cannot_be(task, tmp_path):
         Task("x", 3, images[:2], np.arange(2), images[:1], np.zeros(1, int))
     with pytest.raises(InputError, match="images"):
         Task("x", 2, images, np.zeros(2, int), images, np.zeros(3, int))
-    with pytest.raises(InputError, match="^rate"):
+    with pytest.raises(InputError, match=r"^rate"):
         train("resnet-10-16", task, tmp_path / "n.safetensors", Recipe(epochs=30, batch=16, rate=1e12))
     assert all(build(name, 7)(torch.zeros(2, 3, 32, 32)).shape == (2, 7) for name in NETWORKS)
     for name, classes, argument in (("resnet34", 7, "network"), ("resnet-34", 1, "classes")):
