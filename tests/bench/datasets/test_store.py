@@ -46,8 +46,7 @@ def test_get_fetches_and_unpacks(serve, files, packed, root, web, kind):
     shown = []
     assert get(small, root, progress=lambda *values: shown.append(values))
     assert names(root) == list(SMALL)  # nothing of other sets
-    size = len(web.files[f"/small.{kind}"])
-    assert shown[-1] == (f"small.{kind}", size, size)
+    assert shown[-1][1] == shown[-1][2] == len(web.files[f"/small.{kind}"])
     assert (status(small, root), begun(small, root)) == (Status("cifar-10", "ok", 5, 5), True)
     assert not get(small, root)
     assert get(small, root, force=True)
