@@ -61,6 +61,11 @@ def test_sizes_are_in_pixel_units_whatever_the_normalisation():
     pixels = torch.tensor([[0.5, 0.5]])
     found = smallest_size(
         lambda z: (z * std + mean).sum(dim=1),  # 1 in pixels; needs a step of 0.06 in both
-        (pixels - mean) / std, 0.88, (0.05, 0.07), std=std, low=(0 - mean) / std, high=(1 - mean) / std,
-    )  # fmt: skip
+        (pixels - mean) / std,
+        0.88,
+        (0.05, 0.07),
+        std=std,
+        low=(0 - mean) / std,
+        high=(1 - mean) / std,
+    )
     assert found.tolist() == pytest.approx([0.07])
