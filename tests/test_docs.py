@@ -18,6 +18,7 @@ import igeood
 from igeood.cli import main
 
 ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "reproduction")
 WRITTEN = [*PAGES, *sorted(ROOT.glob("*.md")), ROOT / "examples" / "README.md"]
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<printed>.*?)^```)?", re.S | re.M)
@@ -42,7 +43,7 @@ def _methods_kept():
         del igeood.METHODS[method]
 
 
-@pytest.mark.parametrize("page", [path for path in PAGES if BLOCK.search(text_of(path))], ids=name)
+@pytest.mark.parametrize("page", [path for path in [*PAGES, README] if BLOCK.search(text_of(path))], ids=name)
 @pytest.mark.usefixtures("_methods_kept")
 def test_python_blocks_run_in_order_and_print_what_the_page_says(page, reader_names, tmp_path, monkeypatch, capsys):
     if page.name in NEEDS:
@@ -83,9 +84,39 @@ def test_the_excerpt_of_the_comparison_is_what_the_comparison_says():
     assert [line for line in excerpt if not any(full.startswith(line) for full in whole)] == []
 
 
+def test_the_calls_in_the_readmes_table_work(reader_names, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    calls = re.findall(r"`((?:igeood|guard)\.[^`]+\))`", text_of(README))
+    assert calls
+    names = {"igeood": igeood, "path": "guard.safetensors", "shard": reader_names["train_loader"], **reader_names}
+    names["loader"] = reader_names["held_out_loader"]
+    names["guard"] = igeood.white_box(names["model"], method="probe").fit(names["train_loader"])
+    for call in calls:
+        names["guard"].calibrate(names["held_out_loader"])  # `tune` undoes it
+        exec(call, names)  # noqa: S102 (our own text_of(README))
+
+
+def test_the_readmes_comparison_is_that_of_the_page():
+    first = text_of(ROOT / "docs" / "comparison.md").partition("## Where the product loses")[0]
+    page = dict(re.findall(r"^\| `([\w+-]+)` \| (.+? \| .+? \| .+? \| .+?) \|", first, re.M))
+    plain = text_of(README).replace("*", "").replace(" (all layers)", "")
+    shown = re.findall(r"^\| `([\w+-]+)` \| (.+?) \| (.+?) \| (.+?) \| ([\d.]+) \|$", plain, re.M)
+    assert shown
+    for name, *figures in shown:
+        assert " | ".join(figures) == page[name]
+
+
+def test_the_tree_names_every_part_of_the_source():
+    tree = re.search(r"```\nsrc/igeood/\n(.*?)```", text_of(ROOT / "CONTRIBUTING.md"), re.DOTALL)[1]
+    folder = ROOT / "src" / "igeood"
+    parts = {f"{path.parent.name}/" for path in folder.glob("*/__init__.py")}
+    parts |= {path.name for path in folder.glob("*.py")} - {"__init__.py", "version.py", "terminal.py"}
+    assert {part for part in parts if not re.search(rf"^  {re.escape(part)} ", tree, re.M)} == set()
+
+
 def command_lines():
     """Calls of `igeood` in the shell blocks, as lists of words; those of the command line's page are run."""
-    for page in [*PAGES, ROOT / "README.md"]:
+    for page in [*PAGES, README]:
         if page.name != "command-line.md":
             for block in re.findall(r"^```sh\n(.*?)^```", text_of(page), re.S | re.M):
                 for line in block.replace("\\\n", " ").splitlines():

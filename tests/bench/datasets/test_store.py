@@ -82,16 +82,6 @@ def test_a_download_that_fails_leaves_nothing(serve, files, packed, root, web, w
     gc.collect()
 
 
-def test_plain_files_need_no_unpacking(web, root, make, tmp_path):
-    make.mat(tmp_path / "made.mat")
-    web.files["/test_32x32.mat"] = content = (tmp_path / "made.mat").read_bytes()
-    download = Download(f"{web.url}/test_32x32.mat", make.md5(content), into="svhn")
-    svhn = replace(DATASETS["svhn"], downloads=(download,), counts={"test": 12})
-    assert get(svhn, root)
-    (root / "svhn/test_32x32.mat").write_bytes(content[:-1])
-    assert status(svhn, root).state == "damaged"
-
-
 def link(kind, target):
     member = tarfile.TarInfo("set/link")
     member.type, member.linkname = kind, target

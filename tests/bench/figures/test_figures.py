@@ -122,15 +122,6 @@ def test_curves_mark_the_choice_in_the_methods_look():
         assert (np.diff(line.get_xdata()) > 0).all()
 
 
-def test_gaussianity_standardises():
-    panels = [LayerPanel("conv0", 5 + 3 * KNOWN, FOREIGN, 0.98765), LayerPanel("dead", [1.0] * 9, [2], np.nan)]
-    first, _ = histograms.gaussianity(panels).axes
-    values, edges, _ = patch(first, "in-distribution").get_data()
-    middles = (edges[1:] + edges[:-1]) / 2
-    assert np.average(middles, weights=values) == pytest.approx(0.0, abs=0.1)
-    assert np.average(middles**2, weights=values) == pytest.approx(1.0, abs=0.1)
-
-
 @pytest.mark.parametrize("method", SCORES)
 def test_areas_below_the_curves_are_auroc_and_aupr(method):
     scores = SCORES[method]
@@ -140,8 +131,3 @@ def test_areas_below_the_curves_are_auroc_and_aupr(method):
     few = [each[:60] for each in scores]
     recall, precision = threshold_curves("precision–recall", {method: few}).axes[0].lines[0].get_data()
     assert (np.diff(recall, prepend=0.0) * precision).sum() == pytest.approx(aupr(*few))
-
-
-def test_contributions_have_a_bar_for_each_side_and_column():
-    axes = PHONE["contributions"]().axes[0]
-    assert [[bar.get_width() for bar in bars] for bars in axes.containers] == [[0.1, -2.0], [3.0, 1.0]]

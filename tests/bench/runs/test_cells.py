@@ -17,7 +17,6 @@ from igeood.bench.runs.plan import cells as planned
 from igeood.errors import InputError
 from igeood.files import only_one, read_record, write_record
 from igeood.metrics import evaluate
-from igeood.summary import Needs
 
 QUICK = {"settings": ("black-box", "white-box"), "methods": ("energy", "igeood")}
 
@@ -40,7 +39,6 @@ def more(whole, world, plan, tmp_path):
 
 
 def test_every_cell_is_there_once(whole, plan):
-    assert cells.halves(3000, 7)[0].tolist() == cells.halves(3000, 7)[0].tolist() != cells.halves(3000, 8)[0].tolist()
     assert sorted(np.concatenate(cells.halves(3000, 7))) == list(range(3000))
     splits = Plan(ood=("a", "b"), splits=3, settings=("white-box", "black-box"), methods=("igeood", "msp"))
     counts = Counter((c.setting, c.seed) for c in planned(splits, "cifar-10"))
@@ -48,12 +46,9 @@ def test_every_cell_is_there_once(whole, plan):
     places = Counter((c["setting"], c["method"], c["validation"], c["ood"], c["seed"]) for c in whole.cells.records)
     there = [cell for cell in planned(plan(), "cifar-10") if cell.method != "deconf-c"]  # for want of another head
     assert places == Counter(tuple(asdict(cell).values()) for cell in there)
-    tuned = {name for name, method in igeood.METHODS.items() if method.tunes or not method.needs_layers} - {"deconf-c"}
-    assert {c["method"] for c in whole.cells.records} == tuned
     tunings = {(t["setting"], t["method"]): t["tuning"] for t in whole.tunings.records}
     assert tunings["black-box", "msp"] is None
     assert len(tunings["grey-box", "odin"]["steps"]) == 21
-    assert len(tunings["black-box", "odin"]["trials"]) > 33
     assert tunings["white-box-fgsm", "igeood"]["attack"]["samples"] == 40
 
 
@@ -154,24 +149,6 @@ def test_other_options_and_normalisations_make_other_cells(network, more):
     cells = more(network, validation=(), settings=("black-box", "grey-box"), methods=("odin", "igeood-logits"))
     assert {(c["method"], c["temperature"]) for c in cells} == {("odin", 1000.0), ("igeood-logits", 1.0)}
     assert {(c["setting"], c["epsilon"]) for c in cells} == {("black-box", 0.0), ("grey-box", 0.0012)}
-
-
-def test_a_method_of_ones_own_is_measured(whole, world, network, plan, tmp_path):
-    class Norm(igeood.Detector):
-        needs = Needs(layers="last", head=True)
-
-        def _learn(self, summary):
-            pass
-
-        def _score(self, batch):
-            return batch.features["|head"].norm(dim=1).double()
-
-    igeood.register("norm", title="Norm", tunes=False)(Norm)
-    shutil.copytree(whole.folder / "outputs", tmp_path / "outputs")
-    results = run([network], plan(settings=("white-box-validation",), methods=("norm",)), tmp_path, root=world)
-    del igeood.METHODS["norm"]
-    assert [c["method"] for c in results.cells.records] == ["norm", "norm"]
-    assert list((tmp_path / "outputs").glob("clean-all-mean-*"))  # the statistic is in the key
 
 
 class Killed(BaseException):

@@ -88,14 +88,7 @@ def test_a_network_of_ones_own(world, tmp_path, monkeypatch):
     assert [result.exit_code for result in results] == [0, 0], results[0].stderr
     ours, theirs = (json.loads(result.stdout) for result in results)
     assert ours["tnr"] == theirs["tnr"]
-    for arguments in (
-        own,  # what was it trained on?
-        (*own, "--in-distribution", f"folder:{world / 'red'}"),  # how are its inputs normalised?
-        ("--network", world / "net.safetensors", "--weights", "w.pt"),
-        ("--network", "own_nets:nothing", "--in-distribution", "cifar-10"),
-        (*own, "--in-distribution", "cifar-10", "--mean", "1,2"),
-    ):
-        assert bench(*arguments, *common, "--out", tmp_path / "c").exit_code == 2
+    assert bench(*own, *common, "--out", tmp_path / "c").exit_code == 2  # what was it trained on?
 
 
 def test_images_by_the_nearest_pixel(tmp_path):
