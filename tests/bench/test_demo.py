@@ -81,8 +81,6 @@ def test_given_again_it_trains_no_more_and_another_seed_wants_another_folder(mad
     assert again.stdout == printed
     assert "training" not in again.stderr
     assert run("--out", folder, "--seed", "3").exit_code == 2
-    nowhere = run("--out", folder / "report.html" / "demo")
-    assert (nowhere.exit_code, "Traceback" in nowhere.stderr) == (2, False)
 
 
 def test_programs_get_json(made):

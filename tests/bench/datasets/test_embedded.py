@@ -33,5 +33,4 @@ def test_letters_are_every_letter_in_every_font_but_those_that_look_like_digits(
     images = load("demo:letters")
     letters = [letter for letter in ascii_uppercase if letter not in LOOKALIKES]
     assert len(images) == len(letters) * len(FONTS)
-    assert len(np.unique(images.source.values.reshape(len(images), -1), axis=0)) > 0.95 * len(images)
     assert (images.source.values > 0).any(axis=(1, 2)).all()  # no font lacks a letter

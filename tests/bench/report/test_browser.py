@@ -38,16 +38,11 @@ def browser():
         found.close()
 
 
-@pytest.fixture(scope="module")
-def address(full, verdicts, tmp_path_factory):
-    path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(make(full, made_on=date(2026, 1, 2), verdicts=[verdicts]).html, encoding="utf-8")
-    return path.as_uri()
-
-
 @pytest.fixture
-def visit(browser, address):
+def visit(browser, full, verdicts, tmp_path):
     """Opens the page; whatever goes wrong there, or is asked of others, fails the test."""
+    path = tmp_path / "report.html"
+    path.write_text(make(full, made_on=date(2026, 1, 2), verdicts=[verdicts]).html, encoding="utf-8")
     troubles, pages = [], []
 
     def opened(width=1280, *, unfold=False, **options):
@@ -64,7 +59,7 @@ def visit(browser, address):
                 asked.abort()
 
         page.route("**/*", route)
-        page.goto(address)
+        page.goto(path.as_uri())
         if unfold:
             page.locator("details").evaluate_all("all => all.forEach(e => { e.open = true; })")
         return page

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import io
+import itertools
 import re
 import shlex
 from dataclasses import replace
@@ -183,11 +184,9 @@ def test_a_large_benchmark_is_below_2_mb(maker):
     """Six networks on nine OOD sets, as in the paper, with noise for pictures."""
     sets = ("isun", "svhn", "textures", "lsun", "chars74k", "tiny-imagenet", "places365", "cifar-100", "gaussian")
     methods = [("black-box", m) for m in ("msp", "odin", "energy", "igeood-logits")] + [("white-box", "igeood+")]
-    for i in range(6):
+    for i, ((setting, method), ood) in itertools.product(range(6), itertools.product(methods, sets)):
         made = maker if i == 0 else type(maker)(maker.folder, weights=f"weights-{i}")
-        for setting, method in methods:
-            for ood in sets:
-                made.cell(setting, method, ood, validation="folder:/mine")
+        made.cell(setting, method, ood, validation="folder:/mine")
     assert len(make(maker.results, made_on=DAY).html.encode()) < 2e6
 
 
@@ -201,15 +200,8 @@ def test_the_commands_are_those_that_were_noted(maker):
     assert lines == [*commands, ["igeood", "report", str(results.folder)]]
 
 
-def test_what_the_user_must_fix(full, maker, tmp_path):
+def test_what_the_user_must_fix(full, maker):
     (maker.folder / "results.jsonl").touch()
-    other = type(maker)(tmp_path / "other").cell("black-box", "igeood-logits", "svhn").results
-    for words in (
-        [maker.folder / "none"],
-        [maker.folder],
-        [full.folder, "--guard", maker.folder / "results.jsonl"],
-        [full.folder, "--verdicts", maker.folder / "none.csv"],
-        [other.folder, "--verdicts", "any.csv"],
-    ):
+    for words in ([maker.folder / "none"], [maker.folder], [full.folder, "--verdicts", maker.folder / "none.csv"]):
         assert CliRunner().invoke(main, ["report", *map(str, words)]).exit_code == 2
-    assert not list(tmp_path.rglob("*.html"))
+    assert not list(maker.folder.rglob("*.html"))

@@ -55,7 +55,6 @@ def test_every_cell_is_there_once(whole, plan):
 def test_records_have_what_it_takes_to_redo_them_and_tuning_shares_nothing_with_measurement(whole):
     [line] = whole.networks.records
     assert "Infinity" not in whole.networks.path.read_text()  # which is not JSON
-    assert dict(line["layers"]) == {"relu": 16, "layer1": 16, "layer2": 32, "layer3": 64, "layer4": 128}
     assert set(line["diagnostics"]) == set(dict(line["layers"]))
     for cell in whole.cells.records:
         assert cell["weights"] == line["weights"]
