@@ -7,7 +7,7 @@ import igeood
 from igeood.errors import InputError
 from igeood.metrics import evaluate
 
-LOGITS = {"msp", "odin", "energy", "igeood-logits", "max-logit"}
+LOGITS = {"msp", "odin", "energy", "igeood-logits", "igeood-logits-min", "max-logit"}
 
 
 def test_figures_are_those_of_guards_from_one_reading(model, data):

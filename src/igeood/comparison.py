@@ -59,16 +59,14 @@ class Comparison:
 
     def rows(self) -> list[dict[str, Any]]:
         """One plain dict a method, the best first: means, what each set gave, and the cost."""
-        rows: list[dict[str, Any]] = []
-        for method in self.methods:
-            rows.append({"method": method})
-            for metric, values in (("tnr", self.tnr[method]), ("auroc", self.auroc[method])):
-                rows[-1][metric] = fmean(values.values())
-                rows[-1] |= {f"{metric} {ood}": value for ood, value in values.items()}
-            rows[-1]["microseconds"] = self.cost[method]
-            if self.forward is not None:
-                rows[-1]["of_forward"] = self.cost[method] / self.forward
-        return rows
+        return [self._row(method) for method in self.methods]
+
+    def _row(self, method: str) -> dict[str, Any]:
+        row: dict[str, Any] = {"method": method}
+        for metric, values in (("tnr", self.tnr[method]), ("auroc", self.auroc[method])):
+            row |= {metric: fmean(values.values()), **{f"{metric} {ood}": value for ood, value in values.items()}}
+        share = {} if self.forward is None else {"of_forward": self.cost[method] / self.forward}
+        return {**row, "microseconds": self.cost[method], **share}
 
     def to_dict(self) -> dict[str, Any]:
         """All figures as plain values."""
@@ -155,7 +153,8 @@ def _detectors(methods: Iterable[str | Detector]) -> dict[str, Detector]:
     detectors: dict[str, Detector] = {}
     for method in methods:
         instance = make_detector(method) if isinstance(method, str) else method
-        name = type(instance).__name__ if isinstance(instance, Wrapped) else method_name(instance)
+        wrapped = type(instance).__name__ if isinstance(instance, Wrapped) else None
+        name = method if isinstance(method, str) else wrapped or method_name(instance)
         same = sum(other == name or other.startswith(f"{name} (") for other in detectors)
         detectors[f"{name} ({same + 1})" if same else name] = instance
     if not detectors:
@@ -170,8 +169,7 @@ def _fit(
     wanted = joined(one.needs for one in detectors.values())
     read, *others = joined(Needs(n.layers, n.statistic, n.head, n.inputs, n.returns) for n in wanted)
     if others:
-        problem = f"they read different statistics, {read.statistic} and {others[0].statistic}"
-        raise InputError(problem, argument="methods", cure="compare them apart")
+        raise InputError("they read different statistics of layers", argument="methods", cure="compare them apart")
     summaries = [Summary(needs, model=source.weights()) for needs in wanted]
     for outputs, _ in _outputs(source, train, "train", read):
         for summary in summaries:
@@ -180,21 +178,21 @@ def _fit(
     fitted: dict[str, Detector] = {}
     left_out: dict[str, str] = {}
     for name, one in detectors.items():
+        covering = next(summary for summary in summaries if _covers(summary, one))
         try:
-            fitted[name] = copy.copy(one).learn(_covering(summaries, one))
-        except UnsuitedError as error:  # noqa: PERF203
+            fitted[name] = copy.copy(one).learn(covering)
+        except UnsuitedError as error:
             if is_strict:
                 raise
             left_out[name] = str(error)
     return fitted, left_out
 
 
-def _covering(summaries: list[Summary], detector: Detector) -> Summary:
-    for summary in summaries:
-        with suppress(InputError):
-            check_covers(summary.described, detector.needs.describe(), "")
-            return summary
-    raise InputError(f"{detector!r} needs another pass than the others", argument="methods", cure="compare it alone")
+def _covers(summary: Summary, detector: Detector) -> bool:
+    with suppress(InputError):
+        check_covers(summary.described, detector.needs.describe(), "")
+        return True
+    return False
 
 
 def _outputs(source: Any, data: Any, name: str, read: Needs | None = None) -> Iterator[tuple[Outputs, float]]:
