@@ -12,7 +12,7 @@ from igeood.bench.figures.drawing import Figure, Values
 from igeood.bench.report.drawing import Drawing, draw
 from igeood.guard.file import load_calibration
 from igeood.monitor import ENOUGH, Monitor
-from igeood.scale.verdicts import open_verdicts, watch
+from igeood.work.verdicts import watch
 
 POINTS, SHOWN = 400, 3  # of the curve; alarms in words
 LINE, ALARM = drawing.ID_COLOUR, "#D55E00"
@@ -66,7 +66,7 @@ class Watched:
 def watched(files: Sequence[str], guard: Path) -> Watched:
     """Let a monitor of a guard's file see verdict files, in the order of their rows."""
     monitor, trace = Monitor(load_calibration(guard)), list[Values]()
-    names = watch(monitor, open_verdicts(files, monitor.kind), lambda *_: None, trace.append)
+    names = watch(monitor, files, lambda *_: None, trace.append)
     return Watched(monitor, names, np.concatenate(trace))
 
 
