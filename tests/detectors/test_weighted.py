@@ -38,7 +38,7 @@ def fitted(request, known):
 
 
 def columns_of(detector, outputs):
-    return detector.columns(outputs).detach()
+    return detector.part_terms(outputs).detach()
 
 
 @pytest.mark.parametrize("kind", [Igeood, IgeoodPlus])
