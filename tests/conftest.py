@@ -14,6 +14,7 @@ from hypothesis import settings
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from igeood.errors import InputError
 from igeood.outputs import HEAD, Outputs
 
 settings.register_profile("igeood", deadline=None, derandomize=True)  # the same examples, whatever the clock says
@@ -167,5 +168,19 @@ def left_as_found():
         before = state_of(model)
         yield
         assert state_of(model) == before
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def refused():
+    """A context that must raise an `InputError` of this argument, at this place if one is given."""
+
+    @contextmanager
+    def check(argument, place=None):
+        with pytest.raises(InputError) as raised:
+            yield raised
+        assert raised.value.argument == argument, raised.value
+        assert place is None or raised.value.place == place, raised.value
 
     return check

@@ -33,7 +33,7 @@ __all__ = [
 # Names are imported on first use, from the first home that has them: `igeood --help` should not wait for torch.
 _MODULES = {name: name for name in ("calibration", "errors", "geometry", "guard", "metrics")}
 _MODULES |= {"benchmark": "bench.runs", "datasets": "bench.datasets", "networks": "bench.networks"}  # names of 0.1
-_HOMES = ["outputs", "summary", "detectors", "guard", "guard.source", "tables", "monitor"]
+_HOMES = ["outputs", "summary", "detectors", "guard", "guard.source", "monitor", "tables"]
 _HOMES += ["bench.diagnose", "bench.compare"]
 
 

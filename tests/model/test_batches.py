@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from igeood.errors import IgeoodWarning, InputError
-from igeood.model.batches import as_batch, batches
+from igeood.errors import NoRowsError
+from igeood.model.batch import as_batch, batches
 
 X, Y = torch.arange(60.0).reshape(20, 3), torch.arange(20) % 4
 
@@ -15,13 +15,6 @@ X, Y = torch.arange(60.0).reshape(20, 3), torch.arange(20) % 4
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(list(zip(X, Y, strict=True)))
-
-
-def reused():
-    """The same buffers, filled again and again."""
-    x, y = torch.empty(5, 3), torch.empty(5, dtype=torch.int64)
-    for rows in torch.arange(20).split(5):
-        yield x.copy_(X[rows]), y.copy_(Y[rows])
 
 
 SOURCES = {
@@ -34,11 +27,9 @@ SOURCES = {
     "a generator": lambda: ((x, y) for x, y in zip(X.split(7), Y.split(7), strict=True)),
     "an empty batch between": lambda: [(X[:5], Y[:5]), (X[:0], Y[:0]), (X[5:], Y[5:])],
     "mappings of arrays": lambda: [{"x": X.numpy(), "label": Y.numpy()}],
-    "arrays": lambda: (X.numpy(), Y.numpy()),
     "read-only arrays": lambda: (np.broadcast_to(X.numpy(), X.shape), Y.numpy()),
     "arrays of negative stride": lambda: (np.ascontiguousarray(X.numpy()[::-1])[::-1], Y.numpy()),
     "labels in a list": lambda: (X, Y.tolist()),
-    "buffers that are filled again": reused,
 }
 
 
@@ -49,24 +40,21 @@ def test_sources(source):
         assert np.array_equal(np.concatenate(values), expected)
 
 
-def test_a_whole_tensor_is_cut_with_its_labels():
+def test_a_whole_tensor_is_cut_with_its_labels(refused):
     assert len(as_batch(torch.full((2, 9), 3e38))) == 2  # finite, though their sum is not
     x, y = torch.zeros(600, 2), torch.arange(600)
     pieces = list(batches((x, y.tolist())))
     assert [len(piece) for piece in pieces] == [256, 256, 88]
     assert torch.equal(torch.cat([piece.labels for piece in pieces]), y)
-    with pytest.raises(InputError, match=r"^x: batch 0: labels: 256 of them for 600 samples"):
+    with refused("labels"):
         list(batches((x, y[:256])))
 
 
-def test_a_mappings_input_and_rows_and_keys_that_ignore_padding_and_order_and_keep_digits():
+def test_the_input_and_the_rows_of_a_mapping():
     ids, mask = torch.randint(50, (20, 6), generator=torch.Generator().manual_seed(0)), torch.ones(20, 6)
     batch = as_batch({"attention_mask": mask, "input_ids": ids, "labels": Y, "flag": True})
     assert batch.x is ids
     assert set(batch.inputs) == {"attention_mask", "input_ids", "flag"}
-    assert len(np.unique(batch.keys)) == 20
-    other = as_batch({"attention_mask": mask * (torch.arange(6) > 0), "input_ids": ids})
-    assert not np.isin(batch.keys, other.keys).any()  # all tensors count
     rows = batch[torch.arange(20) > 16]
     assert (len(rows), len(rows.labels), rows.inputs["flag"]) == (3, 3, True)
     pixels = torch.rand(20, 3, 2, 2)
@@ -75,35 +63,31 @@ def test_a_mappings_input_and_rows_and_keys_that_ignore_padding_and_order_and_ke
     moved = batch.with_x(pixels * 2)
     assert torch.equal(moved.x, pixels * 2)
     assert moved.inputs["bool_masked_pos"] is mask
+
+
+def test_keys_ignore_padding_and_order_and_precision_and_keep_digits():
     ids = torch.tensor([[5, 7, 9, 0], [4, 1, 0, 0]])
     batch = {"input_ids": ids, "attention_mask": (ids > 0).long()}
     padded = {name: nn.functional.pad(value, (0, 3)) for name, value in reversed(batch.items())}
     assert np.array_equal(as_batch(batch).keys, as_batch(padded).keys)
+    other = as_batch({**batch, "attention_mask": torch.zeros_like(ids)})
+    assert not np.isin(as_batch(batch).keys, other.keys).any()  # all tensors count
     assert len(set(as_batch(torch.tensor([[2**24], [2**24 + 1]])).keys.tolist())) == 2
     x = torch.rand(5, 3, dtype=torch.float64)  # the model sees float32 of both
     assert np.array_equal(as_batch(x).keys, as_batch(x.float()).keys)
 
 
-def test_what_is_no_batch_a_loaders_own_exception_and_a_loader_that_ends_early():
-    for source, message in (
-        (3, "x: expected .* got int"),
-        ([], "x: empty: no batch"),
-        (["text"], "x: batch 0: expected .* got str; give"),
-        ([{"path": "a", "labels": Y}], "x: batch 0: expected .* got a mapping of .*'path'"),
-        (X.to(torch.uint8), r"x: batch 0: images of bytes \(uint8\)"),
-        ([X, torch.where(X == 10, torch.inf, X)], r"x: batch 1: inputs: row 3 has NaN or infinity \(1 of 20"),
+def test_what_is_no_batch_and_a_loaders_own_exception(refused):
+    for source, argument, place in (
+        (3, "x", None),
+        (["text"], None, "x: batch 0"),
+        ([{"path": "a", "labels": Y}], None, "x: batch 0"),
+        ([X, torch.where(X == 10, torch.inf, X)], "inputs", "x: batch 1"),
+        (X.to(torch.uint8), "inputs", None),
     ):
-        with pytest.raises(InputError, match=f"^{message}"):
+        with refused(argument, place):
             list(batches(source))
+    with pytest.raises(NoRowsError):
+        list(batches([]))
     with pytest.raises(ZeroDivisionError):
         list(batches(X * (1 // i) for i in (1, 0)))
-
-    class Ends(list):
-        def __getitem__(self, row):
-            if row == 6:
-                raise StopIteration
-            return torch.zeros(3)
-
-    loader = torch.utils.data.DataLoader(Ends(range(10)), batch_size=2)
-    with pytest.warns(IgeoodWarning, match="data: the loader ended after 3 batches"):
-        assert len(list(batches(loader, "data"))) == 3

@@ -53,9 +53,10 @@ def test_inference_tensors_have_no_counter_and_lazy_ones_no_values():
     model.weight = nn.Parameter(torch.ones(3, 2))
     assert versions.changed()
     lazy = nn.LazyLinear(3)
-    before = fingerprint(lazy)
-    assert not Versions(lazy).changed()
+    before, versions = fingerprint(lazy), Versions(lazy)
+    assert not versions.changed()
     lazy(torch.rand(2, 4))
+    assert versions.changed()
     assert fingerprint(lazy) != before
 
 

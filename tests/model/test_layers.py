@@ -4,10 +4,12 @@ import pytest
 import torch
 from torch import nn
 
+import igeood
+from igeood import extract
 from igeood.bench.networks import DenseNet, ResNet
-from igeood.errors import InputError
-from igeood.model.batches import as_batch
-from igeood.model.reader import Reader, choose_layers, extract
+from igeood.errors import UnsuitedError
+from igeood.model.batch import as_batch
+from igeood.model.reader import Reader, reader_for
 from igeood.outputs import HEAD
 
 IMAGES = torch.zeros(2, 3, 32, 32)
@@ -46,17 +48,22 @@ def make_cnn():
     )  # fmt: skip
 
 
-def test_kinds_of_layers_of_a_plain_cnn_and_an_mlp():
-    ends = ["2", "7", "10"]
-    kinds = {"none": [], "all": ends, "last": [*ends, HEAD], "last two": [*ends, HEAD]}  # the needs choose of these
-    named = {"convolutions": ["3"], "norms": ["4"]}
-    for kind, layers in (kinds | named).items():
-        assert choose_layers(make_cnn(), as_batch(IMAGES), kind) == layers
-    for kind, layers in {"none": [HEAD], "all": [*ends, HEAD]}.items():
-        assert choose_layers(make_cnn(), as_batch(IMAGES), kind, head=True) == layers
-    for kind, layers in named.items():
-        assert list(extract(make_cnn(), IMAGES, kind).features) == layers
+def test_needs_choose_among_the_ends_of_a_plain_cnns_blocks():
+    def blocks(**needs):
+        needs = igeood.Needs(**needs)
+        reader = reader_for(make_cnn(), as_batch(IMAGES), needs)
+        return [*needs.named(reader.layers), *([HEAD] if HEAD in reader.layouts else [])]
+
+    def even(trace):
+        return [name for name in trace.names.values() if name in ("4", "6")]
+
     assert list(auto(make_cnn()).values()) == [8, 16, 12]
+    assert blocks(layers="all") == ["2", "7", "10"]
+    assert blocks(layers="last") == [HEAD]
+    assert blocks(layers="last two") == ["7", HEAD]  # the end of the last block is the input of the head
+    assert blocks(layers="all", head=True) == ["2", "7", "10", HEAD]
+    assert blocks(head=True) == [HEAD]
+    assert blocks(layers=even) == ["4", "6"]
     mlp = nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3))
     assert auto(mlp, torch.zeros(2, 20)) == {"1": 16, "3": 8}
 
@@ -141,7 +148,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("case", LAYOUTS)
 def test_layouts(case):
     model, x, layouts = LAYOUTS[case]
-    reader = Reader(model, list(layouts))
+    reader = reader_for(model, as_batch(x), igeood.Needs(layers="all"), list(layouts))
     outputs = reader(as_batch(x))
     assert reader.layouts == layouts
     for layer, layout in layouts.items():
@@ -151,19 +158,19 @@ def test_layouts(case):
         torch.testing.assert_close(outputs.features[layer].detach(), expected)
 
 
-def test_layers_whose_first_axis_is_time_are_not_chosen_and_not_read():
+def test_layers_whose_first_axis_is_time_are_not_chosen_and_not_read(refused):
     parts = {"embed": nn.Embedding(9, 5), "rnn": nn.LSTM(5, 7, bidirectional=True), "fc": nn.Linear(14, 3)}
     model = Does(lambda net, ids: net.fc(net.rnn(net.embed(ids).transpose(0, 1))[0][-1]), **parts)
     ids = torch.randint(9, (6, 7))
     assert "rnn" not in auto(model, ids)
-    with pytest.raises(InputError, match=r"'rnn' returns a tensor of shape \(7, 6, 14\)"):
+    with refused("layers"):
         extract(model, ids, ["rnn"])
     parts["rnn"].batch_first = True
     assert auto(Does(lambda net, ids: net.fc(net.rnn(net.embed(ids))[0][:, -1]), **parts), ids)["rnn"] == 14
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_layers_that_cannot_be_read(images, left_as_found):
+def test_layers_that_cannot_be_read(images, left_as_found, refused):
     def forward(model, x):
         x = model.twice(model.twice(model.conv(x))).mean((2, 3))
         model.text(x), model.scalar(x), model.nan(x)
@@ -172,21 +179,19 @@ def test_layers_that_cannot_be_read(images, left_as_found):
     nan = Does(lambda _, x: torch.where(torch.arange(len(x))[:, None] == 3, torch.nan, x))
     parts = {"text": Does(lambda *_: "text"), "scalar": Does(lambda _, x: x.sum()), "nan": nan, "twice": nn.ReLU()}
     model = Does(forward, conv=nn.Conv2d(2, 4, 1), fc=nn.Linear(4, 4), never=nn.Linear(4, 4), **parts)
-    for layer, said in {
-        "twice": "layers: 'twice' is called twice", "never": "layers: 'never' is not called",
-        "text": "layers: 'text' returns no tensor", "scalar": r"layers: 'scalar' returns a tensor of shape \(\)",
-        "nan": r"features\['nan'\]: row 3 has NaN",
-    }.items():  # fmt: skip
-        with left_as_found(model), pytest.raises(InputError, match=said):
+    for layer in ("twice", "never", "text", "scalar"):
+        with left_as_found(model), refused("layers", "loader: batch 0"):
             extract(model, images, [layer])
+    with left_as_found(model), refused("features['nan']", "loader: batch 0"):
+        extract(model, images, ["nan"])
     assert Reader(ResNet(), ["layer1", "module.layer1"]).layers == ["layer1"]
-    with pytest.raises(InputError, match="layers: no layer to read in this model; name layers"):
-        choose_layers(nn.Sequential(nn.Flatten(), nn.Linear(3072, 3)), as_batch(IMAGES), "all")
-    with pytest.raises(InputError, match="empty; a sample is needed"):
-        choose_layers(ResNet(), as_batch(IMAGES[:0]), "all")
+    with pytest.raises(UnsuitedError):
+        extract(nn.Sequential(nn.Flatten(), nn.Linear(3072, 3)), IMAGES)
+    with refused("x"):
+        extract(ResNet(), IMAGES[:0])
     scripted = torch.jit.script(make_cnn().eval())
     assert extract(scripted, IMAGES, ()).n_classes == 5
-    with pytest.raises(InputError, match="layers: '0' is scripted or traced"):
+    with refused("layers"):
         extract(scripted, IMAGES, ["0"])
 
 

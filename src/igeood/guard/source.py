@@ -235,7 +235,7 @@ class Source:
         if strict:
             raise error
         self._warned = True
-        warnings.warn(str(error), IgeoodWarning, stacklevel=4)
+        warnings.warn(IgeoodWarning(error), stacklevel=4)
 
 
 def array_blocks(data: Any, labels: Any, ids: Any, name: str, on_error: OnError) -> Iterator[Outputs]:

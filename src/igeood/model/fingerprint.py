@@ -1,7 +1,6 @@
 """Which weights a model has: their fingerprint, and a quick look at whether they are still the same."""
 
 import hashlib
-import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,9 +39,9 @@ def _content(value: Any) -> Iterator[Any]:
 
 
 class Versions:
-    """Version counters and places of a model's parameters and buffers: a quick look at whether they have changed.
+    """A quick look at whether a model's parameters and buffers are still the same, by their version counters.
 
-    `.data` and fused optimisers change values without a new version: the fingerprint shows those.
+    `.data` in place and fused optimisers change values without a new version: the fingerprint shows those.
 
     Parameters
     ----------
@@ -51,23 +50,19 @@ class Versions:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._tables: list[tuple[Any, list[Any]]] = []  # where modules and tensors are, and which were there
-        for module in model.modules():
-            lasting = {} if module._non_persistent_buffers_set else module._buffers
-            tables: list[Any] = [module._modules, module._parameters, lasting]
-            self._tables += [(table, list(table.values())) for table in tables if table]
-        state = model.state_dict(keep_vars=True).values()
-        tensors = [tensor for tensor in state if isinstance(tensor, Tensor) and not is_lazy(tensor)]
-        self._placed = [tensor for tensor in tensors if tensor.layout is torch.strided]
-        self._counted = [tensor for tensor in tensors if not tensor.is_inference()]  # others have no counter
-        self._before = self._stamps()
+        self._model = model
+        self._tensors = [*model.parameters(), *model.buffers()]  # held: no other tensor gets their identity
+        self._stamps = [_stamp(tensor) for tensor in self._tensors]
 
     def changed(self) -> bool:
-        """Whether a module or tensor was replaced, moved or written to since this was made."""
-        for table, values in self._tables:
-            if len(table) != len(values) or any(map(operator.is_not, table.values(), values)):
-                return True
-        return self._stamps() != self._before
+        """Whether a tensor was replaced, moved or written to since this was made."""
+        tensors = [*self._model.parameters(), *self._model.buffers()]
+        return [_stamp(tensor) for tensor in tensors] != self._stamps
 
-    def _stamps(self) -> tuple[list[int], list[int]]:
-        return [tensor.data_ptr() for tensor in self._placed], [tensor._version for tensor in self._counted]
+
+def _stamp(tensor: Tensor) -> tuple[int, int, int]:
+    """A tensor's identity, place in memory and version, where it has them."""
+    if is_lazy(tensor):
+        return id(tensor), 0, 0
+    place = tensor.data_ptr() if tensor.layout is torch.strided else 0
+    return id(tensor), place, 0 if tensor.is_inference() else tensor._version

@@ -73,7 +73,7 @@ def watch(
         see(monitor.update(verdict))
         wanted = {number for alarm in monitor.alarms for number in (alarm.at, alarm.since)}
         if ids is not None:  # those at which a change may have begun that later rows will show, too
-            wanted |= set(monitor._start.flatten().tolist())
+            wanted |= monitor.likely_starts
             row_ids |= {number: ids[number - first].as_py() for number in wanted if number >= first}
         row_ids = {number: row_id for number, row_id in row_ids.items() if number in wanted}
         report("monitor", monitor.inputs - start, None)
