@@ -9,7 +9,7 @@ import click
 
 from igeood.cli import _shared
 from igeood.cli._shared import Options, Watched, check_out, health, load_model, open_samples
-from igeood.errors import InputError
+from igeood.errors import IgeoodError, InputError
 from igeood.terminal import FILE, method_option, progress_bars, show
 
 if TYPE_CHECKING:
@@ -42,15 +42,9 @@ build_options = _shared.options_of(  # which guard to make
 def fit(train: tuple[str, ...], out: str | None, summary: str | None, as_json: bool, **options: Any) -> None:
     """Learn a guard from TRAIN, and write it to a file.
 
-<<<<<<< HEAD
-    TRAIN is a logits file with labels (Parquet, npz, CSV or JSON lines), several of them, a folder, or a pattern
-    such as "parts/*.parquet". With --model it is images: folder:PATH with a sub-folder for each class, or a data set
-    that `igeood data list` names. It is read once; above --memory, a sample of the rows is kept.
-=======
     TRAIN is a logits file with labels (Parquet, npz, CSV or JSON lines), several of them, a folder, or a pattern such
     as "parts/*.parquet". With --model it is a folder of images with a sub-folder for each class. It is read once; above
     --memory, a sample of the rows is kept.
->>>>>>> main
 
     With --summary in place of --out, the summary of one part of the training data is written: each machine sums up
     its own part, and `igeood merge` makes a guard of them all.
@@ -95,14 +89,6 @@ def _fit_each(
     from igeood.work.units import do_units, find_units, remove_units
 
     if guard.source.model is not None:
-<<<<<<< HEAD
-        raise InputError("model: images are summed up in one process; leave --workers and --engine out, name one file")
-    if given["classes"] is not None and out is None:
-        raise InputError("classes: summaries of files have no names; give --classes to `igeood merge`")
-    units, columns = find_units(train, folder, ".safetensors", ()), _shared.column_names(given)
-    options = {name: given[name] for name in ("access", *BUILD, "options")}
-    recipe = {"kind": "fit", **options, "columns": columns, "memory": budget}
-=======
         cure = "leave {workers} and {engine} out, and name one file"
         raise InputError("images are summed up in one process", argument="model", cure=cure)
     if options["classes"] is not None and out is None:
@@ -116,10 +102,9 @@ def _fit_each(
     recipe = {"kind": "fit", **chosen, "columns": columns, "memory": options["budget"]}
     work = partial(summarise_file, chosen, columns, options["budget"])
     engine = choose(options["engine"], options["workers"], options["address"])
->>>>>>> main
     with progress_bars() as report:
         outcomes = do_units(units, folder, recipe, engine, work, report, options["force"])
-        failed = {units[unit]: end for unit, end in outcomes.items() if isinstance(end, InputError)}
+        failed = {units[unit]: end for unit, end in outcomes.items() if isinstance(end, IgeoodError)}
         if failed or (out is None and keeps_parts):
             done = {"files": len(units), "done": len(outcomes) - len(failed), "skipped": len(units) - len(outcomes)}
             _shared.show_units(as_json, {"summary": folder, **done}, failed)

@@ -37,23 +37,6 @@ def merge(
     model = load_model(options)
     with progress_bars() as report:
         total = _shared.sum_of(summaries, report)
-<<<<<<< HEAD
-    name_classes(total, given)
-    if summary is not None:
-        total.save(summary)
-    if out is None:
-        show(as_json, {"summary": summary, **about(total)})
-        return
-    if not (given["access"] or given["method"]) and total.rows and total.widths:
-        given["access"] = "white-box"
-    guard = build(model, given)
-    preparation = total.about.get("preparation")
-    if preparation is not None:
-        guard.preparation = preparation
-        for name in ("mean", "std"):
-            setattr(guard.source, name, preparation[name] * (3 // len(preparation[name])))
-    write(guard, total, out, as_json)
-=======
     name_classes(total, options)
     if not (options["access"] or options["method"]) and total.rows and total.widths:
         options["access"] = "white-box"
@@ -61,7 +44,6 @@ def merge(
     if "preparation" in total.about:
         use_preparation(guard, total.about["preparation"])
     write(guard, total, out, summary, as_json)
->>>>>>> main
 
 
 def _check_elsewhere(targets: Sequence[str], sources: Sequence[str]) -> None:
