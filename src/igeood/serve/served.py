@@ -13,7 +13,7 @@ from igeood.calibration import Calibration
 from igeood.detectors import METHODS, method_name
 from igeood.errors import IgeoodError, InputError
 from igeood.guard import Guard, Verdict
-from igeood.model.batches import Batch, as_batch
+from igeood.model.batch import Batch, as_batch
 from igeood.monitor import Monitor
 from igeood.outputs import Outputs
 from igeood.serve.batching import Job
@@ -44,7 +44,7 @@ class Served:
         self.monitor = monitor
         self.fingerprint = fingerprint
         self.loaded = time.time()
-        self.model: nn.Module | None = guard.inputs.model
+        self.model: nn.Module | None = guard.source.model
         self.method = method_name(guard.detector)
         self.title = METHODS[self.method].title
         features = {FEATURE + layer: guard.detector.widths_[layer] for layer in guard.layers}
@@ -82,7 +82,7 @@ class Served:
         if len(rows) != 1 or not all(array.size for array in query.inputs.values()):
             raise InputError(f"shapes {shapes}", argument="inputs", cure="send one row or more, as many for each input")
         tensors = self._check_arrays(query) if self.model is None else self._model_inputs(self.model, query)
-        reasons = self.as_data(tensors).refused or {}
+        reasons = self.as_data(tensors).reasons
         if not query.refuses:
             check_read(reasons)
         key = (self, *((name, tensor.dtype, tensor.shape[1:]) for name, tensor in tensors.items()))
@@ -128,8 +128,8 @@ class Served:
         """Inputs as the guard takes them: `x` by position, other names as keywords; bad rows are marked."""
         if self.model is None:
             features = {name.removeprefix(FEATURE): tensors[name] for name in tensors if name != "logits"}
-            return Outputs(tensors["logits"], features, refused={})
-        return as_batch(tensors["x"] if set(tensors) == {"x"} else tensors, 0, {})
+            return Outputs(tensors["logits"], features, on_error="refuse")
+        return as_batch(tensors["x"] if set(tensors) == {"x"} else tensors, "refuse")
 
 
 def join(parts: Sequence[Tensors]) -> Tensors:
