@@ -37,7 +37,8 @@ _WILD = set("*?[")
 def find_files(name: str) -> tuple[Path, list[Path]]:
     """The files that a file's, a folder's or a pattern's name stands for, in order, and the folder that they are below.
 
-    Names below it that start with `_` or `.`, such as Spark's `_SUCCESS`, or that end otherwise, are no data.
+    Names below it that start with `_` or `.`, such as Spark's `_SUCCESS`, or that end otherwise, are no data; text
+    is read only where there is no Parquet and no npz file.
     """
     path = Path(name)
     if path.is_dir():
@@ -53,7 +54,7 @@ def find_files(name: str) -> tuple[Path, list[Path]]:
     tables = [file for file in tables if not re.search(r"(^|/)[_.]", file.relative_to(folder).as_posix())]
     if not tables:
         raise InputError(f"no file there ({', '.join(_ENDINGS)})", cure="check the folder or the pattern", place=name)
-    return folder, tables
+    return folder, [file for file in tables if file.suffix in (".parquet", ".npz")] or tables
 
 
 class Table(NamedTuple):
@@ -186,7 +187,7 @@ class LogitsFile:
             start = number
             with open_table(path) as table:
                 matrices, others = self._choose(table, matrices)
-                types = {column: pa.float64() for columns in matrices.values() for column in columns}
+                types = dict.fromkeys([column for columns in matrices.values() for column in columns], pa.float64())
                 types |= {column: _TYPES[role] for role, column in others.items()}
                 check_columns(table, types)
                 if path == self.paths[-1]:
@@ -195,11 +196,12 @@ class LogitsFile:
                     names = batch[others["id"]] if "id" in others else None
                     labels = batch[others["label"]].fill_null(-1) if "label" in others else None
                     block = self._outputs(batch, matrices, labels, None if ids else names, number - start)
-                    numbers = np.arange(number, number + len(batch))
-                    number += len(batch)
-                    if names is not None and len(self.paths) > 1:
+                    if not ids or names is None:
+                        names = np.arange(number, number + len(batch))
+                    elif len(self.paths) > 1:
                         names = names.cast(pa.string())
-                    yield block, names if ids and names is not None else numbers
+                    yield block, names
+                    number += len(batch)
         self.rows = number
         if not number:
             yield Outputs(np.empty((0, 2))), np.arange(0)
@@ -261,7 +263,7 @@ class LogitsFile:
         for row in np.flatnonzero(~is_whole).tolist():
             reasons.setdefault(row, f"{name}: {lengths[row]} values, expected {width}")
         matrix = np.zeros((len(batch), width), values.dtype)
-        matrix[is_whole] = values[np.repeat(is_whole, lengths)].reshape(-1, width)
+        matrix[is_whole] = values[np.repeat(is_whole, lengths)].reshape(is_whole.sum(), width)
         return matrix
 
 
@@ -329,10 +331,11 @@ def write_logits(
     if features is not None:
         outputs = Outputs(outputs.logits, features, outputs.labels)
     is_npz = Path(path).suffix == ".npz"
-    tensors = {"logits": outputs.logits, **{FEATURE + layer: values for layer, values in outputs.features.items()}}
-    if outputs.labels is not None:
-        tensors["labels" if is_npz else "label"] = outputs.labels
-    columns = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
+    tensors = {"logits": outputs.logits, "labels" if is_npz else "label": outputs.labels}
+    tensors |= {FEATURE + layer: values for layer, values in outputs.features.items()}
+    columns: dict[str, Any] = {
+        name: tensor.detach().cpu().numpy() for name, tensor in tensors.items() if tensor is not None
+    }
     if ids is not None:
         names = np.asarray(ids)
         columns["id"] = names if names.dtype.kind in "iuf" else names.astype(str)

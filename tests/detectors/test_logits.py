@@ -29,17 +29,11 @@ def energy(row, temperature):
     return -temperature * mpmath.log(mpmath.fsum(mpmath.exp(mpmath.mpf(float(f)) / temperature) for f in row))
 
 
-def divergence(q, centroid):
-    return mpmath.fsum(p * (mpmath.log(p) - mpmath.mpf(float(v))) for p, v in zip(q, centroid, strict=True))
-
-
 # each of a row's softmax, the fitted centroids, the row and the temperature
 FORMULAS = {
     "msp": lambda q, *_: -max(q),
     "odin": lambda q, *_: -max(q),
     "energy": lambda _, __, row, temperature: energy(row, temperature),
-    "kl-sum": lambda q, centroids, *_: -sum(divergence(q, c) for c in centroids),
-    "kl-min": lambda q, centroids, *_: min(divergence(q, c) for c in centroids),
     "igeood-logits": lambda q, centroids, *_: -sum(fisher_rao(q, c) for c in centroids),
     "igeood-logits-min": lambda q, centroids, *_: min(fisher_rao(q, c) for c in centroids),
 }

@@ -20,10 +20,10 @@ from safetensors.torch import save_file
 import igeood
 from igeood.bench import datasets
 from igeood.bench.datasets.store import unpack
-from igeood.bench.networks import load_weights, read_weights
 from igeood.bench.runs import Lines
 from igeood.errors import IgeoodError, InputError
 from igeood.files import read_record, write_record
+from igeood.model.factory import load_weights, read_weights
 
 DRAW = np.random.default_rng(0)
 LOGITS, LABELS = (DRAW.normal(size=(60, 3)) + 5 * np.eye(3)[np.arange(60) % 3]).astype(np.float32), np.arange(60) % 3

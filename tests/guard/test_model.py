@@ -10,6 +10,7 @@ from scipy.stats import shapiro
 from torch import nn
 
 import igeood
+from igeood.bench.diagnose import diagnose
 from igeood.errors import IgeoodWarning, InputError
 
 BUILDS = {
@@ -47,7 +48,7 @@ def test_the_whole_way(model, data, kind, tmp_path, caplog):
 
 def test_diagnostics(model, data):
     outputs = igeood.extract(model, data.train, ["0", "5"])
-    for layer, d in igeood.diagnose(outputs).items():
+    for layer, d in diagnose(outputs).items():
         x, labels = outputs.features[layer].double().numpy(), outputs.labels.numpy()
         residual = x - np.stack([x[labels == c].mean(0) for c in range(4)])[labels]
         covariance = residual.T @ residual / len(x)
@@ -61,13 +62,13 @@ def test_diagnostics(model, data):
         w = [shapiro(x[labels == c][:, j]).statistic for c in range(4) for j in range(x.shape[1])]
         assert d.shapiro_w == pytest.approx(np.mean(w), rel=1e-9)
     x = torch.tensor([[1.0, 2.0], [-1.0, 2.5], [3.0, -2.0], [0.0, 1.0], [0.0, 1.0]])  # 2 rows of class 1: no W
-    (d,) = igeood.diagnose(igeood.Outputs(torch.zeros(5, 2), {"a": x}, torch.tensor([0, 0, 0, 1, 1]))).values()
+    (d,) = diagnose(igeood.Outputs(torch.zeros(5, 2), {"a": x}, torch.tensor([0, 0, 0, 1, 1]))).values()
     assert (d.dominant, d.dominant_signed, d.dead) == (0.5, 1.0, 0)  # the scatter is (8, −9; −9, 12.17)
     assert d.shapiro_w == pytest.approx(np.mean([shapiro(x[:3, j].double().numpy()).statistic for j in range(2)]))
     dead = igeood.Outputs(torch.zeros(50, 2), {"dead": torch.ones(50, 2)}, torch.arange(50) % 2)
-    assert [getattr(igeood.diagnose(dead)["dead"], n) for n in ("dead", "condition_infinity")] == [2, float("inf")]
+    assert [getattr(diagnose(dead)["dead"], n) for n in ("dead", "condition_infinity")] == [2, float("inf")]
     with pytest.raises(InputError, match="need features and labels"):
-        igeood.diagnose(igeood.Outputs(torch.zeros(5, 2)))
+        diagnose(igeood.Outputs(torch.zeros(5, 2)))
 
 
 class Refilled(list):

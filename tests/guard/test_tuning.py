@@ -1,6 +1,5 @@
 """What `tune` chooses: temperature, input step, weights; and which samples it used."""
 
-import sys
 from collections import Counter
 
 import numpy as np
@@ -10,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import igeood
-from igeood.errors import InputError, MissingExtraError
+from igeood.errors import InputError
 from igeood.guard.guard import EPSILONS
 from igeood.guard.known import merge, unused
 from igeood.guard.tuning import SWEEP_RANGE, best, chosen, tune_temperature
@@ -59,23 +58,6 @@ def test_every_black_box_method_can_be_tuned(known, suited, method):
     assert guard.detector.params().get("temperature") == tuning.temperature
 
 
-def test_bayesian_search_reaches_the_sweep_and_keeps_quiet(arguments, capfd, monkeypatch):
-    optuna, done = pytest.importorskip("optuna"), []
-    level = optuna.logging.get_verbosity()
-    monkeypatch.setattr("igeood.guard.tuning.BAYES_TRIALS", 10)
-    trials = tune_temperature(*arguments, search="bayes", progress=lambda *now: done.append(now))
-    assert done == [(i, 50) for i in range(1, 51)]
-    assert optuna.logging.get_verbosity() == level
-    assert capfd.readouterr().err == ""
-    assert len(trials) == 5 * 10
-    sweep = [trial["tnr"] for trial in tune_temperature(*arguments) if trial["temperature"] >= 1.0]
-    assert max(trial["tnr"] for trial in trials) >= max(sweep) - 0.02
-    assert trials == tune_temperature(*arguments, search="bayes")
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'igeood\[tune\]'"):
-        tune_temperature(*arguments, search="bayes")
-
-
 def test_a_guard_is_never_worse_on_its_validation_samples_than_before(known, monkeypatch, caplog):
     """A search that ends at a useless temperature, and weights that are learnt the wrong way round."""
 
@@ -94,16 +76,6 @@ def test_a_guard_is_never_worse_on_its_validation_samples_than_before(known, mon
     assert guard.detector.temperature == tuning.temperature == 1.0
     assert torch.equal(guard.score(known.ood), scores)
     assert "no more OOD validation samples are refused than before" in caplog.text
-
-
-def test_adversarial_samples_need_no_ood(model, data):
-    guard = igeood.white_box(model, method="igeood+").fit(data.train).tune(data.held_out, "fgsm", attack=0.1)
-    attack = guard.tuning.attack
-    assert (guard.tuning.temperature, guard.detector.temperature) == (None, 1.0)  # they are made to fool the output
-    assert attack["samples"] == guard.tuning.n_id == guard.tuning.n_ood
-    assert attack["linf"] == pytest.approx(0.1, abs=1e-3)
-    assert attack["accuracy"] < 0.5
-    assert guard.calibrate(data.held_out).predict(data.foreign).is_ood.double().mean() > 0.5
 
 
 def test_the_grey_box_chooses_its_step_on_the_papers_grid_from_loaders_that_do_not_augment(model, data):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from igeood.cli import spelling
-from igeood.errors import InputError, plain
+from igeood.errors import IgeoodError, InputError, plain
 from igeood.terminal import FILE, Decorator, Progress, force_option, json_option, show
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def is_folder(path: str | None) -> bool:
     return path is not None and (path.endswith(("/", os.sep)) or Path(path).is_dir())
 
 
-def show_units(as_json: bool, record: Options, failed: dict[str, InputError]) -> None:
+def show_units(as_json: bool, record: Options, failed: dict[str, IgeoodError]) -> None:
     """Print what was done with many files; those that failed are an error."""
     spell = spelling(click.get_current_context().command)
     reasons = {name: error.text(spell) for name, error in failed.items()}

@@ -9,7 +9,7 @@ import click
 
 from igeood.cli import _shared
 from igeood.cli._shared import Options, Watched, check_out, health, load_model, open_samples
-from igeood.errors import InputError
+from igeood.errors import IgeoodError, InputError
 from igeood.terminal import FILE, method_option, progress_bars, show
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _fit_each(
     engine = choose(options["engine"], options["workers"], options["address"])
     with progress_bars() as report:
         outcomes = do_units(units, folder, recipe, engine, work, report, options["force"])
-        failed = {units[unit]: end for unit, end in outcomes.items() if isinstance(end, InputError)}
+        failed = {units[unit]: end for unit, end in outcomes.items() if isinstance(end, IgeoodError)}
         if failed or (out is None and keeps_parts):
             done = {"files": len(units), "done": len(outcomes) - len(failed), "skipped": len(units) - len(outcomes)}
             _shared.show_units(as_json, {"summary": folder, **done}, failed)

@@ -8,7 +8,7 @@ import click
 
 from igeood.cli import _shared
 from igeood.cli._shared import Options, check_out, guard_options, load_guard, open_samples
-from igeood.errors import InputError
+from igeood.errors import IgeoodError, InputError
 from igeood.terminal import progress_bars, show
 
 if TYPE_CHECKING:
@@ -84,8 +84,8 @@ def _score_each(
     work = partial(score_file, path, fingerprint, columns, on_error)
     with progress_bars() as report:
         outcomes = do_units(units, out, recipe, engine, work, report, force)
-    failed = {units[unit]: end for unit, end in outcomes.items() if isinstance(end, InputError)}
-    scored = {units[unit]: end for unit, end in outcomes.items() if not isinstance(end, InputError)}
+    failed = {units[unit]: end for unit, end in outcomes.items() if isinstance(end, IgeoodError)}
+    scored = {units[unit]: end for unit, end in outcomes.items() if not isinstance(end, IgeoodError)}
     counts: Options = {name: sum(end[name] for end in scored.values()) for name in ("rows", "refused", "unread")}
     counts["first"] = next((f"{name}: {end['first']}" for name, end in scored.items() if end["first"]), "")
     files = {"files": len(units), "done": len(scored), "skipped": len(units) - len(outcomes)}

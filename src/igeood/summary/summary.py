@@ -227,13 +227,23 @@ class Summary:
         if self.shape is None:
             self._start(other.shape)
         self.counts = self.counts + other.counts
-        self.sums = {k: self.sums[k] + v if k in self.sums else v for k, v in other.sums.items()}
+        mine = self.sums
+        self.sums = {k: self._typed(mine[k]) + self._typed(v) if k in mine else v for k, v in other.sums.items()}
         for name, sample in other.samples.items():
             self.samples[name] += sample
         _check_budget(self.samples, self.budget)  # rows of a wider type are larger
         self.identified &= other.identified
         self._add_keys(other.keys, other.key_counts)
         return self
+
+    def _typed(self, sums: Any) -> Any:
+        """Sums as an object of their class, which those of a file may lack."""
+        if not isinstance(sums, SimpleNamespace):
+            return sums
+        if not callable(self.needs.sums):
+            problem = "a loaded summary does not have its method's class of sums"
+            raise InputError(problem, argument="summary", cure="load it with the {needs} of its method")
+        return self.needs.sums(**vars(sums))
 
     def only(self, blocks: Iterable[str]) -> "Summary":
         """The same summary with the sums of these blocks of features."""

@@ -1,5 +1,6 @@
 """Where units of work run: in this process, in several, or on a Ray cluster. A worker that dies is replaced."""
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -98,14 +99,17 @@ def on_ray(address: str | None, workers: int | None, work: Work, units: Units) -
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray  # noqa: PLC0415 (an extra)
 
-    local = {"num_cpus": workers, "include_dashboard": False, "object_store_memory": 100 << 20}
+    local: dict[str, Any] = {"num_cpus": workers, "include_dashboard": False, "object_store_memory": 100 << 20}
     with redirect_stdout(sys.stderr):  # Ray prints there of workers that die
-        ray.init(address or "local", log_to_driver=False, logging_level="ERROR", **({} if address else local))
+        try:
+            ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **({} if address else local))
+        except Exception as error:
+            raise InputError(f"Ray says {str(error).partition(chr(10))[0]!r}", argument="engine") from error
         try:
             task = ray.remote(num_cpus=1, max_retries=TRIES - 1)(attempt)
             futures = {task.remote(work, *arguments).future(): name for name, arguments in units.items()}
             for future in as_completed(futures):
-                error = future.exception()
-                yield futures[future], future.result() if error is None else InputError(str(error).splitlines()[-1])
+                failure = future.exception()
+                yield futures[future], InputError(str(failure).splitlines()[-1]) if failure else future.result()
         finally:
             ray.shutdown()

@@ -4,13 +4,12 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 from pyarrow import csv, parquet
 
 from igeood.errors import InputError
@@ -20,12 +19,13 @@ from igeood.outputs import OnError, Outputs
 from igeood.tables import LogitsFile, read_logits
 from igeood.terminal import Progress
 
+COLUMNS = ("score", "p_value", "is_ood", "label")
 Columns = Mapping[str, str | None]  # arguments of `read_logits`: the names of `logits`, `label` and `identity`
 
 
 def open_logits(guard: Guard, names: Sequence[str], columns: Columns, *, labelled: bool = False) -> LogitsFile:
     """Logits files with the features that a guard reads."""
-    layers = guard.layers or (None if guard.access == "white box" or guard.detector.needs.returns else ())
+    layers = guard.layers or (None if guard.detector.needs.reads_layers else ())
     options: dict[str, Any] = dict(columns)
     return read_logits(names, layers=layers, labelled=labelled, **options)
 
@@ -51,21 +51,19 @@ def write_scores(
         Lines of JSON on stdout.
     """
     source.on_error = on_error or "refuse"
-    counts = {"rows": 0, "refused": 0, "unread": 0, "first": ""}
+    counts: dict[str, Any] = {"rows": 0, "refused": 0, "unread": 0, "first": ""}
 
     def tables() -> Iterator[pa.Table]:
         for block, ids in source.blocks(ids=True):
-            columns = _verdicts(guard, block, source.on_error)
-            unread = columns["reason"].is_valid().to_numpy(zero_copy_only=False).nonzero()[0]
-            if len(unread):
-                first = f"row {ids[int(unread[0])]}: {columns['reason'][int(unread[0])]}"
-                counts["first"] = counts["first"] or first
-                if on_error is None and source.rows == 1:
-                    raise InputError(first, cure="give {on_error='refuse'}, or correct that row")
+            columns, reasons = _verdicts(guard, block, source.on_error)
+            unread = [f"row {ids[row]}: {reason}" for row, reason in enumerate(reasons) if reason]
+            if unread and on_error is None and source.rows == 1:
+                raise InputError(unread[0], cure="correct it, or give {on_error=refuse}")
+            counts["first"] = counts["first"] or next(iter(unread), "")
             counts["rows"] += len(block)
             counts["unread"] += len(unread)
             counts["refused"] += int(np.sum(columns.get("is_ood", 0)))
-            yield pa.table({"id": ids, **columns})
+            yield pa.table({"id": ids, **columns, "reason": pa.array(reasons, pa.string())})
             report("score", counts["rows"], source.rows)
 
     with whole(out) if out else nullcontext(sys.stdout.buffer) as file:
@@ -73,39 +71,36 @@ def write_scores(
     return counts
 
 
-def _verdicts(guard: Guard, block: Any, on_error: OnError) -> dict[str, Any]:
-    """Columns of a block: of its scores alone where the guard has no threshold."""
+def _verdicts(guard: Guard, block: Any, on_error: OnError) -> tuple[dict[str, Any], list[str | None]]:
+    """Columns of a block, of its scores alone where the guard has no threshold; and why rows could not be read."""
     if len(block) == 0:  # nothing tells how wide it would be
-        features = {name: torch.empty(0, width) for name, width in guard.detector.widths_.items()}
-        block = Outputs.checked(torch.empty(0, guard.detector.n_classes_), features, None)
+        features = {name: np.empty((0, width)) for name, width in guard.detector.widths_.items()}
+        block = Outputs(np.empty((0, guard.detector.n_classes_)), features)
     if guard.calibration is None:
-        columns: dict[str, Any] = {"score": np.asarray(guard.score(block, on_error=on_error))}
-        reasons = [getattr(block, "reasons", {}).get(row) for row in range(len(block))]
-    else:
-        verdict = guard.predict(block, on_error=on_error)
-        columns = {name: np.asarray(getattr(verdict, name)) for name in ("score", "p_value", "is_ood", "label")}
-        reasons = [None] * len(block) if verdict.reason is None else verdict.reason.tolist()
-        if verdict.classes is not None:
-            columns["class"] = pa.array(verdict.name, pa.string())
-    return {**columns, "reason": pa.array(reasons, pa.string())}
+        scores = np.asarray(guard.score(block, on_error=on_error))
+        return {"score": scores}, [block.reasons.get(row) for row in range(len(block))]
+    verdict = guard.predict(block, on_error=on_error)
+    columns: dict[str, Any] = {name: np.asarray(getattr(verdict, name)) for name in COLUMNS}
+    if verdict.classes is not None:
+        columns["class"] = pa.array(verdict.name, pa.string())
+    return columns, [None] * len(block) if verdict.reason is None else verdict.reason.tolist()
 
 
 def _write(file: IO[bytes], ending: str, tables: Iterable[pa.Table]) -> None:
     """Write tables of the same columns to a Parquet, JSON lines or CSV file, each as it comes."""
+    plain = partial(csv.CSVWriter, write_options=csv.WriteOptions(quoting_header="none"))
+    open_writer = parquet.ParquetWriter if ending == ".parquet" else plain
     writer: Any = None
     for table in tables:
         if ending == ".jsonl":
             for row in table.to_pylist():
                 row["score"] = row["score"] if np.isfinite(row["score"]) else None  # JSON has no infinity
                 file.write(f"{json.dumps(row, default=str)}\n".encode())
-        elif writer is None and ending == ".parquet":
-            writer = parquet.ParquetWriter(file, table.schema)
-        elif writer is None:
-            writer = csv.CSVWriter(file, table.schema, write_options=csv.WriteOptions(quoting_header="none"))
-        if writer is not None:
+        else:
+            writer = writer or open_writer(file, table.schema)
             writer.write(table)
         file.flush()
-    if writer is not None:
+    if writer:
         writer.close()
 
 

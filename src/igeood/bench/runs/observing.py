@@ -24,7 +24,7 @@ from igeood.guard.inputs import ModelInputs
 from igeood.model.batches import Batch, as_batch
 from igeood.model.reader import Reader, choose_layers
 from igeood.model.step import Attack
-from igeood.outputs import INPUT, Outputs
+from igeood.outputs import Outputs
 from igeood.summary import Needs
 
 SHARD = 500  # images a file
@@ -49,9 +49,11 @@ class Observer:
     """
 
     def __init__(self, network: Network, folder: Path, notify: Notify | None = None) -> None:
-        self.network, self.folder, self.notify = network, folder, notify
-        size, generator = (network.size, network.size), torch.Generator().manual_seed(0)
-        self._sample = as_batch(torch.rand(3, 3, *size, generator=generator))
+        self.network = network
+        self.folder = folder
+        self.notify = notify
+        generator = torch.Generator().manual_seed(0)
+        self._sample = as_batch(torch.rand(3, 3, network.size, network.size, generator=generator))
         self._layers = cache(lambda kind: choose_layers(network.model, self._sample, kind, head=kind == "all"))
         # blocks of those tensors that the network returns by name
         self._returned = cache(lambda names: list(Reader(network.model, returns=names)(self._sample).features))
@@ -62,8 +64,8 @@ class Observer:
         kind = needs.layers if needs.layers in ("convolutions", "norms") else "all"
         inputs = ModelInputs(self.network.model, (), mean=self.network.mean, std=self.network.std)
         returned = self._returned(needs.returns)
-        inputs.read([*self._layers(kind), *[INPUT] * needs.inputs, *returned], None, needs.statistic)
-        return "-".join([kind, needs.statistic, *["inputs"] * needs.inputs, *(b[1:] for b in returned)]), inputs
+        inputs.read([*self._layers(kind), *returned], None, needs.statistic)
+        return "-".join([kind, needs.statistic, *(block[1:] for block in returned)]), inputs
 
     def head(self, needs: Needs) -> tuple[Tensor, Tensor] | None:
         """Weight and bias of the classifier's head, if it is linear."""
@@ -127,11 +129,18 @@ class Observer:
         self, kind: str, images: ImageSet, make: Callable[[list[Batch]], Tensors], part: str, **options: Any
     ) -> Tensors:
         """Tensors of all images, shard by shard: from the disk where they are there, else made and put there."""
-        network, total = self.network, len(images)
+        network = self.network
+        total = len(images)
         about = {
-            "kind": "outputs", "of": kind, "part": part, **network.about, "data": images.name,
-            "images": images.digest, "count": total, **options,
-        }  # fmt: skip
+            "kind": "outputs",
+            "of": kind,
+            "part": part,
+            **network.about,
+            "data": images.name,
+            "images": images.digest,
+            "count": total,
+            **options,
+        }
         folder = self.folder / f"{kind}-{network.weights}-{images.digest[:16]}-{key_of(about)}"
         shards = []
         for start in range(0, total, SHARD):

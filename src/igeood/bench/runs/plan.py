@@ -89,7 +89,8 @@ class Plan:
             detector(method, **self.options_of(method))  # raises for a value that is none, before any network runs
         for option in self.options:
             if not any(self.options_of(method).keys() >= {option} for method in self.methods or METHODS):
-                raise InputError(f"options: no method that is measured has an option {option!r}; leave it out")
+                problem = f"no method that is measured has an option {option!r}"
+                raise InputError(problem, argument="options", cure="leave it out")
         for name in ("ood", "validation"):  # one name for one set, however its path is spelt
             object.__setattr__(self, name, tuple(dict.fromkeys(map(datasets.canonical, getattr(self, name)))))
 

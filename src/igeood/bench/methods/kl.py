@@ -1,12 +1,19 @@
 r"""Kullback–Leibler in place of Fisher–Rao, as in the paper's comparison: centroids, and divergences from them."""
 
+from functools import cached_property
+from typing import Any
+
 import torch
 from torch import Tensor
 
+import igeood
+from igeood.detectors.logits import CentroidDetector, chunks
 from igeood.geometry.categorical import Reduce
 from igeood.geometry.centroids import Chunks
 from igeood.geometry.precision import by_rows, row_chunks, wide
 from igeood.geometry.sphere import log_softmax
+from igeood.outputs import Outputs
+from igeood.summary import Sample
 
 _LOG_ZERO = -1e4
 
@@ -18,9 +25,12 @@ def solve_kl(chunks: Chunks, n_classes: int, temperature: float = 1.0) -> Tensor
     counts = torch.zeros_like(peak[0])
     for chunk in chunks():
         for rows in row_chunks(len(chunk[0]), n_classes):
-            logits, labels, weights = chunk[0][rows], chunk[1][rows].long(), wide(chunk[2][rows])
-            log_q = log_softmax(logits, temperature)
-            peak, total, counts = peak.to(log_q), total.to(log_q), counts.to(log_q)
+            labels = chunk[1][rows].long()
+            weights = wide(chunk[2][rows])
+            log_q = log_softmax(chunk[0][rows], temperature)
+            peak = peak.to(log_q)
+            total = total.to(log_q)
+            counts = counts.to(log_q)
             highest = peak.scatter_reduce(0, labels[:, None].expand_as(log_q), log_q, "amax")
             finite = highest.clamp(min=torch.finfo(peak.dtype).min)  # −inf: a class masked in every sample
             total *= torch.exp(peak - finite)  # Σ exp of differences, so that no small probability is lost
@@ -55,3 +65,33 @@ def kl_divergences(logits: Tensor, log_q: Tensor, temperature: float = 1.0, redu
 def _floored(log_p: Tensor) -> Tensor:
     """Log-probabilities with −inf replaced: 0·log 0 = 0, and divergences stay finite."""
     return log_p.masked_fill(log_p == -torch.inf, _LOG_ZERO)
+
+
+@igeood.register("kl-min", title="KL (min)", fixed={"reduce": "min"}, style=("#CC79A7", "--", "<"))
+@igeood.register("kl-sum", title="KL (sum)", fixed={"reduce": "sum"}, style=("#CC79A7", "-", "v"))
+class KLDivergence(CentroidDetector):
+    """Eq. 5 with Kullback–Leibler divergences from the classes' mean softmax outputs, as in the paper's comparison.
+
+    Parameters
+    ----------
+    reduce : {"sum", "min"}
+        Sum over the classes (negated: it is higher for in-distribution), or the nearest class alone.
+    temperature : float
+        Of the softmax, for centroids and samples alike.
+    probabilities : bool
+        The arrays hold probabilities, not logits.
+    """
+
+    def solve_centroids(self, sample: Sample, near: Any, *, roughly: bool) -> Tensor:
+        """Logarithms of the classes' mean softmax outputs."""
+        del near
+        return solve_kl(chunks(sample, roughly), sample.n_classes, self.temperature)
+
+    @cached_property
+    def _prepared(self) -> Tensor:
+        return prepare_kl(self.centroids_)
+
+    def compare(self, outputs: Outputs, reduce: Reduce | None) -> Tensor:
+        """Divergences of rows from centroids."""
+        prepared = self._prepared.to(outputs.logits.device)
+        return kl_divergences(outputs.logits, prepared, self.temperature, reduce)
