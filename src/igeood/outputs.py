@@ -286,7 +286,7 @@ def as_tensor(value: ArrayLike, name: str) -> tuple[Tensor, bool]:
     """
     is_numpy = not isinstance(value, Tensor)
     array: Any = np.asarray(value) if is_numpy else value
-    dtype = str(array.dtype)
+    dtype = _type_name(array)
     if "float" not in dtype and "int" not in dtype:
         raise InputError(
             f"expected real numbers, got {dtype}", argument=name, cure="convert them to float32 or float64"
@@ -295,6 +295,11 @@ def as_tensor(value: ArrayLike, name: str) -> tuple[Tensor, bool]:
     if is_numpy:  # torch has no negative strides, no big-endian and no read-only arrays
         array = torch.from_numpy(np.require(array, np.float32 if narrow else np.float64, ["C", "W"]))
     return array.to(torch.float32 if narrow else torch.float64), is_numpy
+
+
+def _type_name(array: Any) -> str:
+    """Such as float32; NumPy's name says nothing of the order of bytes."""
+    return str(getattr(array.dtype, "name", array.dtype))
 
 
 def as_vector(value: ArrayLike, name: str) -> tuple[Tensor, bool]:
@@ -337,7 +342,7 @@ def _checked_features(
 def _checked_labels(value: ArrayLike, logits: Tensor, first: int) -> Tensor:
     n, n_classes = logits.shape
     array: Any = value if isinstance(value, Tensor) else np.asarray(value)
-    if array.shape != (n,) or (n and "int" not in str(array.dtype)):
+    if array.shape != (n,) or (n and "int" not in _type_name(array)):
         cure = "convert them to integers, numbers of the columns of logits"
         if array.ndim == 2:
             cure = "give one class each: labels.argmax(1) of one-hot rows; several classes a sample are not supported"

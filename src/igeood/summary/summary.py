@@ -314,11 +314,22 @@ class Summary:
         return f"Summary({self.rows} rows, {self.n_classes} classes{kept})"
 
 
+class UnknownSums(SimpleNamespace):
+    """Sums read from a file, whose class is not known; they add to sums of that class."""
+
+    def __add__(self, other: Any) -> Any:
+        if isinstance(other, UnknownSums):
+            cure = "load one of them with the needs of its method"
+            raise InputError("sums of the method's own class do not add without it", argument="summary", cure=cure)
+        return type(other)(**vars(self)) + other
+
+
 def _restore(record: dict[str, Any], tensors: dict[str, Tensor], needs: Needs | None) -> Summary:
     described = record["needs"]
     if needs is None or needs.describe() != described:
-        plain = {name: described[name] for name in ("layers", "head", "labels", "sums")}
-        needs = Needs(**plain, samples=tuple(described["samples"]))
+        plain = {name: described[name] for name in ("layers", "head", "labels")}
+        sums = described["sums"] if described["sums"] in SUMS else "none"
+        needs = Needs(**plain, sums=sums, samples=tuple(described["samples"]))
     summary = Summary(needs, budget=record["budget"], model=record["model"])
     summary.described = described
     summary.about = record["about"]
@@ -337,7 +348,7 @@ def _restore(record: dict[str, Any], tensors: dict[str, Tensor], needs: Needs | 
     summary._keys = [tensors["keys"].numpy().view(np.uint64)]
     summary._key_counts = [tensors["key_counts"].numpy()]
     if described["sums"] != "none":
-        kind: Any = ClassSums if described["sums"] in SUMS else SimpleNamespace
+        kind: Any = ClassSums if described["sums"] in SUMS else UnknownSums
         kind = needs.sums if callable(needs.sums) else kind
         summary.sums = {block: kind(**part(f"sums:{number}:")) for number, block in enumerate(features)}
     for name, sample in summary.samples.items():
