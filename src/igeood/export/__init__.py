@@ -3,11 +3,8 @@
 from igeood.errors import MissingExtraError
 
 try:
-    import onnxruntime  # noqa: F401
-    import onnxscript  # noqa: F401
-except ImportError as error:
+    from igeood.export.writing import export
+except ModuleNotFoundError as error:
     raise MissingExtraError(f"{error.name} is needed", cure="pip install 'igeood[onnx]'") from error
-
-from igeood.export.writing import export
 
 __all__ = ["export"]

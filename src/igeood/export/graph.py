@@ -44,9 +44,6 @@ class Graph(nn.Module):
         A negative integer cannot be read, such as a token id.
     """
 
-    threshold: Tensor
-    table: Tensor
-
     def __init__(self, guard: Guard, example: Any, names: Sequence[str], *, refuses_negative: bool = False) -> None:
         super().__init__()
         self.example = example
@@ -57,9 +54,9 @@ class Graph(nn.Module):
         self.model = self.source.bare
         raised = guard.calibration.raised  # type: ignore[union-attr]
         self.n = len(raised)
-        self.register_buffer("threshold", torch.tensor(guard.threshold, dtype=torch.float64))
         width = math.isqrt(self.n) + 1  # of a square table, whose last value is infinite
-        self.register_buffer("table", pad(raised, (0, width**2 - self.n), value=torch.inf).reshape(width, width))
+        self.table = pad(raised, (0, width**2 - self.n), value=torch.inf).reshape(width, width)
+        self.threshold = torch.tensor(guard.threshold, dtype=torch.float64)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Logits if there is a model, scores, p-values, verdicts and labels."""

@@ -32,6 +32,7 @@ from igeood.version import __version__
 OPSET = 20
 LARGEST_FILE = 2_000_000_000  # bytes; protobuf ends at 2 GiB
 OUTPUTS = ["logits", "score", "p_value", "is_ood", "label"]
+_PRODUCER = b"\x12\x06igeood"  # as protobuf writes it, at the start of the file
 _TALKATIVE = ("torch.onnx", "torch._subclasses", "torch.fx", "onnxscript", "onnx_ir")
 _lock = threading.Lock()  # tracing changes torch's own settings
 
@@ -43,16 +44,16 @@ def export(guard: Guard, path: str | os.PathLike[str], example: Any = None) -> N
     metadata = _metadata(guard)
     samples = _example(guard, example)
     parts = [samples, _repeated(samples, 3), _repeated(samples, 1)]
-    if any(_is_tokens(value) for value in graph_inputs(samples).values()):
-        shorter = samples.mapped(lambda value: value[:, :-1] if _is_tokens(value) else value)
-        parts += [shorter] if _takes(guard, shorter) else []
     try:
-        content = _content(_trace(guard, samples, free_tokens=len(parts) > 3), metadata)
+        program = _trace(guard, samples)
+        if "tokens" in {str(size) for value in program.model.graph.inputs for size in value.shape}:
+            parts.append(_shorter(samples))
+        content = _content(program, metadata)
         results = run(content, parts)
     except Exception as error:
         argument = "detector" if guard.source.model is None else "model"
         cure = "do not decide by values nor fix the number of samples, and use operations that onnxruntime has"
-        raise InputError(f"cannot be exported ({_summary(error)})", argument=argument, cure=cure) from error
+        raise InputError(f"cannot be exported ({_line(error)})", argument=argument, cure=cure) from error
     for part, result in zip(parts, results, strict=True):
         check_agreement(result, guard, part)
     write_whole(path, content)
@@ -61,30 +62,24 @@ def export(guard: Guard, path: str | os.PathLike[str], example: Any = None) -> N
 def _check_exportable(guard: Guard) -> None:
     """Raise for an input step, changed weights, half precision and too large a model."""
     if guard.epsilon:
-        cure = "export a black box, or a white box with {epsilon=0}"
-        raise InputError("the input step needs a gradient, which a graph does not have", argument="epsilon", cure=cure)
+        raise InputError("the input step needs a gradient", argument="epsilon", cure="export a guard with {epsilon=0}")
     guard.source.check_weights(strict=True)
     weights = [] if guard.source.bare is None else list(guard.source.bare.state_dict().values())
     for dtype in {weight.dtype for weight in weights} & {torch.float16, torch.bfloat16}:
-        problem = f"its weights are {dtype}, which runtimes round differently"
-        raise InputError(problem, argument="model", cure="fit the guard with model.float()")
+        raise InputError(f"its weights are {dtype}", argument="model", cure="fit the guard with model.float()")
     size = sum(value.nbytes for value in (*weights, *guard.detector.state().values()))
     if size > LARGEST_FILE:
-        problem = f"{size:,} bytes with what the guard has learnt, but an ONNX file has {LARGEST_FILE:,} at most"
-        raise InputError(problem, argument="model", cure="reduce it")
+        raise InputError(f"{size:,} bytes, more than {LARGEST_FILE:,}", argument="model", cure="reduce it")
 
 
 def _check_replaceable(path: Path) -> None:
     """Raise if there is a file that is no guard's graph: it may be somebody's only copy."""
-    if not path.exists() or (path.is_file() and path.stat().st_size == 0):
+    if not path.is_file():
         return
-    try:
-        is_ours = onnx.load(path, load_external_data=False).producer_name == "igeood"
-    except Exception:  # noqa: BLE001 (of protobuf, whatever is in the file)
-        is_ours = False
-    if not is_ours:
-        cure = "name another file, or remove it first"
-        raise InputError(f"{path} is there, and is no guard's graph", argument="path", cure=cure)
+    with path.open("rb") as file:
+        head = file.read(64)
+    if head and _PRODUCER not in head:
+        raise InputError(f"{path} is there, and is no guard's graph", argument="path", cure="name another file")
 
 
 def _metadata(guard: Guard) -> dict[str, str]:
@@ -109,13 +104,12 @@ def _metadata(guard: Guard) -> dict[str, str]:
 def _example(guard: Guard, example: Any) -> Any:
     """The first batch of the example, with the blocks that are read; without a model, made up where none is given."""
     reader = guard.source.reader
-    samples: Batch | Outputs
+    samples: Any
     if reader is None:
         given = _made_up(guard.detector) if example is None else example
         samples = next(array_blocks(given, None, None, "example", "raise"))
     elif example is None:
-        cure = "give some, such as a batch of the held-out loader: {example}"
-        raise InputError("the model's inputs are not known", argument="example", cure=cure)
+        raise InputError("the model's inputs are not known", argument="example", cure="give some: {example}")
     else:
         samples = next(batches(example, "example"))
     if len(samples) == 0:
@@ -123,12 +117,8 @@ def _example(guard: Guard, example: Any) -> Any:
     try:
         guard.predict(samples[:1])
     except Exception as error:
-        shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in graph_inputs(samples).items())
-        problem = f"the guard cannot judge it ({shapes}): {_summary(error)}"
-        raise InputError(problem, argument="example", cure="give what predict takes") from error
-    if isinstance(samples, Outputs):
-        return samples.only(guard.detector.widths_)
-    return reader.place(samples)  # type: ignore[union-attr]
+        raise InputError(f"the guard cannot judge it ({_line(error)})", argument="example") from error
+    return samples.only(guard.detector.widths_) if reader is None else reader.place(samples)
 
 
 def _made_up(detector: Detector) -> Outputs:
@@ -139,10 +129,9 @@ def _made_up(detector: Detector) -> Outputs:
     return Outputs(logits.softmax(dim=1) if detector.probabilities else logits, features)
 
 
-def _summary(error: Exception) -> str:
-    """Type and first line of an error."""
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:300]}"
+def _line(error: Exception) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def _repeated(samples: Any, n: int) -> Any:
@@ -155,6 +144,11 @@ def _is_tokens(value: Any) -> bool:
     return isinstance(value, Tensor) and value.ndim == 2 and value.shape[1] > 2 and not value.is_floating_point()
 
 
+def _shorter(samples: Batch) -> Batch:
+    """Samples of one token less."""
+    return samples.mapped(lambda value: value[:, :-1] if _is_tokens(value) else value)
+
+
 def _takes(guard: Guard, samples: Batch) -> bool:
     """Whether the guard's model takes these samples."""
     try:
@@ -164,19 +158,20 @@ def _takes(guard: Guard, samples: Batch) -> bool:
     return True
 
 
-def _trace(guard: Guard, samples: Any, *, free_tokens: bool) -> Any:
-    """The graph, for any number of samples and, if wanted, of tokens."""
+def _trace(guard: Guard, samples: Any) -> Any:
+    """The ONNX program, for any number of samples, and of tokens where the model takes any number."""
     names = list(graph_inputs(samples))
     few = _repeated(samples, 3)  # torch takes an axis of length 1 as fixed
     tensors = tuple(graph_inputs(few)[name] for name in names)
-    axes = [{0: "samples", 1: "tokens"} if free_tokens and _is_tokens(each) else {0: "samples"} for each in tensors]
+    is_free = any(_is_tokens(each) for each in tensors) and _takes(guard, _shorter(samples))
+    axes = [{0: "samples", 1: "tokens"} if is_free and _is_tokens(each) else {0: "samples"} for each in tensors]
     dims = {"samples": torch.export.Dim("samples"), "tokens": torch.export.Dim.AUTO}
     free = tuple({axis: dims[name] for axis, name in each.items()} for each in axes)
     is_integer = guard.source.model is not None and not few.x.is_floating_point()
     # a graph of an embedding counts negative numbers from the end
     refuses_negative = is_integer and not _takes(guard, few.with_x(torch.full_like(few.x, -1)))
     graph = Graph(guard, few, names, refuses_negative=refuses_negative)
-    with _lock, _tracing():
+    with _lock, _tracing(), torch.inference_mode(False), torch.no_grad():
         traced = torch.export.export(graph, tensors, dynamic_shapes=(free,), strict=False)
         return torch.onnx.export(
             traced.run_decompositions(DECOMPOSITIONS),
@@ -189,10 +184,19 @@ def _trace(guard: Guard, samples: Any, *, free_tokens: bool) -> Any:
         )
 
 
+def _content(program: Any, metadata: dict[str, str]) -> bytes:
+    """The file's content, which does not say where in somebody's files an operation comes from."""
+    ClearMetadataAndDocStringPass()(program.model)
+    program.model.metadata_props.update(metadata)
+    program.model.producer_name = "igeood"
+    program.model.producer_version = __version__
+    content: bytes = program.model_proto.SerializeToString()
+    return content
+
+
 @contextmanager
 def _tracing() -> Iterator[None]:
-    """Without torch's own remarks on exporting, and without its fused attention, which no other runtime has."""
-    attention = torch.backends.mha
+    """Say that a graph is traced, and silence torch's own remarks on it."""
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
@@ -200,20 +204,5 @@ def _tracing() -> Iterator[None]:
             logger = logging.getLogger(name)
             stack.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.CRITICAL)
-        stack.callback(attention.set_fastpath_enabled, attention.get_fastpath_enabled())
-        attention.set_fastpath_enabled(False)
         stack.callback(exporting.reset, exporting.set(True))
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.no_grad())
         yield
-
-
-def _content(program: Any, metadata: dict[str, str]) -> bytes:
-    """The file's content, which does not say where in somebody's files an operation comes from."""
-    model = program.model
-    ClearMetadataAndDocStringPass()(model)
-    model.metadata_props.update(metadata)
-    model.producer_name = "igeood"
-    model.producer_version = __version__
-    content: bytes = program.model_proto.SerializeToString()
-    return content
