@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from igeood.errors import InputError, UnsuitedError
+from igeood.geometry.precision import exporting
 from igeood.model.batch import Batch
 from igeood.model.layers import Call, Trace, bare, known_layers, layout_of, mean, named_modules
 from igeood.outputs import HEAD, OnError, Outputs
@@ -201,7 +202,7 @@ def _shown(mask: Any, value: Tensor) -> Tensor | None:
     """Which tokens of (N, T, k) an attention mask of zeros and ones shows, (N, T) bool."""
     if not isinstance(mask, Tensor) or mask.shape != value.shape[:2]:
         return None
-    if mask.is_floating_point() and not torch.compiler.is_exporting() and not bool(((mask == 0) | (mask == 1)).all()):
+    if mask.is_floating_point() and not exporting.get() and not bool(((mask == 0) | (mask == 1)).all()):
         return None  # what is added to attention
     return mask.to(value.device) != 0
 
