@@ -86,13 +86,13 @@ class Reader:
 
     def place(self, batch: Batch) -> Batch:
         """A copy of the batch on the model's device, in its precision: the model may work in place."""
-        device = None if self._weight is None else self._weight.device
+        weight = self._weight
         inputs: dict[str, Any] = {}
         for name, value in batch.inputs.items():
             inputs[name] = value
             if isinstance(value, Tensor):
-                rounds = self._weight is not None and value.is_floating_point()
-                inputs[name] = value.to(device, self._weight.dtype if rounds else value.dtype, copy=True)
+                dtype = weight.dtype if weight is not None and value.is_floating_point() else value.dtype
+                inputs[name] = value.to(None if weight is None else weight.device, dtype, copy=True)
         return replace(batch, inputs=inputs)
 
     def _run(self, model: nn.Module, batch: Batch, hooks: Iterable[tuple[nn.Module, Hook]]) -> Tensor:
