@@ -6,32 +6,27 @@ import re
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from hashlib import sha256
 from importlib.resources import files
 from typing import Any, ClassVar
 
 import orjson
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from igeood.errors import IgeoodError
-from igeood.serve.batching import AGAIN
 from igeood.serve.log import log, say
-from igeood.serve.protocol import JSON, LENGTH, Columns, Query, Written, read_infer, read_rows, write_infer, write_rows
+from igeood.serve.protocol import JSON, LENGTH, Columns, Query, read_infer, read_rows, write_infer, write_rows
 from igeood.serve.service import Service
 from igeood.version import __version__
 
 TYPES = ("application/json", "application/octet-stream")
 CHALLENGE = {"www-authenticate": 'Basic realm="igeood"'}  # a browser asks for a password: the key
 OPEN = ("/v2/health/live", "/v2/health/ready")  # for those who watch over processes, without a key
-HELD = 16  # bodies of the largest size that are held at a time, in all
-LARGE = 1 << 18  # bytes of a body that is read in a thread
 LONGEST = 500  # characters of a message: it may quote what was sent
 MODEL = "/v2/models/{model}"
 VERSION = MODEL + "/versions/{version}"
@@ -44,7 +39,7 @@ class App:
     Parameters
     ----------
     service : Service
-        What judges.
+        What gives verdicts.
     keys : sequence of str
         One of them is needed for everything but health; without any, none.
     max_body : int
@@ -57,34 +52,30 @@ class App:
         self, service: Service, *, keys: Sequence[str] = (), max_body: int = 16_000_000, quiet: bool = False
     ) -> None:
         self._service = service
+        self._name = service.options.name
         self._keys = [key.encode() for key in keys]
         self._max_body = max_body
         self._quiet = quiet
-        self._held = 0  # bytes of bodies
-        self._reader = ThreadPoolExecutor(1, "igeood-reader")  # one large body at a time: others do not wait
-        names = {"model": service.name, "version": 1}
-        self._routes = {path.format(**names): route for path, route in self.ROUTES.items()}
+        self._routes = {path.format(model=self._name, version=1): route for path, route in self.ROUTES.items()}
         self._page = _page()
         document = (files("igeood.serve") / "openapi.json").read_bytes()
         self._openapi = Response(document.replace(b"0.0.0", __version__.encode()), headers=JSON)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, count it and log it."""
-        if scope["type"] != "http":
-            raise NotImplementedError(scope["type"])  # as ASGI has it: the server goes on without lifespan
         start = time.perf_counter()
-        status = 499  # the client has gone
-        try:
-            response = await self._respond(Request(scope, receive))
-            if self._service.is_stopping:
-                response.headers["connection"] = "close"
-            status = response.status_code
-            await response(scope, receive, send)
-        except ClientDisconnect:
-            pass
-        finally:
-            self._held -= scope.get("igeood.held", 0)
-            self._note(scope, status, time.perf_counter() - start)
+        response = await self._respond(Request(scope, receive))
+        if self._service.is_stopping:
+            response.headers["connection"] = "close"
+        await response(scope, receive, send)
+        seconds = time.perf_counter() - start
+        name = scope.get("igeood.name", "other")
+        self._service.metrics.requests.labels(name, str(response.status_code)).inc()
+        self._service.metrics.seconds.labels(name).observe(seconds)
+        if not self._quiet:
+            about = {"client": (scope.get("client") or [""])[0], "method": scope["method"], "path": scope["path"]}
+            figures = {"status": response.status_code, "ms": round(1e3 * seconds, 3)}
+            say("request", **about, **figures, **scope.get("igeood", {}))
 
     async def _respond(self, request: Request) -> Response:
         """The answer to a request; an error of the library is one of what was sent."""
@@ -92,7 +83,7 @@ class App:
             result = await self._route(request)(self, request)
             return result if isinstance(result, Response) else Response(orjson.dumps(result), headers=JSON)
         except ClientDisconnect:
-            raise
+            problem = HTTPException(499, "the client has gone")
         except HTTPException as error:
             problem = error
         except IgeoodError as error:
@@ -100,27 +91,24 @@ class App:
         except Exception as error:  # noqa: BLE001 (one request's failure is not the service's end)
             log.exception("a request failed")
             problem = HTTPException(500, f"the service failed: {type(error).__name__}; its log says more")
-        message = problem.detail
-        if len(message) > LONGEST:
-            message = f"{message[: LONGEST // 2]} … {message[-LONGEST // 2 :]}"  # the place, and the cure
-        request.scope["igeood"] = {"error": message}  # for the log
-        headers = {**JSON, **(problem.headers or {})}
-        return Response(orjson.dumps({"error": message}), problem.status_code, headers)
+        content = {"error": problem.detail[:LONGEST]}
+        request.scope["igeood"] = content  # for the log
+        return Response(orjson.dumps(content), problem.status_code, {**JSON, **(problem.headers or {})})
 
     def _route(self, request: Request) -> Handler:
         """The method of an address, for those who may call it."""
-        path = request.scope["path"].removeprefix(request.scope.get("root_path", "")).rstrip("/") or "/"
-        if _is_foreign(request):
+        path = request.scope["path"].rstrip("/") or "/"
+        is_link = request.headers.get("sec-fetch-mode") == "navigate" and request.method == "GET"
+        if request.headers.get("sec-fetch-site") in ("cross-site", "same-site") and not is_link:
             raise HTTPException(403, "sec-fetch-site: requests from other sites' pages are not answered")
         if path not in OPEN and not self._has_key(request):
             raise HTTPException(401, "key: missing or wrong; send `Authorization: Bearer KEY`", CHALLENGE)
         if path not in self._routes:
-            known = f"the model is {self._service.name!r}, version 1; /openapi.json lists all"
-            raise HTTPException(404, f"{request.method} {path}: there is no such address; {known}")
+            raise HTTPException(404, f"{path}: no such address; the model is {self._name!r}, see /openapi.json")
         method, handler = self._routes[path]
         request.scope["igeood.name"] = handler.__name__
         if request.method != method and (request.method, method) != ("HEAD", "GET"):
-            raise HTTPException(405, f"{request.method} {path}: this address takes {method}", {"allow": method})
+            raise HTTPException(405, f"{path}: this address takes {method}", {"allow": method})
         return handler
 
     def _has_key(self, request: Request) -> bool:
@@ -132,68 +120,40 @@ class App:
         matches = [hmac.compare_digest(key.strip(), ours) for ours in self._keys]
         return any(matches) or not self._keys
 
-    def _note(self, scope: Scope, status: int, seconds: float) -> None:
-        name = scope.get("igeood.name", "other")
-        self._service.watch.requests.labels(name, str(status)).inc()
-        self._service.watch.seconds.labels(name).observe(seconds)
-        if not self._quiet:
-            client = (scope.get("client") or [""])[0]
-            about = {"client": client, "method": scope["method"], "path": scope["path"], "status": status}
-            say("request", **about, ms=round(1e3 * seconds, 3), **scope.get("igeood", {}))
-
     async def infer(self, request: Request) -> Response:
-        """Judge the tensors of a request."""
-        read = partial(read_infer, length=request.headers.get(LENGTH))
-        return await self._judge(request, read, partial(write_infer, self._service.name))
+        """Verdicts on the tensors of a request."""
+        query = read_infer(await self._body(request), request.headers.get(LENGTH))
+        return write_infer(self._name, query, await self._verdicts(request, query))
 
     async def predict(self, request: Request) -> Response:
-        """Judge rows of plain JSON."""
-        return await self._judge(request, partial(read_rows, default=self._service.served.default), write_rows)
+        """Verdicts on rows of plain JSON."""
+        query = read_rows(await self._body(request), self._service.served.default)
+        return write_rows(await self._verdicts(request, query))
 
-    async def _judge(
-        self, request: Request, read: Callable[[bytearray], Query], write: Callable[[Query, Columns], Written]
-    ) -> Response:
-        """From a body to data, to a verdict, and to an answer."""
-        body = await self._body(request)
-        run = self._in_thread if len(body) > LARGE else _at_once
-        query = await run(read, body)
+    async def _verdicts(self, request: Request, query: Query) -> Columns:
+        """The guard's answer to a query."""
         try:
-            job = await run(self._service.served.admit, query)
+            job = self._service.served.job(query)
             self._service.batcher.submit(job)
-            columns = await asyncio.wrap_future(job.future)
-            content, headers = await run(write, query, columns)
+            columns: Columns = await asyncio.wrap_future(job.future)
         except IgeoodError:
             rows = max(map(len, query.inputs.values()), default=0)
-            self._service.watch.counts["rejected"].inc(rows)
+            self._service.metrics.counts["rejected"].inc(rows)
             raise
         request.scope["igeood"] = {"inputs": job.rows, "ood": sum(columns["is_ood"])}
-        return Response(content, headers=headers)
-
-    async def _in_thread(self, work: Callable[..., Any], *args: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._reader, work, *args)
+        return columns
 
     async def _body(self, request: Request) -> bytearray:
         """The body, if it is of a type that is read, and no longer than allowed."""
         media_type = request.headers.get("content-type", TYPES[0]).partition(";")[0].strip().lower()
         if media_type not in TYPES:
             raise HTTPException(415, f"content-type: {media_type} is not read; send application/json (curl --json)")
-        if request.headers.get("content-encoding", "identity") != "identity":
-            raise HTTPException(415, "content-encoding: bodies are not unpacked; send it as it is")
-        too_long = HTTPException(
-            413, f"body: longer than {self._max_body} bytes; send fewer rows", {"connection": "close"}
-        )
-        length = request.headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > self._max_body:
-            raise too_long
         body = bytearray()
         async for part in request.stream():
             body += part
-            self._held += len(part)
-            request.scope["igeood.held"] = len(body)
             if len(body) > self._max_body:
-                raise too_long
-            if self._held > HELD * self._max_body:
-                raise HTTPException(503, "too many large bodies are held; send it again in a second", AGAIN)
+                what = f"body: over {self._max_body} bytes; send fewer rows"
+                raise HTTPException(413, what, {"connection": "close"})
         return body
 
     async def live(self, _: Request) -> Any:
@@ -213,12 +173,13 @@ class App:
     async def model(self, _: Request) -> Any:
         """Metadata of the model: its tensors."""
         served = self._service.served
-        about = {"name": self._service.name, "versions": ["1"], "platform": "igeood"}
-        return {**about, "inputs": served.describe_inputs(), "outputs": served.describe_outputs()}
+        inputs = [{"name": name, "datatype": "FP32", "shape": shape} for name, shape in served.shapes.items()]
+        outputs = [{"name": name, "datatype": datatype, "shape": [-1]} for name, datatype in served.outputs.items()]
+        return {"name": self._name, "versions": ["1"], "platform": "igeood", "inputs": inputs, "outputs": outputs}
 
     async def model_ready(self, request: Request) -> Any:
         """The model is loaded, and the service goes on."""
-        return {"name": self._service.name, **await self.ready(request)}
+        return {"name": self._name, **await self.ready(request)}
 
     async def page(self, _: Request) -> Any:
         """The page for people."""
@@ -230,7 +191,7 @@ class App:
 
     async def metrics(self, _: Request) -> Any:
         """For Prometheus."""
-        text = await asyncio.to_thread(self._service.watch.text)
+        text = await asyncio.to_thread(generate_latest, self._service.metrics.registry)
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def openapi(self, _: Request) -> Any:
@@ -239,7 +200,7 @@ class App:
 
     async def acknowledge(self, _: Request) -> Any:
         """Forget the monitor's alarms."""
-        return {"acknowledged": self._service.watch.acknowledge()}
+        return {"acknowledged": self._service.acknowledge()}
 
     ROUTES: ClassVar[dict[str, tuple[str, Handler]]] = {
         "/": ("GET", page),
@@ -267,13 +228,3 @@ def _page() -> Response:
     hashes = " ".join(f"'sha256-{b64encode(sha256(part.encode()).digest()).decode()}'" for _, part in inline)
     policy = f"default-src 'none'; connect-src 'self'; img-src data:; script-src {hashes}; style-src {hashes}"
     return Response(text, headers={"content-type": "text/html; charset=utf-8", "content-security-policy": policy})
-
-
-async def _at_once(work: Callable[..., Any], *args: Any) -> Any:
-    return work(*args)
-
-
-def _is_foreign(request: Request) -> bool:
-    """Whether a page of another site, in a browser, sends a request; to follow its links is allowed."""
-    is_link = request.headers.get("sec-fetch-mode") == "navigate" and request.method == "GET"
-    return request.headers.get("sec-fetch-site") in ("cross-site", "same-site") and not is_link

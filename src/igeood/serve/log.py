@@ -1,10 +1,10 @@
 """The service's log: lines of JSON on stderr, written through `logging`."""
 
 import logging
-import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from typing import Any
 
 import orjson
@@ -15,34 +15,31 @@ log.setLevel(logging.INFO)
 
 def say(event: str, **fields: Any) -> None:
     """Log an event with its fields."""
-    log.info(event, extra={"fields": {"event": event, **fields}})
+    log.info(event, extra={"fields": fields})
 
 
 class _JsonLines(logging.Formatter):
-    """Events with their fields, and messages of libraries."""
+    """A line for each event, and for each message of a library."""
 
     def format(self, record: logging.LogRecord) -> str:
         """A record as a line of JSON."""
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        message = {"event": "log", "level": record.levelname.lower(), "logger": record.name}
-        line = getattr(record, "fields", {**message, "message": record.getMessage()})
+        moment = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
+        line = {"time": moment, "event": record.getMessage(), **getattr(record, "fields", {})}
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return orjson.dumps({"time": f"{stamp}.{int(record.msecs):03d}Z", **line}, default=str).decode()
+        return orjson.dumps(line, default=str).decode()
 
 
 @contextmanager
 def json_log() -> Iterator[None]:
-    """Send the messages of igeood and uvicorn, and warnings, to stderr."""
+    """Send log messages and warnings to stderr."""
     handler = logging.StreamHandler()
     handler.setFormatter(_JsonLines())
-    loggers = [logging.getLogger(name) for name in ("igeood", "uvicorn.error")]
+    root = logging.getLogger()
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: say("warning", message=str(message))
-        for logger in loggers:
-            logger.addHandler(handler)
+        root.addHandler(handler)
         try:
             yield
         finally:
-            for logger in loggers:
-                logger.removeHandler(handler)
+            root.removeHandler(handler)

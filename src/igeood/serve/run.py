@@ -22,11 +22,8 @@ LOCAL = ("127.0.0.1", "::1", "localhost")
 
 def read_keys(path: Path) -> list[str]:
     """Keys from a file, one a line; empty lines and those that start with # do not count."""
-    try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    except UnicodeDecodeError:
-        lines = []
-    keys = [line for line in lines if line and not line.startswith("#")]
+    lines = [line.strip() for line in path.read_text(encoding="utf-8", errors="ignore").splitlines()]
+    keys = [line for line in lines if line.isprintable() and line and not line.startswith("#")]
     if not keys:
         raise InputError(f"{path} has no key", argument="key_file", cure="write one on each line, as text")
     if path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
@@ -43,8 +40,7 @@ def listen(host: str, port: int, *, has_keys: bool) -> socket.socket:
         what = f"cannot listen on {host}:{port} ({error.strerror or error})"
         raise InputError(what, argument="port", cure="stop what listens there, or choose another {port}") from None
     if host not in LOCAL and not has_keys:
-        problem = f"host: everyone who reaches {host} can send inputs"
-        warnings.warn(f"{problem}; give keys with --key-file", IgeoodWarning, stacklevel=2)
+        warnings.warn(f"host: anyone who reaches {host} can use it; give --key-file", IgeoodWarning, stacklevel=2)
     return listener
 
 
@@ -53,24 +49,18 @@ def run(app: ASGIApp, service: Service, listener: socket.socket) -> None:
     signal.signal(signal.SIGHUP, lambda *_: service.reload())
     host, port = listener.getsockname()[:2]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    promise = service.served.calibration.promise
-    say("serving", address=address, name=service.name, method=service.served.title, promise=promise)
+    say("serving", address=address, name=service.options.name, promise=service.served.calibration.promise)
     config = uvicorn.Config(app, log_config=None, lifespan="off", server_header=False, proxy_headers=False)
     config.timeout_graceful_shutdown = PATIENCE
     _Server(config, service).run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
-    """Starts and ends the service with its loop; answers say at once, after a signal, that their connection ends."""
+    """Ends the service with its loop; answers say at once, after a signal, that their connection ends."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self._service = service
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start."""
-        self._service.start()
-        await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal to stop."""
@@ -82,4 +72,4 @@ class _Server(uvicorn.Server):
         await asyncio.sleep(GRACE)
         await super().shutdown(sockets)
         await asyncio.to_thread(self._service.close)
-        say("stopped", inputs=self._service.watch.value("igeood_inputs_total"))
+        say("stopped")

@@ -1,25 +1,29 @@
-"""The service itself: a guard that is reloaded when its file changes, the thread that judges, and what it remembers."""
+"""The service itself: a guard that is reloaded when its file changes, its monitor, and what it counts."""
 
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from igeood.errors import IgeoodError, InputError, NotReadyError
-from igeood.files import only_one, record_head
-from igeood.guard import load
+from igeood.errors import IgeoodError, InputError
+from igeood.files import only_one, record_head, write_whole
+from igeood.guard import Verdict, load
 from igeood.monitor import Kind, Monitor
 from igeood.serve.batching import Batcher, Job
 from igeood.serve.flagged import Flagged
 from igeood.serve.log import say
-from igeood.serve.metrics import Watch
-from igeood.serve.served import Served, join
+from igeood.serve.metrics import Metrics, Recent
+from igeood.serve.served import Served, check_read
+from igeood.version import __version__
 
 LOOKED_EVERY = 0.5  # seconds between two states of the monitor, and between two looks at the guard's file
+MONITOR = ("kind", "run_length", "evidence", "alarm", "since", "alarm_count", "inputs", "unread", "promise")
 
 
 @dataclass(frozen=True)
@@ -53,88 +57,141 @@ class Service:
 
     def __init__(self, path: Path, model: nn.Module | None = None, options: Options | None = None) -> None:
         self.options = options = options or Options()
-        self.name = options.name
         self.is_stopping = False
         self._path = path
         self._model = model
-        self._seen = _stamp(path)
-        state = options.state or path.with_name(f"{path.name}.monitor.json")
+        self._state = options.state or path.with_name(f"{path.name}.monitor.json")
+        self._saved = b""
+        self._seen: object = _stamp(path)
         self.served = self._load()
         with ExitStack() as stack:
-            stack.enter_context(only_one(state.with_name(f".{state.name}.lock"), "state"))
-            if state.exists():
-                self.served.monitor = self._saved_monitor(state)
-            self._lock = stack.pop_all()
-        self.batcher = Batcher(self._judge, options.max_waiting, options.max_batch, options.max_delay)
-        self.watch = Watch(self.served, state, self.batcher)
-        folder = options.keep_flagged
-        self.flagged = None if folder is None else Flagged(folder, options.keep, options.seed)
-        self._wanted = threading.Event()  # a reload, or the end
-        self._is_closed = False
-        self._keeper: threading.Thread | None = None
+            stack.enter_context(only_one(self._state.with_name(f".{self._state.name}.lock"), "state"))
+            if self._state.exists():
+                self.served.monitor = self._saved_monitor()
+            self._claim = stack.pop_all()
+        self.batcher = Batcher(self._answer, options.max_waiting, options.max_batch, options.max_delay)
+        self.flagged = Flagged(options.keep_flagged, options.keep, options.seed) if options.keep_flagged else None
+        self._started = time.time()
+        self._reload_error: str | None = None
+        self._lock = threading.Lock()  # of the monitor, and of what is counted
+        self._recent = Recent(self.served.calibration)
+        self.metrics = Metrics(self._gauges(), self._recent.edges)
+        self.metrics.counts["monitor_alarms"].inc(self.served.monitor.alarm_count)
+        self._describe()
+        self._closed = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, name="igeood-keeper", daemon=True)
+        self._keeper.start()
+
+    def _gauges(self) -> dict[str, tuple[str, Callable[[], float]]]:
+        return {
+            "queue_length": ("Requests that wait.", lambda: len(self.batcher)),
+            "monitor_evidence": ("Evidence that the inputs have changed.", lambda: self.served.monitor.evidence),
+            "monitor_run_length": ("Evidence at which there is an alarm.", lambda: self.served.monitor.run_length),
+            "monitor_alarm": ("1 after an alarm, until it is acknowledged.", lambda: self.served.monitor.alarm),
+            "reload_failed": ("1 while the guard's file cannot be loaded.", lambda: self._reload_error is not None),
+            "guard_loaded_timestamp_seconds": ("When the guard was loaded.", lambda: self.served.loaded),
+            "threshold": ("Scores above it are out-of-distribution.", lambda: self.served.calibration.threshold),
+            "expected_ood_share": ("Of in-distribution inputs, at most.", lambda: 1 - self.served.calibration.tpr),
+        }
+
+    def _describe(self) -> None:
+        """Name the guard in the metrics."""
+        served = self.served
+        about = {"version": __version__, "method": served.method, "access": served.guard.access}
+        self.metrics.info.info({**about, "guard": served.fingerprint, "promise": served.calibration.promise})
 
     def _load(self) -> Served:
         guard = load(self._path, self._model)
-        if guard.calibration is None:
-            cure = f"run `igeood calibrate {self._path} held-out.parquet` first"
-            raise NotReadyError(f"{self._path} is not calibrated, so it has no threshold", argument="guard", cure=cure)
         monitor = Monitor(guard, self.options.run_length, self.options.kind, seed=self.options.seed)
-        return Served(guard, guard.calibration, monitor, str(record_head(self._path).get("sha256")))
+        return Served(guard, monitor, str(record_head(self._path).get("sha256")))
 
-    def _saved_monitor(self, state: Path) -> Monitor:
-        monitor = Monitor.load(state, self.served.guard)
-        for name in ("run_length", "kind"):
-            saved, wanted = getattr(monitor, name), getattr(self.options, name)
-            if saved != wanted:
-                cure = f"give {{{name}={saved!r}}}, or another file as {{state}}"
-                raise InputError(f"the monitor in {state} has {saved}, not {wanted}", argument=name, cure=cure)
+    def _saved_monitor(self) -> Monitor:
+        monitor = Monitor.load(self._state, self.served.guard)
+        if (monitor.run_length, monitor.kind) != (self.options.run_length, self.options.kind):
+            cure = f"give {{run_length={monitor.run_length:g}}} and {{kind={monitor.kind!r}}}, or another {{state}}"
+            raise InputError(f"{self._state} is of a monitor with other options", argument="state", cure=cure)
         return monitor
 
-    def _judge(self, jobs: list[Job]) -> None:
+    def _answer(self, jobs: list[Job]) -> None:
         """Answer jobs of one guard, then count their inputs."""
-        served: Served = jobs[0].key[0]  # type: ignore[index]
-        tensors = join([job.data for job in jobs])
+        served, refuses = jobs[0].key[:2]
+        tensors = {name: torch.cat([job.data[name] for job in jobs]) for name in jobs[0].data}
         verdict = served.predict(tensors)
         columns = verdict.to_dict()
+        reasons = columns.pop("reason", [None] * len(verdict))
+        if refuses:
+            columns["reason"] = reasons
+        else:
+            check_read(dict(enumerate(reasons)))
         start = 0
         for job in jobs:
             job.future.set_result({name: values[start : start + job.rows] for name, values in columns.items()})
             start += job.rows
-        alarmed = self.watch.judged(served, verdict, columns)
+        self._count(served, verdict)
         if self.flagged is not None:
             self.flagged.offer(served, tensors, verdict)
-            self.flagged.alarmed = time.time() if alarmed else self.flagged.alarmed
+
+    def _count(self, served: Served, verdict: Verdict) -> None:
+        """Count inputs, and take them for evidence."""
+        read = verdict[verdict.is_read].to_dict()
+        counts = {"inputs": len(verdict), "ood": sum(read["is_ood"]), "unread": len(verdict) - len(read["is_ood"])}
+        with self._lock:
+            for name, count in counts.items():
+                self.metrics.counts[name].inc(count)
+            self.metrics.batches.observe(len(verdict))
+            for p_value, score in zip(read["p_value"], read["score"], strict=True):
+                self.metrics.p_values.observe(p_value)
+                self.metrics.scores.observe(score)
+            monitor = served.monitor
+            if monitor is not self.served.monitor:  # a guard of another calibration has come meanwhile
+                return
+            earlier, had_alarm = monitor.alarm_count, monitor.alarm
+            evidence = monitor.update(verdict)
+            self._recent.add([*counts.values()], float(evidence.max()), read["score"])
+            self.metrics.counts["monitor_alarms"].inc(monitor.alarm_count - earlier)
+        if monitor.alarm and not had_alarm:
+            say("alarm", inputs=monitor.inputs, since=monitor.since, alarms=monitor.alarm_count)
+
+    def acknowledge(self) -> int:
+        """Forget the monitor's alarms; return how many there were."""
+        with self._lock:
+            alarms = len(self.served.monitor.alarms)
+            self.served.monitor.acknowledge()
+        say("acknowledged", alarms=alarms)
+        return alarms
 
     def record(self) -> dict[str, Any]:
         """What the page shows."""
+        about = {"name": self.options.name, "version": __version__, "now": time.time(), "started": self._started}
         queue = {"waiting": len(self.batcher), "limit": self.batcher.max_waiting}
+        with self._lock:
+            monitor = {name: getattr(self.served.monitor, name) for name in MONITOR}
+            monitor["alarms"] = [alarm._asdict() for alarm in self.served.monitor.alarms]
+            recent = self._recent.record()
+            guard = {**self.served.record(), "reload_error": self._reload_error}
         flagged = None if self.flagged is None else self.flagged.record()
-        return {"name": self.name, **self.watch.record(), "queue": queue, "flagged": flagged}
-
-    def start(self) -> None:
-        """Save the monitor's state and look at the guard's file from now on."""
-        self._keeper = threading.Thread(target=self._keep, name="igeood-keeper", daemon=True)
-        self._keeper.start()
+        return {**about, "guard": guard, "monitor": monitor, **recent, "queue": queue, "flagged": flagged}
 
     def _keep(self) -> None:
-        while True:
-            is_wanted = self._wanted.wait(LOOKED_EVERY)
-            if self._is_closed:
-                return
-            self._wanted.clear()
+        """Save the monitor's state, and load the guard's file when it has changed."""
+        while not self._closed.wait(LOOKED_EVERY):
             self._save()
-            if is_wanted or _stamp(self._path) != self._seen:
+            if self._seen != _stamp(self._path):
                 self._reload()
 
     def _save(self) -> None:
+        with self._lock:
+            state = self.served.monitor.state()
         try:
-            self.watch.save()
+            if state != self._saved:
+                write_whole(self._state, state)
+                self._saved = state
         except (OSError, IgeoodError) as error:
             say("state not saved", error=str(error))
 
     def reload(self) -> None:
         """Load the guard's file again, soon."""
-        self._wanted.set()
+        self._seen = None
 
     def _reload(self) -> None:
         """Load the guard's file; a broken one leaves the old guard in its place."""
@@ -142,30 +199,31 @@ class Service:
         try:
             served = self._load()
         except Exception as error:  # noqa: BLE001 (whatever is wrong with it, the old guard goes on)
-            self.watch.counts["reload_failures"].inc()
-            self.watch.reload_error = " ".join(str(error).split())
-            say("reload failed", guard=str(self._path), error=self.watch.reload_error)
+            self.metrics.counts["reload_failures"].inc()
+            self._reload_error = " ".join(str(error).split())
+            say("reload failed", guard=str(self._path), error=self._reload_error)
             return
         goes_on = self.served.monitor.is_like(served.monitor)  # the same calibration
-        if goes_on:
-            served.monitor = self.served.monitor
-        self.served = served
-        self.watch.use(served)
-        self.watch.reload_error = None
-        self.watch.counts["reloads"].inc()
+        with self._lock:
+            if goes_on:
+                served.monitor = self.served.monitor
+            else:
+                self._recent = Recent(served.calibration)
+            self.served = served
+            self._reload_error = None
+            self._describe()
+        self.metrics.counts["reloads"].inc()
         say("reloaded", guard=str(self._path), promise=served.calibration.promise, monitor_goes_on=goes_on)
 
     def close(self) -> None:
         """Finish what waits, save the state, and let go of it."""
         self.batcher.close()  # the state is saved meanwhile
-        if self._keeper is not None:
-            self._is_closed = True
-            self._wanted.set()
-            self._keeper.join()
+        self._closed.set()
+        self._keeper.join()
         self._save()
         if self.flagged is not None:
             self.flagged.close()
-        self._lock.close()
+        self._claim.close()
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
