@@ -20,10 +20,12 @@ import uvicorn
 from torch import nn
 
 import igeood
+from igeood.serve import service as module
 from igeood.serve.app import App
 from igeood.serve.service import Options, Service
 
 PATIENCE = 60  # seconds, on a busy machine
+module.LOOKED_EVERY = 3600.0  # in this process tests say when to save and to reload
 SOURCE = Path(igeood.__file__).parents[1]
 NAMES = ["ant", "bee", "cat", "dog"]
 
@@ -70,24 +72,24 @@ def words_model():
 @pytest.fixture(scope="session")
 def guards(tmp_path_factory, make, make_known_, model, data):
     """For each kind: the guard, its model, its file, and inputs by name."""
-    folder, made = tmp_path_factory.mktemp("guards"), {}
+    folder, kinds = tmp_path_factory.mktemp("guards"), {}
 
     def add(name, guard, inputs, net=None):
         guard.save(folder / f"{name}.safetensors")
-        made[name] = SimpleNamespace(guard=guard, model=net, path=folder / f"{name}.safetensors", inputs=inputs)
+        kinds[name] = SimpleNamespace(guard=guard, model=net, path=folder / f"{name}.safetensors", inputs=inputs)
 
     c, k, few = make(n=1000), make_known_(n=1000), make(n_classes=4, n=1000, margin=6.0)
     mixed = torch.cat([c.test[:30], c.ood[:10]]).numpy()
     add("logits", igeood.black_box().fit(c.train, c.labels).calibrate(c.held_out), {"logits": mixed})
-    white = igeood.white_box().fit(k.train).calibrate(k.held_out)
     both = igeood.Outputs.concat([k.test[:30].replace(labels=None), k.ood[:10]])
     blocks = {f"feature.{layer}": value.numpy() for layer, value in both.features.items()}
+    white = igeood.white_box().fit(k.train).calibrate(k.held_out)
     add("features", white, {"logits": both.logits.numpy(), **blocks})
+    mixed = torch.cat([few.test[:30], few.ood[:10]])
     named = igeood.black_box(method="energy").fit(few.train, few.labels, classes=NAMES).calibrate(few.held_out)
-    add("named", named, {"logits": torch.cat([few.test[:30], few.ood[:10]]).numpy()})
+    add("named", named, {"logits": mixed.numpy()})
     shares = igeood.black_box(method="msp", probabilities=True).fit(few.train.softmax(1), few.labels)
-    mixed = torch.cat([few.test[:30], few.ood[:10]]).softmax(1).numpy()
-    add("probabilities", shares.calibrate(few.held_out.softmax(1)), {"logits": mixed})
+    add("probabilities", shares.calibrate(few.held_out.softmax(1)), {"logits": mixed.softmax(1).numpy()})
     x = {"x": torch.cat([data.test[:20], data.foreign[:10]]).numpy()}
     add("images", igeood.white_box(model).fit(data.train).calibrate(data.held_out), x, model)
     grey = igeood.grey_box(model, epsilon=0.01).fit(data.train)
@@ -96,10 +98,10 @@ def guards(tmp_path_factory, make, make_known_, model, data):
     batch = {name: torch.from_numpy(value) for name, value in train.items()}
     tokens = igeood.black_box(net).fit([{**batch, "labels": torch.from_numpy(labels)}])
     tokens.calibrate([{name: torch.from_numpy(value) for name, value in held.items()}])
-    inputs, draw = sentences(30, 2)[0], np.random.default_rng(3)
-    inputs["input_ids"][20:] = draw.integers(0, 40, (10, 6))  # words of all classes
+    inputs = sentences(30, 2)[0]
+    inputs["input_ids"][20:] = np.random.default_rng(3).integers(0, 40, (10, 6))  # words of all classes
     add("tokens", tokens, inputs, net)
-    return SimpleNamespace(**made, names=[*made])
+    return SimpleNamespace(**kinds)
 
 
 @pytest.fixture
@@ -151,8 +153,7 @@ def serving():
         service = Service(path, model, Options(**options))
         app = App(service, keys=keys, max_body=max_body, quiet=True)
         listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", log_level="error")
-        server = uvicorn.Server(config)
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", log_level="error"))
         thread = Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         port, clients = listener.getsockname()[1], []
@@ -162,23 +163,17 @@ def serving():
             return clients[-1]
 
         def count(name, **labels):
-            return service.watch.value(f"igeood_{name}_total", **labels)
+            return int(service.metrics.registry.get_sample_value(f"igeood_{name}_total", labels) or 0)
 
-        def judged(inputs):
+        def counted(inputs):
             """Wait until so many inputs have been counted, which is after the answers."""
             wait_until(lambda: count("inputs") >= inputs)
             assert count("inputs") == inputs
 
-        about = {
-            "port": port,
-            "client": client,
-            "judged": judged,
-            "count": count,
-            "until": wait_until,
-            "address": f"127.0.0.1:{port}",
-        }
         try:
-            yield SimpleNamespace(service=service, **about)
+            yield SimpleNamespace(
+                service=service, port=port, client=client, count=count, counted=counted, until=wait_until
+            )
         finally:
             for one in clients:
                 one.close()
