@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
@@ -38,15 +38,18 @@ def wait_until(condition):
 
 
 class Words(nn.Module):
-    """A classifier of token ids: the mean of their embeddings where the mask is 1."""
+    """A classifier of token ids, by the mean of their embeddings; it knows the words of each class untrained."""
 
     def __init__(self):
         super().__init__()
+        torch.manual_seed(0)
         self.embedding, self.head = nn.Embedding(40, 8), nn.Linear(8, 4)
+        self.embedding.weight.data *= 0.3
+        self.embedding.weight.data[:, :4] += 3 * torch.eye(4).repeat_interleave(10, dim=0)
+        self.head.weight.data[:, :4] += 2 * torch.eye(4)
 
-    def forward(self, input_ids, attention_mask=None):
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        weights = mask[..., None].to(self.embedding.weight.dtype)
+    def forward(self, input_ids, attention_mask):
+        weights = attention_mask[..., None].to(self.embedding.weight.dtype)
         return self.head((self.embedding(input_ids) * weights).sum(dim=1) / weights.sum(dim=1))
 
 
@@ -56,17 +59,6 @@ def sentences(n, seed):
     labels = draw.integers(0, 4, n)
     ids = draw.integers(0, 10, (n, 6)) + 10 * labels[:, None]
     return {"input_ids": ids, "attention_mask": (np.arange(6) < draw.integers(3, 7, (n, 1))).astype(np.int64)}, labels
-
-
-def words_model():
-    """Knows the words of each class, without any training."""
-    torch.manual_seed(0)
-    net = Words()
-    with torch.no_grad():
-        net.embedding.weight.mul_(0.3)
-        net.embedding.weight[:, :4] += 3 * torch.eye(4).repeat_interleave(10, dim=0)
-        net.head.weight[:, :4] += 2 * torch.eye(4)
-    return net.eval()
 
 
 @pytest.fixture(scope="session")
@@ -88,13 +80,11 @@ def guards(tmp_path_factory, make, make_known_, model, data):
     mixed = torch.cat([few.test[:30], few.ood[:10]])
     named = igeood.black_box(method="energy").fit(few.train, few.labels, classes=NAMES).calibrate(few.held_out)
     add("named", named, {"logits": mixed.numpy()})
-    shares = igeood.black_box(method="msp", probabilities=True).fit(few.train.softmax(1), few.labels)
-    add("probabilities", shares.calibrate(few.held_out.softmax(1)), {"logits": mixed.softmax(1).numpy()})
     x = {"x": torch.cat([data.test[:20], data.foreign[:10]]).numpy()}
     add("images", igeood.white_box(model).fit(data.train).calibrate(data.held_out), x, model)
     grey = igeood.grey_box(model, epsilon=0.01).fit(data.train)
     add("grey", grey.calibrate(data.held_out), x, model)
-    net, (train, labels), (held, _) = words_model(), sentences(600, 0), sentences(400, 1)
+    net, (train, labels), (held, _) = Words().eval(), sentences(600, 0), sentences(400, 1)
     batch = {name: torch.from_numpy(value) for name, value in train.items()}
     tokens = igeood.black_box(net).fit([{**batch, "labels": torch.from_numpy(labels)}])
     tokens.calibrate([{name: torch.from_numpy(value) for name, value in held.items()}])
@@ -171,9 +161,8 @@ def serving():
             assert count("inputs") == inputs
 
         try:
-            yield SimpleNamespace(
-                service=service, port=port, client=client, count=count, counted=counted, until=wait_until
-            )
+            about = {"service": service, "port": port, "client": client, "until": wait_until}
+            yield SimpleNamespace(**about, count=count, counted=counted)
         finally:
             for one in clients:
                 one.close()
@@ -197,24 +186,19 @@ class Process:
 
     until = staticmethod(wait_until)
 
-    def __init__(self, folder, words):
+    def __init__(self, folder, words, key):
         self._log = folder / f"log-{time.monotonic_ns()}"
         command = [sys.executable, "-m", "igeood.cli", "serve", *map(str, words), "--port", "0"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{folder}{os.pathsep}{SOURCE}"}
         with self._log.open("wb") as file:
             self._process = subprocess.Popen(command, cwd=folder, env=environment, stdout=file, stderr=file)
-        self.pid = self._process.pid
+        self.send, self._key, self._clients = self._process.send_signal, key, []
 
     def wait_for(self, event, **fields):
         """The first line of the log of this event, with these fields; waits for it."""
-        end = time.monotonic() + PATIENCE
-        while time.monotonic() < end:
-            for line in self.log:
-                if line["event"] == event and fields.items() <= line.items():
-                    return line
-            assert self._process.poll() is None, self.text
-            time.sleep(0.02)
-        raise AssertionError(f"no {event} in {self.text}")
+        wanted = {"event": event, **fields}.items()
+        self.until(lambda: self._process.poll() is not None or any(wanted <= line.items() for line in self.log))
+        return next(line for line in self.log if wanted <= line.items())
 
     @property
     def text(self):
@@ -226,41 +210,30 @@ class Process:
         lines = self.text.splitlines(keepends=True)
         return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]
 
-    def send(self, number):
-        self._process.send_signal(number)
+    def client(self):
+        port = int(self.wait_for("serving")["address"].rpartition(":")[2])
+        self._clients.append(Client(port, self._key))
+        return self._clients[-1]
 
     def end(self, number=signal.SIGTERM):
         """Send a signal, and wait for the end; returns the exit code."""
         if self._process.poll() is None:
             self.send(number)
+        for client in self._clients:
+            client.close()
         return self._process.wait(PATIENCE)
-
-    def kill(self):
-        with suppress(ProcessLookupError):
-            self._process.kill()
-        self._process.wait(PATIENCE)
 
 
 @pytest.fixture
 def start(tmp_path):
     """Starts `igeood serve` with options; what still runs at the end is killed."""
-    processes, clients = [], []
+    processes = []
 
     def run(*words, key=None):
-        process = Process(tmp_path, words)
-        processes.append(process)
-        port = int(process.wait_for("serving")["address"].rpartition(":")[2])
-
-        def client():
-            clients.append(Client(port, key))
-            return clients[-1]
-
-        process.client = client
-        assert process.client().get("/v2/health/ready") == (200, {"ready": True})  # signals are handled from here on
-        return process
+        processes.append(Process(tmp_path, words, key))
+        assert processes[-1].client().get("/v2/health/ready")[0] == 200  # signals are handled from here on
+        return processes[-1]
 
     yield run
-    for client in clients:
-        client.close()
     for process in processes:
-        process.kill()
+        process.end(signal.SIGKILL)

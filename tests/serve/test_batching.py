@@ -4,7 +4,6 @@ from concurrent.futures import CancelledError
 from threading import Event
 
 import pytest
-from starlette.exceptions import HTTPException
 
 from igeood.serve.batching import Batcher, Job
 
@@ -39,8 +38,8 @@ def batcher(answers):
     """Makes a queue whose thread is held up in a job, `first`, until `answers.open` is set."""
     queues = []
 
-    def make(*, max_waiting=100, max_batch=4, max_delay=0.0):
-        queues.append(Batcher(answers, max_waiting, max_batch, max_delay))
+    def make(*, max_batch=4, max_delay=0.0):
+        queues.append(Batcher(answers, 100, max_batch, max_delay))
         first = submit(queues[-1], "first")
         assert answers.seen.wait(PATIENCE)
         return queues[-1], first
@@ -61,16 +60,7 @@ def results(*futures):
     return [future.result(PATIENCE) for future in futures]
 
 
-def test_requests_that_come_while_it_is_busy_are_joined_in_order_up_to_the_limit(batcher, answers):
-    queue, first = batcher()
-    futures = [submit(queue, str(i)) for i in range(10)]
-    assert len(queue) == 10
-    answers.open.set()
-    assert results(first, *futures) == ["first!", *(f"{i}!" for i in range(10))]
-    assert answers.batches == [["first"], ["0", "1", "2", "3"], ["4", "5", "6", "7"], ["8", "9"]]
-
-
-def test_rows_count_and_keys_are_not_mixed(batcher, answers):
+def test_jobs_that_wait_are_joined_in_order_up_to_the_limit_of_rows_and_keys_are_not_mixed(batcher, answers):
     queue, _ = batcher()
     jobs = [("a1", 1, "a"), ("b1", 1, "b"), ("a9", 9, "a"), ("a3", 3, "a"), ("b2", 2, "b")]
     futures = [submit(queue, *job) for job in jobs]
@@ -87,17 +77,6 @@ def test_an_idle_thread_never_waits_and_a_busy_one_waits_for_a_full_batch(batche
     late = [submit(queue, data) for data in "def"]  # after a joined batch, three: it waits no longer
     assert results(*late) == ["d!", "e!", "f!"]
     assert answers.batches == [["first"], ["a", "b", "c"], ["d", "e", "f"]]
-
-
-def test_close_finishes_what_waits_at_once_and_then_nothing_is_taken(batcher, answers):
-    queue, first = batcher(max_delay=3600)
-    futures = [submit(queue, str(i)) for i in range(6)]
-    answers.open.set()
-    queue.close()  # the last two wait for no others
-    assert results(first, *futures) == ["first!", *(f"{i}!" for i in range(6))]
-    with pytest.raises(HTTPException) as caught:
-        submit(queue, "late")
-    assert caught.value.status_code == 503
 
 
 def test_where_a_batch_fails_each_is_answered_alone(batcher, answers, caplog):

@@ -3,9 +3,7 @@
 import json
 import re
 import shlex
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,33 +15,23 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "service"
 
 
-def test_the_dockerfile_names_real_options_files_and_addresses():
+def test_the_dockerfile_names_real_options_and_addresses():
     text = re.sub(r"^#.*\n", "", (FOLDER / "Dockerfile").read_text(encoding="utf-8"), flags=re.M).replace("\\\n", " ")
-    lines = [line.split(maxsplit=1) for line in text.splitlines() if line]
-    last = dict(lines)
-    _, _, *words = [*json.loads(last["ENTRYPOINT"]), *json.loads(last["CMD"])]
-    options = serve.make_context("serve", words).params
-    assert str(options["port"]) == last["EXPOSE"]
-    assert options["key_file"].startswith(last["WORKDIR"])
-    assert all(options[kept].startswith(last["VOLUME"]) for kept in ("state", "keep_flagged"))
-    checked = json.loads(last["HEALTHCHECK"].partition(" CMD ")[2])
+    lines = dict(line.split(maxsplit=1) for line in text.splitlines() if line)
+    options = serve.make_context("serve", [*json.loads(lines["ENTRYPOINT"]), *json.loads(lines["CMD"])][2:]).params
+    assert (str(options["port"]), options["key_file"].startswith(lines["WORKDIR"])) == (lines["EXPOSE"], True)
+    assert all(options[kept].startswith(lines["VOLUME"]) for kept in ("state", "keep_flagged"))
+    checked = json.loads(lines["HEALTHCHECK"].partition(" CMD ")[2])
     assert re.search(r"127\.0\.0\.1:8080(/[\w/]+)", checked[-1])[1] in App.ROUTES
-    copied = [words for key, line in lines if key == "COPY" and "--from" not in line for words in line.split()[:-1]]
-    assert [file for file in copied if not (ROOT / file).exists()] == []
 
 
-def test_the_unit_names_real_options_and_its_own_folders(tmp_path):
+def test_the_unit_names_real_options_and_its_own_folders():
     text = (FOLDER / "igeood.service").read_text(encoding="utf-8")
     lines = dict(re.findall(r"^([A-Z]\w+)=(.*)$", text.replace("\\\n", " "), re.M))
     options = serve.make_context("serve", shlex.split(lines["ExecStart"])[2:]).params
     assert options["key_file"] == "${CREDENTIALS_DIRECTORY}/" + lines["LoadCredential"].partition(":")[0]
     assert all(options[kept].startswith("${STATE_DIRECTORY}/") for kept in ("state", "keep_flagged"))
     assert (lines["SuccessExitStatus"], lines["Restart"]) == ("143", "on-failure")
-    if shutil.which("systemd-analyze"):
-        unit = tmp_path / "igeood.service"
-        unit.write_text(text.replace("/opt/igeood/bin/igeood", sys.executable))
-        done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, check=False)  # noqa: S607
-        assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_curl_gets_what_the_page_asks_for(guards, copied, serving):

@@ -1,6 +1,7 @@
 """The sample of refused inputs: bounded, the same whatever the order, and for people to read, empty and keep."""
 
 import json
+import shutil
 import time
 
 import numpy as np
@@ -108,7 +109,7 @@ def test_equal_inputs_are_kept_once_and_good_or_unread_ones_never(flagged, guard
         assert len(offer(sample, guard, mixed)[1]) == 2
 
 
-def test_a_restart_goes_on_also_with_a_smaller_limit(flagged, foreign):
+def test_a_restart_goes_on_also_with_a_smaller_limit_and_people_may_remove_the_folder(flagged, foreign):
     guard, rows = foreign
     _, whole = offer(flagged("whole"), *foreign)
     before = flagged("parts")
@@ -116,34 +117,20 @@ def test_a_restart_goes_on_also_with_a_smaller_limit(flagged, foreign):
     before.close()
     after = flagged("parts")
     assert offer(after, guard, rows)[1] == whole
-    after.close()
+    (after.folder / "notes.txt").write_text("mine")
     assert settled(flagged("parts", keep=3)) == whole[:3]
+    assert (after.folder / "notes.txt").read_text() == "mine"
+    shutil.rmtree(after.folder)
+    assert offer(after, guard, rows)[1] == whole
 
 
-def test_people_may_empty_the_folder_or_remove_it(flagged, foreign):
-    sample = flagged()
-    _, whole = offer(sample, *foreign)
-    for path in sample.folder.iterdir():
-        path.unlink()
-    sample.folder.rmdir()
-    assert offer(sample, *foreign)[1] == whole
-    (sample.folder / "notes.txt").write_text("mine")
-    assert offer(flagged(keep=1), *foreign)[1] == whole[:1]
-    assert (sample.folder / "notes.txt").read_text() == "mine"
-
-
-def test_a_failure_is_logged_and_the_next_is_kept_and_closing_writes_what_waits(flagged, foreign, monkeypatch, caplog):
+def test_a_failure_is_logged_and_the_next_is_kept(flagged, foreign, monkeypatch, caplog):
     def fails(*_):
         raise OSError("disk full")
 
-    sample, (guard, rows) = flagged(keep=40), foreign
+    sample, (guard, rows) = flagged(), foreign
     with monkeypatch.context() as patch:
         patch.setattr(module, "write_record", fails)
         assert offer(sample, guard, rows[:1])[1] == []
     assert caplog.messages == ["flagged input not kept"]
     assert len(offer(sample, guard, rows[:1])[1]) == 1
-    served = Served(guard, Monitor(guard), "")
-    tensors = {"logits": torch.from_numpy(rows)}
-    sample.offer(served, tensors, served.predict(tensors))
-    sample.close()
-    assert len(settled(sample)) == 40

@@ -13,7 +13,6 @@ from referencing.jsonschema import DRAFT202012
 
 from igeood.serve.app import App
 from igeood.serve.protocol import DTYPES, OUTPUTS
-from igeood.serve.served import Served
 
 DOCUMENT = json.loads((files("igeood.serve") / "openapi.json").read_text(encoding="utf-8"))
 OPERATIONS = {(path, method): about for path, item in DOCUMENT["paths"].items() for method, about in item.items()}
@@ -58,9 +57,6 @@ def checked(client, answer, responses):
     status, content = answer
     about = resolved(responses[str(status)])
     media_type = client.headers["content-type"].partition(";")[0]
-    assert {"Connection", "Allow", "WWW-Authenticate", "Retry-After"} & set(about.get("headers", {})) <= {
-        name.title().replace("Www", "WWW") for name in client.headers
-    }
     if media_type == "application/octet-stream":
         content, media_type = json.loads(content[: int(client.headers[LENGTH])]), "application/json"
     check(content.decode() if isinstance(content, bytes) else content, about["content"][media_type]["schema"])
@@ -98,32 +94,3 @@ def test_what_is_read_is_as_it_says(running, path):
     checked(client, answer, about["responses"])
     assert answer[0] == 200
     assert (running.client().get(address(path))[0] == 401) == (about.get("security") != [])
-
-
-ROW = b"[[1, 2, 3, 4]]"
-ERRORS = {
-    "BadRequest": (400, "/predict", b"[[1, 2, 3]]", {}),
-    "Unauthorized": (401, "/predict", ROW, {"authorization": "Bearer l"}),
-    "NotFound": (404, "/v2/models/other/infer", b"{}", {}),
-    "MethodNotAllowed": (405, "/status", b"", {}),
-    "TooLarge": (413, "/predict", b" " * 16_000_001, {}),
-    "UnsupportedType": (415, "/predict", ROW, {"content_type": "text/plain"}),
-    "Fault": (500, "/predict", ROW, {}),
-    "Busy": (503, "/predict", ROW, {}),
-}
-
-
-@pytest.mark.parametrize("name", [name for name in DOCUMENT["components"]["responses"] if name != "Verdicts"])
-def test_errors_are_as_it_says(running, monkeypatch, name):
-    def fail(*_):
-        raise RuntimeError("of a model")
-
-    if name == "Fault":
-        monkeypatch.setattr(Served, "predict", fail)
-    if name == "Busy":
-        monkeypatch.setattr(running.service.batcher, "max_waiting", 0)
-    status, path, body, headers = ERRORS[name]
-    client = running.client("k")
-    answer = client.post(path, body, **headers)
-    checked(client, answer, {str(status): DOCUMENT["components"]["responses"][name]})
-    assert answer[0] == status

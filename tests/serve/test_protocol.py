@@ -141,24 +141,19 @@ def reads(read, *given_):
 LEAVES = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=3)
 TEXT = st.text(max_size=3)
 ANY = st.recursive(LEAVES, lambda part: st.lists(part, max_size=3) | st.dictionaries(TEXT, part, max_size=2))
-ODD = st.fixed_dictionaries(
-    {},
-    optional={
-        "name": st.just("logits") | ANY,
-        "datatype": st.sampled_from([*DTYPES]) | ANY,
-        "shape": st.lists(st.integers(-1, 3) | st.just(2**31 - 1), max_size=4) | ANY,
-        "data": st.lists(st.integers(-3, 300) | st.floats() | st.none(), max_size=6) | ANY,
-        "parameters": st.fixed_dictionaries({"binary_data_size": st.integers(-1, 24) | ANY}) | ANY,
-    },
-)
+PARTS = {
+    "name": st.just("logits") | ANY,
+    "datatype": st.sampled_from([*DTYPES]) | ANY,
+    "shape": st.lists(st.integers(-1, 3) | st.just(2**31 - 1), max_size=4) | ANY,
+    "data": st.lists(st.integers(-3, 300) | st.floats() | st.none(), max_size=6) | ANY,
+    "parameters": st.fixed_dictionaries({"binary_data_size": st.integers(-1, 24) | ANY}) | ANY,
+}
+ODD = st.lists(st.fixed_dictionaries({}, optional=PARTS), max_size=2) | ANY
+MORE = st.fixed_dictionaries({}, optional=dict.fromkeys(("id", "parameters", "outputs"), ANY))
 
 
 @settings(max_examples=200)
-@given(
-    st.lists(ODD, max_size=2) | ANY,
-    st.fixed_dictionaries({}, optional=dict.fromkeys(("id", "parameters", "outputs"), ANY)),
-    st.binary(max_size=24),
-)
+@given(ODD, MORE, st.binary(max_size=24))
 def test_json_of_any_shape_is_read_or_a_problem(inputs, more, tail):
     head = json.dumps({"inputs": inputs, **more}).encode()
     for body, length in ((head, None), (head + tail, str(len(head)))):
