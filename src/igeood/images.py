@@ -12,9 +12,8 @@ from torch import Tensor
 
 from igeood.errors import InputError, import_extra, is_of_disk
 from igeood.guard import Guard
-from igeood.model.batches import Batch
+from igeood.model.batch import Batch
 from igeood.model.step import check_channels
-from igeood.outputs import Refused
 
 MAX_PIXELS = 2**26  # of a resized image: one pixel high and very long, it would fill the memory
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # Pillow has others, of which one starts Ghostscript
@@ -41,7 +40,7 @@ class ImageFolder:
     Attributes
     ----------
     on_error : {"raise", "refuse"}
-        With "refuse", a file that does not decode is black, and has its reason in the batch's `refused`.
+        With "refuse", a file that does not decode is black, and has its reason in the batch's `reasons`.
     classes : tuple of str or None
         Names of the sub-folders that are classes.
     """
@@ -72,23 +71,23 @@ class ImageFolder:
         mean, std = self.preparation["mean"], self.preparation["std"]
         for start in range(0, self.rows, self.batch):
             paths = self.paths[start : start + self.batch]
-            pixels, refused = self._read(paths)
+            pixels, reasons = self._read(paths)
             x = normalised(pixels, mean, std).contiguous()
             names = [str(path) for path in paths] if ids else range(start, start + len(paths))
-            yield Batch({"": x}, refused=refused), names
+            yield Batch({"": x}, reasons=reasons), names
 
-    def _read(self, paths: Sequence[Path]) -> tuple[Pixels, Refused]:
+    def _read(self, paths: Sequence[Path]) -> tuple[Pixels, dict[int, str]]:
         size = self.preparation["size"]
         pixels = np.zeros((len(paths), 3, size, size), np.uint8)
-        refused: Refused = {}
+        reasons: dict[int, str] = {}
         for row, path in enumerate(paths):
             try:
                 pixels[row] = read_image(path, size)
             except InputError as error:  # noqa: PERF203
                 if self.on_error == "raise":
                     raise
-                refused[row] = str(error)
-        return pixels, refused
+                reasons[row] = str(error)
+        return pixels, reasons
 
 
 def prepare(guard: Guard, size: int | None, mean: str | None, std: str | None) -> None:
@@ -96,9 +95,13 @@ def prepare(guard: Guard, size: int | None, mean: str | None, std: str | None) -
     if size is None:
         raise InputError("how many pixels does the model take?", argument="size", cure="give {size=224}, for example")
     scale = {"mean": channels(mean or "0", "mean"), "std": channels(std or "1", "std")}
-    guard.preparation = {"size": size, **scale}
-    for name, values in scale.items():
-        setattr(guard.inputs, name, values * (3 // len(values)))
+    use_preparation(guard, {"size": size, **scale})
+
+
+def use_preparation(guard: Guard, preparation: dict[str, Any]) -> None:
+    """Let a guard prepare images as another one, or its summary, has done."""
+    guard.preparation = preparation
+    guard.source.std = preparation["std"] * (3 // len(preparation["std"]))
 
 
 def channels(text: str, name: str) -> list[float]:

@@ -38,7 +38,7 @@ def find_files(name: str) -> tuple[Path, list[Path]]:
     """The files that a file's, a folder's or a pattern's name stands for, in order, and the folder that they are below.
 
     Names below it that start with `_` or `.`, such as Spark's `_SUCCESS`, or that end otherwise, are no data; text
-    is read only where there is no Parquet and no npz file.
+    in a folder is read only where there is no Parquet and no npz file.
     """
     path = Path(name)
     if path.is_dir():
@@ -54,7 +54,9 @@ def find_files(name: str) -> tuple[Path, list[Path]]:
     tables = [file for file in tables if not re.search(r"(^|/)[_.]", file.relative_to(folder).as_posix())]
     if not tables:
         raise InputError(f"no file there ({', '.join(_ENDINGS)})", cure="check the folder or the pattern", place=name)
-    return folder, [file for file in tables if file.suffix in (".parquet", ".npz")] or tables
+    if path.is_dir():
+        tables = [file for file in tables if file.suffix in (".parquet", ".npz")] or tables
+    return folder, tables
 
 
 class Table(NamedTuple):
@@ -234,10 +236,10 @@ class LogitsFile:
         logits = features.pop(self.logits)
         features = {name.removeprefix(FEATURE): matrix for name, matrix in features.items()}
         ids = ids if ids is not None and self._identify(ids) else None
-        options: dict[str, Any] = {"name": self.logits, "on_error": self.on_error, "reasons": reasons, "first": first}
-        outputs = Outputs(logits, features, labels, ids=ids, **options)
+        options: dict[str, Any] = {"name": self.logits, "reasons": reasons, "first": first}
+        outputs = Outputs(logits, features, labels, ids=ids, on_error="refuse", **options)
         if self.on_error == "raise":
-            outputs.check_valid(first)
+            outputs.check_valid(first)  # the first bad row, whatever is wrong with it
         return outputs
 
     def _identify(self, ids: pa.Array) -> bool:

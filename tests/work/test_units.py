@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import igeood
-from igeood.errors import IgeoodError, InputError, MissingExtraError
+from igeood.errors import InputError, MissingExtraError
 from igeood.files import record_head
 from igeood.work import engines
 from igeood.work.fitting import summarise_file
@@ -134,7 +134,7 @@ def test_a_file_that_fails_does_not_stop_the_others(made, few):
     bad = {"bad.parquet", "nan.npz.parquet"}
     for _ in range(2):  # the others are there, the second time
         outcomes = score(made / "bare.safetensors", ["in"], "out")
-        assert {unit for unit, outcome in outcomes.items() if isinstance(outcome, IgeoodError)} == bad
+        assert {unit for unit, outcome in outcomes.items() if isinstance(outcome, InputError)} == bad
         assert set(contents("out")) == {"a.parquet", "b.npz.parquet", "sub/a.parquet"}
 
 

@@ -142,7 +142,7 @@ class Guard:
                 _read_training(source, detector, summary, data, labels, ids)
         has_read = summary is not data and summary.shape is not None
         summary = _added_up(summary, ranks)
-        with ranks.agreed():
+        with ranks.agreed(), torch.inference_mode(False):  # what is made in it cannot serve for gradients
             if not has_read:
                 _follow(source, detector, summary)
             detector.learn(summary)
@@ -226,7 +226,7 @@ class Guard:
             self.detector, self.tuning = tune_detector(
                 self.detector,
                 self.summary,
-                validation,
+                validation.read,
                 sizes,
                 epsilon=self.epsilon,
                 tpr=tpr,
@@ -275,10 +275,9 @@ class Guard:
             self._check_fitted("calibrate")
             needed = needed_samples(tpr, guarantee, confidence)  # raises for options that nothing can be promised with
             self.source.check_weights(strict=True)
-            parts = [
-                (self._scores(outputs), outputs.keys, outputs.identified or not len(outputs))
-                for outputs in self.source.batches(id_data, ids=ids, name="id_data", detector=self.detector, keys=True)
-            ]
+            with self.source.reading(id_data):
+                batches = self.source.batches(id_data, ids=ids, name="id_data", detector=self.detector, keys=True)
+                parts = [(self._scores(each), each.keys, each.identified or not len(each)) for each in batches]
             scores = torch.cat([part[0] for part in parts]).cpu().double().numpy()
             keys = np.concatenate([part[1] for part in parts])
             identified = all(part[2] for part in parts)
@@ -309,8 +308,9 @@ class Guard:
         """
         self._check_fitted("score")
         self.source.check_weights(strict=False)
-        batches = self.source.batches(data, on_error=on_error, detector=self.detector)
-        scores = [self._scores(outputs) for outputs in batches]
+        with self.source.reading(data):
+            batches = self.source.batches(data, on_error=on_error, detector=self.detector)
+            scores = [self._scores(outputs) for outputs in batches]
         return as_kind(torch.cat(scores), is_numpy(data))
 
     def predict(self, data: Any, *, on_error: OnError = "raise") -> Verdict:
@@ -329,19 +329,20 @@ class Guard:
         labels: list[Tensor] = []
         reasons: dict[int, str] = {}
         rows = 0
-        for outputs in self.source.batches(data, on_error=on_error, detector=self.detector):
-            scores.append(self._scores(outputs))
-            labels.append(outputs.predicted)
-            for row, reason in outputs.reasons.items():
-                reasons[rows + row] = reason
-            rows += len(outputs)
+        with self.source.reading(data):
+            for outputs in self.source.batches(data, on_error=on_error, detector=self.detector):
+                scores.append(self._scores(outputs))
+                labels.append(outputs.predicted)
+                for row, reason in outputs.reasons.items():
+                    reasons[rows + row] = reason
+                rows += len(outputs)
         to_numpy = is_numpy(data)
         return Verdict.of(torch.cat(scores), torch.cat(labels), calibration, reasons, self.classes, to_numpy=to_numpy)
 
     def _scores(self, outputs: Outputs) -> Tensor:
         """Scores (N,) of outputs; infinite where a row is not valid."""
         self.detector.check(outputs)
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():  # what a detector derives now may serve for gradients later
             scores = self.detector.score(outputs)
         return scores.masked_fill(~outputs.valid, torch.inf) if outputs.reasons else scores
 
@@ -359,7 +360,8 @@ class Guard:
         if top < 1:
             raise InputError(f"must be a number of channels, at least 1; got {top!r}", argument="top")
         self.source.check_weights(strict=False)
-        whole = Outputs.concat(self.source.batches(data, detector=self.detector))
+        with self.source.reading(data):
+            whole = Outputs.concat(self.source.batches(data, detector=self.detector))
         self.detector.check(whole)
         with torch.no_grad():
             return explain(self.detector, whole, top, to_numpy=is_numpy(data), classes=self.classes)
@@ -431,7 +433,7 @@ def _read_training(source: Source, detector: Detector, summary: Summary, data: A
     """Add training samples to a summary, in one pass, and prepare the source for such samples."""
     before = source.weights()
     outputs = source.batches(data, labels, ids=ids, name="data", needs=detector.needs, keys=True)
-    with torch.inference_mode(False):
+    with source.reading(data), torch.inference_mode(False):
         for block in joined(part for part in outputs if len(part)):
             if summary.preview is None:
                 summary.preview = block.only(()).detached()[: health.ROWS]

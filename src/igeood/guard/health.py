@@ -46,7 +46,7 @@ def of_fit(detector: Detector, summary: Summary) -> Iterator[Finding]:
         rows = draw_rows(kept)
         # a network that is sure of all its rows ties their scores, but not that of an answer that is not sure
         unsure = rows[:1].replace(logits=torch.zeros_like(rows.logits[:1]))
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():
             scores = torch.cat([detector.score(part.only(detector.widths_)).double().cpu() for part in (rows, unsure)])
         yield from of_scores(scores, "training")
 

@@ -3,7 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -130,12 +130,12 @@ class Source:
         keys : bool
             Whether samples are to be recognised.
         """
-        for number, item in enumerate(self._items(data, labels, ids, name, on_error)):
+        for number, item in enumerate(self.items(data, labels, ids, name, on_error)):
             try:
                 if needs is not None and number == 0:
                     self.prepare(item, needs)
                 if detector is not None and self.epsilon:
-                    outputs = self.step(item, detector, (self.epsilon,))[0]
+                    outputs = self.step(item, detector, (self.epsilon,), on_error)[0]
                     outputs = outputs.replace(_keys=item.keys) if keys else outputs
                 else:
                     outputs = self.read(item, labels=needs is not None, keys=keys, on_error=on_error)
@@ -147,7 +147,7 @@ class Source:
         self, data: Any, detector: Detector, epsilons: Sequence[float], select: Select, *, ids: Any = None, name: str
     ) -> Iterator[tuple[Keys, list[Outputs]]]:
         """Keys and outputs of the rows that `select` chooses, batch by batch, for each size of the input step."""
-        for number, item in enumerate(self._items(data, None, ids, name, "raise")):
+        for number, item in enumerate(self.items(data, None, ids, name)):
             try:
                 visible = item.only(self.layers) if isinstance(item, Outputs) else item
                 rows = select(visible.keys, not isinstance(item, Outputs) or item.identified)
@@ -161,9 +161,9 @@ class Source:
         is_of_batch = self.model is not None and not isinstance(error, UnsuitedError)
         return error.within(f"{name}: batch {number}") if is_of_batch else error
 
-    def _items(
-        self, data: Any, labels: Any, ids: Any, name: str, on_error: OnError
-    ) -> Iterator[Batch] | Iterator[Outputs]:
+    def items(
+        self, data: Any, labels: Any = None, ids: Any = None, name: str = "x", on_error: OnError = "raise"
+    ) -> Iterator[Any]:
         """Batches for the model, or blocks of arrays."""
         if self.model is None:
             yield from array_blocks(data, labels, ids, "logits" if name == "x" else name, on_error)
@@ -171,9 +171,12 @@ class Source:
         if ids is not None:
             problem = "a guard with a model recognises its inputs by their content"
             raise InputError(problem, argument="ids", cure="leave them out")
-        is_loader = not is_batch(data)  # it may draw random numbers
-        with random_state_kept() if is_loader else nullcontext():
-            yield from batches(data if labels is None else (data, labels), name, on_error)
+        yield from batches(data if labels is None else (data, labels), name, on_error)
+
+    def reading(self, data: Any) -> AbstractContextManager[None]:
+        """Around the use of `batches`: random states as they were, even if a loader draws from them."""
+        is_loader = self.model is not None and not is_batch(data)
+        return random_state_kept() if is_loader else nullcontext()
 
     def read(
         self, item: Batch | Outputs, *, labels: bool = False, keys: bool = False, on_error: OnError = "raise"
@@ -192,7 +195,9 @@ class Source:
                 outputs = self.reader(item, labels=labels, keys=keys, on_error=on_error)  # type: ignore[misc]
         return outputs.from_probabilities(on_error) if self.probabilities else outputs
 
-    def step(self, item: Batch | Outputs, detector: Detector, epsilons: Sequence[float]) -> list[Outputs]:
+    def step(
+        self, item: Batch | Outputs, detector: Detector, epsilons: Sequence[float], on_error: OnError = "raise"
+    ) -> list[Outputs]:
         """Outputs after the input step (Eq. 6), for each size of it; they have the answer on the clean input."""
         if not any(epsilons):
             return [self.read(item)] * len(epsilons)
@@ -201,11 +206,11 @@ class Source:
             raise InputError(problem, argument="epsilons", cure="make the guard with grey_box(model)")
 
         def read(outputs: Outputs) -> Outputs:
-            return outputs.from_probabilities() if self.probabilities else outputs
+            return outputs.from_probabilities(on_error) if self.probabilities else outputs
 
         with torch.no_grad():
-            clean, after = stepped(self.reader, item, detector, epsilons, self.std, read)  # type: ignore[arg-type]
-        return [outputs.replace(_predicted=clean.predicted, reasons=item.reasons) for outputs in after]
+            clean, after = stepped(self.reader, item, detector, epsilons, self.std, read, on_error)  # type: ignore[arg-type]
+        return [outputs.replace(_predicted=clean.predicted) for outputs in after]
 
     def weights(self) -> str | None:
         """Fingerprint of the model's weights as they are."""
@@ -235,7 +240,7 @@ class Source:
         if strict:
             raise error
         self._warned = True
-        warnings.warn(IgeoodWarning(error), stacklevel=4)
+        warnings.warn(IgeoodWarning(error), stacklevel=3)
 
 
 def array_blocks(data: Any, labels: Any, ids: Any, name: str, on_error: OnError) -> Iterator[Outputs]:
@@ -318,7 +323,8 @@ def extract(
     """
     source = Source(model, layers)
     needs = Needs(layers="none" if source.wanted == [] else "all", pool=pool, head=head)
-    return Outputs.concat(source.batches(loader, name="loader", needs=needs, keys=True))
+    with source.reading(loader):
+        return Outputs.concat(source.batches(loader, name="loader", needs=needs, keys=True))
 
 
 def is_numpy(data: Any) -> bool:

@@ -15,7 +15,7 @@ from igeood.detectors import Detector
 from igeood.errors import InputError
 from igeood.model.batch import Batch
 from igeood.model.reader import Reader
-from igeood.outputs import Outputs
+from igeood.outputs import OnError, Outputs
 
 Channels = float | Sequence[float]
 
@@ -77,18 +77,19 @@ def stepped(
     epsilons: Sequence[float],
     std: Channels = 1.0,
     read: Callable[[Outputs], Outputs] = lambda outputs: outputs,
+    on_error: OnError = "raise",
 ) -> tuple[Outputs, list[Outputs]]:
     """Clean outputs, and for each size those after a step that lowers the detector's score (Eq. 6).
 
     One forward pass gives the clean outputs and the gradient, which all sizes share. `read` prepares outputs for the
-    detector.
+    detector. A row that is not valid in one of the passes is not valid after the step.
     """
     batch = reader.place(batch)
     passes: list[Outputs] = []
     targets: list[tuple[str, ...] | None] = []  # for each gradient the layers that are read after its step; None: all
 
     def objectives(x: Tensor) -> list[Tensor]:
-        passes.append(read(reader(batch.with_x(x))))
+        passes.append(read(reader(batch.with_x(x), on_error=on_error)))
         steps = detector.step_scores(passes[0])
         targets.extend(layers for _, layers in steps)
         return [score for score, _ in steps]
@@ -97,12 +98,14 @@ def stepped(
     clean = passes[0].detached()
 
     def after(epsilon: float) -> Outputs:
-        parts = [read(reader(batch.with_x(signed_step(batch.x, gradient, -epsilon, std)))) for gradient in gradients]
+        moved = [batch.with_x(signed_step(batch.x, gradient, -epsilon, std)) for gradient in gradients]
+        parts = [read(reader(part, on_error=on_error)) for part in moved]
+        reasons = {row: reason for part in (*parts, clean) for row, reason in part.reasons.items()}
         if targets == [None]:
-            return parts[0]
+            return parts[0].replace(reasons=reasons)
         pairs = zip(parts, targets, strict=True)
         features = {layer: part.features[layer] for part, layers in pairs for layer in layers or ()}
-        return clean.replace(features=features)
+        return clean.replace(features=features, reasons=reasons)
 
     with torch.inference_mode(False), torch.no_grad():
         return clean, [after(epsilon) if epsilon else clean for epsilon in epsilons]

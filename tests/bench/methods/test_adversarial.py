@@ -29,9 +29,7 @@ def test_the_step_by_hand_each_time(model, data, left_as_found, mode):
 
 
 @pytest.mark.parametrize("is_labelled", [True, False])
-def test_an_attack_on_normalised_inputs_is_the_same_in_pixels_and_clamped_where_these_are_known(
-    model, data, is_labelled
-):
+def test_the_step_on_normalised_inputs_is_in_pixels_and_clamped_where_their_mean_is_known(model, data, is_labelled):
     x, labels = data.images(100, 3)
     mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
     centre, scale = (torch.tensor(values)[:, None, None] for values in (mean, std))

@@ -31,9 +31,6 @@ def test_without_training_it_is_mahalanobis(known):
     apart = known.test.features["block.late"].double()[:, None] - plain.mean_["block.late"]
     expected = (apart @ kept).square().sum(dim=2).amin(dim=1)
     torch.testing.assert_close(2 * scores[:, 1] - 8 * LOG_2_PI, expected, rtol=1e-10, atol=1e-10)
-    whole = igeood.detector("residual-flow", epochs=0).fit(known.train)
-    assert whole.term_names == ["early", "block.late"]
-    assert igeood.metrics.auroc(whole.score(known.test), whole.score(known.ood)) > 0.9
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -42,16 +39,13 @@ def test_training_raises_the_density_of_new_rows(shared):
     before, after = (FlowLayers(epochs=n, rate=1e-2, shared=shared).fit(train) for n in (0, 20))
     assert after.gain_["layer"].shape == (COUPLINGS, 1 if shared else 2, 1, 2)
     assert before.score(test).mean() - after.score(test).mean() > 0.3  # nats a row
-    again, state = FlowLayers(epochs=20, rate=1e-2, shared=shared), torch.random.get_rng_state()
-    torch.testing.assert_close(again.fit(train).state(), after.state(), rtol=0, atol=0)
-    assert torch.equal(torch.random.get_rng_state(), state)
-    other = FlowLayers(epochs=0, shared=shared, seed=1).fit(train)
-    assert (other.first_["layer"] != before.first_["layer"]).all()
+    again = FlowLayers(epochs=20, rate=1e-2, shared=shared).fit(train)
+    torch.testing.assert_close(again.state(), after.state(), rtol=0, atol=0)
 
 
 def test_densities_integrate_to_one():
-    flows = Flows.identity(2, 2, torch.Generator().manual_seed(0))
     draw = torch.Generator().manual_seed(1)
+    flows = Flows.identity(2, 2, draw)
     moved = [value.double() + 0.3 * torch.randn(value.shape, generator=draw) for value in flows[:-1]]
     flows = Flows(*moved, flows.order)
     axis = torch.linspace(-12, 12, 301, dtype=torch.float64)
@@ -71,9 +65,6 @@ def test_classes_of_few_rows_and_layers_of_few_directions():
     flat = igeood.detector("residual-flow", epochs=1).fit(Outputs(train.logits, lines, train.labels))
     assert [finding.code for finding in flat.findings_] == ["flat-layer", "flat-layer"]
     tested = {"line": test.features["layer"][:, :2], "dead": torch.ones(50, 3), **test.features}
-    parts = flat.terms(Outputs(test.logits, tested))
-    assert (parts[:, :2] == 0).all()
-    assert parts[:, 2].isfinite().all()
-    with pytest.raises(InputError) as caught:
+    assert (flat.terms(Outputs(test.logits, tested))[:, :2] == 0).all()
+    with pytest.raises(InputError):
         FlowLayers().fit(Outputs(train.logits, {"line": lines["line"]}, train.labels))
-    assert caught.value.argument == "data"

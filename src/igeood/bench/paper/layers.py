@@ -73,9 +73,9 @@ def _row(method: str, train: Outputs, known: Outputs, foreign: Outputs) -> Layer
     (learn_id, show_id), (learn_ood, show_ood) = parts
     scorer.learn_weights(learn_id, learn_ood, tpr=TPR, seed=0)
     weights = scorer.state()["weights_"]
-    shares = [torch.as_tensor(scorer.contributions(outputs)) for outputs in (show_id, show_ood)]  # (N, P) each
+    shares = [scorer.terms(outputs) for outputs in (show_id, show_ood)]  # (N, P) each
     columns = [torch.column_stack([share / weights, share.sum(dim=1)]).numpy().T for share in shares]  # the score last
-    triples = zip([*scorer.columns_, "regression"], *columns, strict=True)
+    triples = zip([*scorer.term_names, "regression"], *columns, strict=True)
     return method, [LayerPanel(name, a, b, tnr_at_tpr(a, b)) for name, a, b in triples], weights.tolist()
 
 
@@ -130,8 +130,8 @@ def reduction(ours: Averages) -> list[Table]:
 def _reduced(scorer: IgeoodFeatures, outputs: Outputs) -> dict[str, Tensor]:
     """Scores (N,) of each layer by minimum and by sum, by the name of the column."""
     columns = {}
-    least = torch.as_tensor(scorer.layer_scores(outputs))
-    for i, layer in enumerate(scorer.columns_):
+    least = scorer.terms(outputs)
+    for i, layer in enumerate(scorer.term_names):
         x = outputs.features[layer].double()
         std = scorer.std_[layer]
         columns[f"{layer}: minimum"] = least[:, i]

@@ -17,19 +17,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from igeood.bench import datasets
+from igeood.bench import bayes, datasets
 from igeood.bench.datasets.images import Rows
 from igeood.bench.diagnose import diagnose
+from igeood.bench.methods.deconf import EPSILONS as DECONF_EPSILONS
 from igeood.bench.runs.network import Network
 from igeood.bench.runs.observing import Notify, Observer, key_of
 from igeood.bench.runs.plan import ATTACK, NO_VALIDATION, RULES, STEPS, TPR, Cell, Plan, cells
 from igeood.bench.runs.results import Record, Results
 from igeood.detectors import METHODS, Detector, IgeoodLogits, detector
-from igeood.detectors.base import Samples
 from igeood.detectors.weighted import FEWEST
 from igeood.errors import InputError, UnsuitedError
 from igeood.files import SCHEMA, only_one, write_record
-from igeood.guard.tuning import Seen, tune_detector, tune_on_id
+from igeood.guard.tune import Search, sweep, tune_detector
 from igeood.metrics import evaluate
 from igeood.model.reader import random_state_kept
 from igeood.outputs import Outputs
@@ -42,6 +42,7 @@ VALIDATION = 1000  # images of each kind to tune on, as in the paper; of a small
 FEWEST_TUNED = 40  # of them, where there is an input step
 GREY_EPSILON = 0.0012  # before tuning: the default of `igeood.grey_box`
 UNNAMED = ("own", "fgsm", NO_VALIDATION)  # what is tuned on without a set's name
+DECONF = "deconf-c"  # whose input step is chosen by in-distribution samples
 EXTREMES = 8  # images with the highest, and with the lowest scores, that are kept with them
 
 Root = str | Path | None
@@ -136,7 +137,7 @@ class _Bench:
         load = partial(datasets.load, root=root, side=network.size)
         self._set = cache(lambda name, part: load(name, split=limits[part][0], limit=limits[part][1]))
         self._contents = cache(lambda name: load(name).contents())
-        self._learnt: dict[str, tuple[Detector, Samples]] = {}
+        self._learnt: dict[str, tuple[Detector, Summary]] = {}
         self._tuned: dict[Cell, tuple[Detector, Record]] = {}
         self._describe()
 
@@ -149,7 +150,7 @@ class _Bench:
             return
         train, test = (self.observer.outputs(images, Needs(), part) for part, images in sets.items())
         train = train.only(Needs(layers="all").blocks(train.features))  # the head's input is the last layer's mean
-        nearest = torch.as_tensor(IgeoodLogits().fit(train).predict_class(test))
+        nearest = IgeoodLogits().fit(train).predict_class(test)
         assert test.labels is not None  # noqa: S101 (a trained network's images have them)
         right = [float((guess == test.labels).double().mean()) for guess in (test.logits.argmax(dim=1), nearest)]
         about = {
@@ -208,7 +209,7 @@ class _Bench:
             images = self._set(name, "test")[self._rows(cell, name, tune=False)]
             tensors |= {f"{side}{end}": tensor for end, tensor in _scored(scorer, outputs, images).items()}
         path = self.results.folder / "scores" / f"{key_of(asked)}.safetensors"
-        write_record(path, {"kind": "scores", "cell": asdict(cell), "columns": scorer.columns_}, tensors)
+        write_record(path, {"kind": "scores", "cell": asdict(cell), "columns": scorer.term_names}, tensors)
         metrics = evaluate(tensors["id"], tensors["ood"], TPR)
         measured = {
             "file": self.network.file,
@@ -253,48 +254,63 @@ class _Bench:
         """
         cell = replace(cell, ood=cell.ood if cell.validation == "own" else "")
         if cell not in self._tuned:
-            scorer, samples = self._fit(cell.method)
+            scorer, summary = self._fit(cell.method)
             is_grey = cell.setting == "grey-box"
-            tuning = None
+            tuning: Record | None = None
             epsilon = GREY_EPSILON if is_grey else 0.0
-            if is_grey and scorer.id_steps:
-                tuning = tune_on_id(scorer, partial(self._known, cell), scorer.id_steps, epsilon)
+            if is_grey and cell.method == DECONF:
+                tuning = self._tune_on_id(cell, scorer)
             elif cell.validation != NO_VALIDATION and METHODS[cell.method].tunes:
-                scorer, tuning = tune_detector(
+                validation = _Validation(self, cell)
+                scorer, found = tune_detector(
                     scorer,
-                    samples,
-                    partial(self._validation, cell),
+                    summary,
+                    validation.read,
                     STEPS.get(cell.setting, (0.0,)),
                     epsilon=epsilon,
                     tpr=TPR,
                     seed=cell.seed,
-                    search=self.plan.search,
+                    search=self._search(cell, scorer),
+                    progress=None,
                 )
-            epsilon = epsilon if tuning is None else tuning.epsilon
+                tuning = {**asdict(found), "attack": validation.attack}
+            epsilon = epsilon if tuning is None else tuning["epsilon"]
             asked = self._asked(cell)
             chosen = {"temperature": scorer.params().get("temperature"), "epsilon": epsilon}
-            record = {**asked, **chosen, "tuning": None if tuning is None else asdict(tuning)}
+            record = {**asked, **chosen, "tuning": tuning}
             self._tuned = {cell: (scorer, record)}
             if self.results.tunings.find(asked) is None:
                 self.results.tunings.append(record)
         return self._tuned[cell]
 
-    def _fit(self, method: str) -> tuple[Detector, Samples]:
+    def _search(self, cell: Cell, scorer: Detector) -> Search | None:
+        """How the temperature is sought. Adversarial samples fool the output: they say nothing of a part's."""
+        if cell.validation == "fgsm" and scorer.softmax is not scorer:
+            return None
+        return sweep if self.plan.search == "sweep" else partial(bayes.search, seed=cell.seed)
+
+    def _tune_on_id(self, cell: Cell, scorer: Detector) -> Record:
+        """DeConf-C's choice: the input step after which the mean score of in-distribution samples is lowest."""
+        outputs = self._seen(cell, scorer, DECONF_EPSILONS, self.own)
+        means = [float(scorer.score(each).mean()) for each in outputs]
+        steps = [{"epsilon": size, "mean_score": mean} for size, mean in zip(DECONF_EPSILONS, means, strict=True)]
+        lowest = min(steps, key=lambda step: (step["mean_score"], step["epsilon"]))
+        return {"epsilon": lowest["epsilon"], "n_id": len(outputs[0]), "steps": steps}
+
+    def _fit(self, method: str) -> tuple[Detector, Summary]:
         """A method's detector, fitted once for all cells that follow."""
         if method not in self._learnt:
             needs = METHODS[method].needs
             summary = Summary.of(self.observer.outputs(self._set(self.own, "train"), needs, "train"), needs)
             summary.head = self.observer.head(needs)
             fitted = detector(method, **self.plan.options_of(method)).learn(summary)
-            self._learnt = {method: (fitted, summary.samples)}
+            self._learnt = {method: (fitted, summary)}
         return self._learnt[method]
 
-    def _known(self, cell: Cell, scorer: Detector, epsilons: Sequence[float]) -> Seen:
-        """Outputs to tune on for a method that needs no OOD samples."""
-        return self._seen(cell, scorer, epsilons, self.own), [], None
-
-    def _validation(self, cell: Cell, scorer: Detector, epsilons: Sequence[float]) -> Seen:
-        """Outputs to tune on, of both kinds: the foreign ones adversarial, of the OOD set itself, or of a named set."""
+    def validation(
+        self, cell: Cell, scorer: Detector, epsilons: Sequence[float]
+    ) -> tuple[list[Outputs], list[Outputs], Record | None]:
+        """Outputs to tune on: in-distribution, and adversarial ones, of the OOD set itself, or of a named set."""
         see = partial(self._seen, cell, scorer, epsilons)
         if cell.validation == "fgsm":
             images = self._set(self.own, "test")[self._rows(cell, self.own)]
@@ -304,10 +320,24 @@ class _Bench:
         return see(self.own), see(cell.ood) if cell.validation == "own" else see(cell.validation, "validation"), None
 
 
+class _Validation:
+    """A cell's validation samples, as `tune_detector` reads them; `attack` is what adversarial ones did."""
+
+    def __init__(self, bench: _Bench, cell: Cell) -> None:
+        self.bench = bench
+        self.cell = cell
+        self.attack: Record | None = None
+
+    def read(self, detector: Detector, epsilons: Sequence[float]) -> tuple[list[Outputs], list[Outputs]]:
+        """In-distribution and OOD outputs for each size of the input step."""
+        id_outputs, ood_outputs, self.attack = self.bench.validation(self.cell, detector, epsilons)
+        return id_outputs, ood_outputs
+
+
 def _scored(scorer: Detector, outputs: Outputs, images: datasets.ImageSet) -> dict[str, Tensor]:
     """Scores, their parts, and the images with extreme scores; each by the end of its name."""
-    scores = torch.as_tensor(scorer.score(outputs))
-    tensors = {"": scores, "_parts": torch.as_tensor(scorer.contributions(outputs)).float()}
+    scores = scorer.score(outputs)
+    tensors = {"": scores, "_parts": scorer.terms(outputs).float()}
     order = scores.argsort(descending=True, stable=True)
     for which, rows in (("most", order[:EXTREMES]), ("least", order.flip(0)[:EXTREMES])):
         tensors |= {f"_{which}_rows": rows.clone(), f"_{which}": torch.from_numpy(images[rows.numpy()].images())}

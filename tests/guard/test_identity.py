@@ -1,0 +1,109 @@
+"""Which samples are the same: by ids, by inputs, by rows that are otherwise unique; tune and calibrate share a set."""
+
+import numpy as np
+import pytest
+import torch
+
+import igeood
+from igeood.errors import IgeoodWarning
+from igeood.guard.identity import Seen, draw, fingerprint, occurrences
+from igeood.outputs import Outputs, row_keys
+
+TUNE = {"search": None}  # which temperature is found does not matter here
+
+
+def test_tune_uses_a_share_and_calibrate_leaves_it_out_by_its_content(classifier):
+    """Another order, another precision, another kind of array: still the same samples."""
+    c = classifier
+    guard = igeood.black_box().fit(c.train, c.labels).tune(c.held_out.double(), c.ood, **TUNE)
+    keys = row_keys(c.held_out)
+    used, n_used = draw(keys, np.zeros(400, np.int64), 0.5, 0), guard.tuning.n_id
+    assert 160 < int(used.sum()) == n_used < 240
+    order = torch.randperm(400, generator=torch.Generator().manual_seed(1))
+    assert guard.calibrate(c.held_out[order].numpy()).calibration.left_out == n_used
+    assert [finding.code for finding in guard.findings["calibrate"]] == ["left-out"]
+    kept = guard.score(c.held_out[torch.from_numpy(~used)]).sort().values
+    torch.testing.assert_close(guard.calibration.scores, kept)
+    assert guard.calibrate(c.test).calibration.left_out == 0
+    guard.tune(c.test, c.ood, **TUNE)  # a second tuning adds to the first
+    both = torch.cat([c.held_out, c.test])
+    assert guard.calibrate(both).calibration.left_out == n_used + guard.tuning.n_id
+
+
+def test_too_few_samples_that_were_not_used_promise_nothing(classifier, refused):
+    c = classifier
+    guard = igeood.black_box().fit(c.train, c.labels)
+    with pytest.warns(IgeoodWarning):
+        guard.calibrate(torch.cat([c.train[:300], c.held_out[:100]]))
+    assert (guard.calibration.trained_on, [finding.code for finding in guard.health]) == (300, ["trained-on"])
+    guard.tune(c.held_out, c.ood, share=1.0, **TUNE)
+    with refused("id_data") as raised:
+        guard.calibrate(np.concatenate([c.held_out.numpy(), c.test[:18].numpy()]))
+    assert all(number in str(raised.value) for number in ("18", "400", "19"))
+
+
+def test_ids_say_who_is_the_same_sample_whatever_the_outputs(classifier, refused):
+    c, ids, others = classifier, [f"a{i}" for i in range(400)], [f"b{i}" for i in range(400)]
+    guard = igeood.black_box().fit(c.train, c.labels, ids=ids)
+    noise = 0.01 * torch.randn(400, 10, generator=torch.Generator().manual_seed(0))
+    with pytest.warns(IgeoodWarning):
+        guard.calibrate(c.held_out + noise, ids=ids)
+    assert guard.calibration.trained_on == 400
+    guard.tune(c.held_out, Outputs(c.ood, ids=[f"c{i}" for i in range(400)]), ids=others, **TUNE)
+    assert guard.calibrate(c.held_out + noise, ids=others).calibration.left_out == guard.tuning.n_id
+    guard.calibrate(c.train, ids=[f"d{i}" for i in range(400)])
+    assert (guard.calibration.left_out, guard.calibration.trained_on) == (0, 0)  # others, if equal
+    with refused("ood") as raised:
+        guard.tune(c.held_out, Outputs(c.ood[:100], ids=others[:100]), ids=others, share=1.0, **TUNE)
+    assert "100" in str(raised.value)
+    for data, labels in ((c.held_out, ids[:3]), ([c.held_out[:200], c.held_out[200:]], ids)):
+        with refused("ids"):
+            guard.calibrate(data, ids=labels)
+
+
+def test_a_guard_with_a_model_recognises_its_inputs_by_their_content(model, data, refused):
+    guard = igeood.black_box(model, method="energy").fit(data.train)
+    with refused("ids"):
+        guard.calibrate(data.test, ids=range(300))
+    with pytest.warns(IgeoodWarning):
+        guard.calibrate(list(data.train)[::-1])  # in another order
+    assert guard.calibration.trained_on == 800
+    guard = igeood.grey_box(model, method="energy").fit(data.train)  # its outputs are of other inputs than it is given
+    guard.tune(data.held_out, data.ood, epsilons=(0.001,), **TUNE)
+    assert guard.calibrate(data.held_out).calibration.left_out == guard.tuning.n_id
+
+
+def test_samples_are_drawn_by_content_and_seed():
+    rows = torch.randn(20_000, 5, generator=torch.Generator().manual_seed(1))
+    keys, once = row_keys(rows), np.zeros(20_000, np.int64)
+    for share in (0.1, 0.5, 0.9):
+        assert abs(draw(keys, once, share, 3).mean() - share) < 4 * (share * (1 - share) / 20_000) ** 0.5
+    half = draw(keys, once, 0.5, 3)
+    assert np.array_equal(draw(keys[::-1], once, 0.5, 3), half[::-1])
+    assert 0.48 < (half == draw(keys, once, 0.5, 4)).mean() < 0.52
+    assert draw(keys, once, 1.0, 0).all()
+
+
+def test_equal_rows_are_split_at_random_and_left_out_as_often_as_they_were_used():
+    keys = np.repeat(np.array([1, 2, 3], dtype=np.uint64), [1000, 500, 1])
+    drawn = draw(keys, occurrences(keys), 0.5, 0)
+    assert abs(int(drawn[:1000].sum()) - 500) < 80
+    assert abs(int(drawn[1000:1500].sum()) - 250) < 60
+    order = np.random.default_rng(0).permutation(len(keys))
+    again = draw(keys[order], occurrences(keys[order]), 0.5, 0)
+    assert np.array_equal(np.sort(keys[drawn]), np.sort(keys[order][again]))  # whatever the order
+    halves = [occurrences(keys[:700]), occurrences(keys[700:], keys[:700])]  # and the batches
+    assert np.array_equal(np.concatenate(halves), occurrences(keys))
+    used = Seen(np.sort(keys[drawn]), False, fingerprint(keys))
+    assert int(used.among(keys, False).sum()) == int(drawn.sum())  # all of them are there again
+    assert not used.among(keys[:900], False).any()  # others, by chance equal
+    assert not used.among(keys, True).any()  # ids are no rows
+
+
+def test_rows_without_ids_are_the_same_sample_where_rows_hardly_repeat():
+    unique = np.arange(5000, dtype=np.uint64)
+    assert Seen(unique[:2000], False).among(unique[1900:], False).sum() == 100
+    tied = np.sort(np.repeat(unique[:1000], 2))
+    assert not Seen(tied, False).among(unique, False).any()
+    assert not Seen(unique, False).among(tied, False).any()
+    assert Seen(tied, True).among(unique, True).sum() == 1000  # ids are a fact
