@@ -76,7 +76,9 @@ def test_files_that_are_refused(model, path):
         for value in values:
             write_record(path, {**record, name: value}, tensors)
             if name == "schema":  # the writer puts its own
-                path.write_bytes(path.read_bytes().replace(f'schema\\": {SCHEMA}'.encode(), f'schema\\": {value}'.encode()))
+                path.write_bytes(
+                    path.read_bytes().replace(f'schema\\": {SCHEMA}'.encode(), f'schema\\": {value}'.encode())
+                )
             with pytest.raises(GuardFileError) as raised:
                 igeood.load(path, model)
             assert "\n" not in str(raised.value), name
