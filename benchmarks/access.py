@@ -14,8 +14,8 @@ from torch.nn import functional
 
 import igeood
 from igeood.bench.datasets import load
-from igeood.bench.networks import normalised
 from igeood.bench.runs import Network, load_network
+from igeood.images import normalised
 
 FAULTS: dict[str, Callable[[Tensor], Tensor]] = {  # of pixels (N, 3, side, side) from 0 to 255
     "nothing": lambda x: x,

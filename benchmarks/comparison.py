@@ -19,9 +19,10 @@ from torch import nn
 
 import igeood
 from igeood.bench.datasets import data_root, load
-from igeood.bench.networks import Task, normalised
+from igeood.bench.networks import Task
 from igeood.bench.runs import load_network
 from igeood.bench.runs.averages import title
+from igeood.images import normalised
 from train_networks import FASHION, JOBS, beside, cifar, digits, fashion, in_channels, mnist, network
 
 LIMIT = 2000  # images of each OOD set at most

@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from igeood.bench.datasets import load
-from igeood.bench.networks import NETWORKS, Recipe, Task, build, load_weights, train
+from igeood.bench.networks import NETWORKS, Recipe, Task, build, train
 from igeood.files import only_one
+from igeood.model.factory import load_weights
 
 FASHION = "idx:/usr/share/datasets/fashion-mnist"
 CIFAR_MOMENTS = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))

@@ -14,15 +14,6 @@ FOLDER = Path(__file__).parent.parent / "examples"
 README = (FOLDER / "README.md").read_text(encoding="utf-8")
 EXAMPLES = sorted(FOLDER.glob("*.py"))
 NEEDS = {"hugging_face_text": "transformers", "image_folder": "PIL", "ray_files": "ray", "service_client": "uvicorn"}
-KEY = {  # a line that each must print: what it shows has happened
-    "hugging_face_text": r"white box: \d\.\d% of known topics refused, (100|[89]\d)\.\d% of the foreign one",
-    "image_folder": r"  foreign/[89]/\d+\.png p=0\.0\d+, taken for a [0-7]; sample \d+: score .* = ",
-    "ray_files": r"part-3\.parquet: 500 rows, +(9\d|100)\.\d% refused",
-    "service_client": r"alarm at input (29[7-9]|3\d\d); the change began at input (29\d|30\d) or so",
-    "sklearn_logits": r"  digits 8, 9 +[6-9]\d\.\d% refused",
-    "torchrun": r"2 ranks fitted 2001 rows; at least 95%",
-    "torchvision_like": r"loaded guard agrees: True",
-}
 
 
 def shape(text):
@@ -47,11 +38,6 @@ def test_it_runs(path, tmp_path, monkeypatch, capsys):
             runpy.run_path(str(path), run_name="__main__")
         out, err = capsys.readouterr()
     assert [line for line in err.splitlines() if ": left out" not in line] == []
-    assert re.search(f"^{KEY[path.stem]}", out, re.M), out
     shown = re.search(rf"`{path.name}`.*?```text\n(.*?)```", README, re.S)
     assert shape(out) == shape(shown[1]), out
     assert list(tmp_path.iterdir()) == []
-
-
-def test_each_is_listed():
-    assert {path.stem for path in EXAMPLES} == set(KEY)

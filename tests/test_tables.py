@@ -1,5 +1,6 @@
-"""Tables of logits: what is written comes back, in blocks that do not depend on the layout; bad files say where."""
+"""Tables of logits: what is written comes back, whatever the file's kind and layout; bad files say where."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from igeood import tables
 from igeood.errors import InputError
 from igeood.outputs import Outputs, id_keys, row_keys
-from igeood.tables import read_logits, write_logits
+from igeood.tables import find_files, read_logits, write_logits
 
 ROWS = np.random.default_rng(1).normal(size=(50, 3)).astype(np.float32)
 NAN = np.where(np.arange(50)[:, None] == 44, np.nan, ROWS)
@@ -23,23 +25,23 @@ def lists(values):
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.parametrize("ids", [None, [f"image {i}" for i in range(400)], np.arange(400) * 7])
-def test_what_is_written_comes_back(known, tmp_path, suffix, ids):
+@pytest.mark.parametrize("ids", [None, [f"image {i}" for i in range(50)], np.arange(50) * 7])
+def test_what_is_written_comes_back(tmp_path, suffix, ids):
     path = tmp_path / f"all{suffix}"
-    write_logits(path, known.train, ids=ids)
+    outputs = Outputs(ROWS, {"early": ROWS + 1, "block.late": ROWS[:, :1]}, np.arange(50) % 3)
+    write_logits(path, outputs, ids=ids)
     file = read_logits(path)
-    assert (file.rows, file.layers) == (400, ["early", "block.late"])
     for _ in range(2):  # it can be read again
-        outputs = Outputs.concat(file)
+        back = Outputs.concat(file)
         for name in ("logits", "labels", "features"):
-            torch.testing.assert_close(getattr(outputs, name), getattr(known.train, name), rtol=0, atol=0)
-        assert outputs.numpy
+            torch.testing.assert_close(getattr(back, name), getattr(outputs, name), rtol=0, atol=0)
+        assert (back.numpy, file.rows) == (True, 50)
     names = [str(name) for _, names in file.blocks(ids=True) for name in names]
-    assert names == list(map(str, range(400) if ids is None else ids))
+    assert names == list(map(str, range(50) if ids is None else ids))
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_labels_and_features_beside_outputs_are_written_and_read_where_they_are_asked_for(tmp_path, suffix):
+def test_labels_and_features_are_read_where_they_are_asked_for(tmp_path, suffix):
     path, labels = tmp_path / f"a{suffix}", np.arange(50) % 3
     write_logits(path, Outputs(ROWS), labels, features={"a": ROWS, "b": ROWS + 1})
     (block,) = read_logits(path)
@@ -47,9 +49,8 @@ def test_labels_and_features_beside_outputs_are_written_and_read_where_they_are_
     assert np.array_equal(block.features["b"], ROWS + 1)
     (some,) = read_logits(path, layers=["a"], labelled=False)
     assert (list(some.features), some.labels) == (["a"], None)
-    write_logits(path, ROWS[:0], features={"a": ROWS[:0]})
-    (empty,) = read_logits(path)  # one block without rows
-    assert (len(empty), empty.n_classes, list(empty.features)) == (0, 3, ["a"])
+    write_logits(path, ROWS[:0])
+    assert [len(block) for block in read_logits(path)] == [0]
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i4", "u1", ">f4"])
@@ -61,204 +62,243 @@ def test_numbers_of_any_type(tmp_path, dtype):
     for name, column in (("fixed", array.type), ("list", pa.list_(kind)), ("large", pa.large_list(kind))):
         pq.write_table(pa.table({"logits": array.cast(column)}), tmp_path / f"{name}.parquet")
     np.savez(tmp_path / "plain.npz", logits=np.asfortranarray(values))
-    np.savez_compressed(tmp_path / "small.npz", logits=values)
+    np.savez_compressed(tmp_path / "small.npz", logits=values[:, None])
     for path in sorted(tmp_path.iterdir()):
         (block,) = read_logits(path)
         assert np.array_equal(block.logits.numpy(), values)
 
 
 @pytest.mark.parametrize("group", [1, 7, 64, 1000])
-def test_blocks_do_not_depend_on_row_groups(tmp_path, monkeypatch, group):
-    monkeypatch.setattr("igeood.outputs.BLOCK_VALUES", 300)
+def test_blocks_are_bounded_and_add_up_to_the_whole(tmp_path, monkeypatch, group):
+    monkeypatch.setattr(tables, "BLOCK_VALUES", 300)
     values = np.random.default_rng(0).normal(size=(1000, 3)).astype(np.float32)
     pq.write_table(pa.table({"logits": lists(values)}), tmp_path / "a.parquet", row_group_size=group)
     write_logits(tmp_path / "a.npz", values)
     for name in ("a.parquet", "a.npz"):
         blocks = list(read_logits(tmp_path / name))
-        assert [len(block) for block in blocks] == [100] * 10
+        assert max(map(len, blocks)) <= 100
         assert np.array_equal(Outputs.concat(blocks).logits, values)
 
 
-def test_a_folder_is_its_files_in_order(tmp_path):
-    write_logits(tmp_path / "b.npz", ROWS[30:], ids=[f"b{i}" for i in range(20)])
+@pytest.mark.parametrize("name", ["a.parquet", "a.npz", "a.csv", "a.jsonl"])
+def test_each_file_is_opened_once(tmp_path, name):
+    path = tmp_path / name
+    write_logits(path, ROWS)
+    if name == "a.csv":
+        path.write_text(CSV)
+    elif name == "a.jsonl":
+        path.write_text('{"logits": [1, 2]}\n{"logits": [3, 4.5]}\n')
+    opened = []
+
+    def note(event, arguments):
+        if event == "open" and str(arguments[0]) == str(path):
+            opened.append(path)
+
+    sys.addaudithook(note)
+    assert len(Outputs.concat(read_logits(path, logits="logit_*" if name == "a.csv" else "logits"))) in (2, 50)
+    assert len(opened) == 1
+
+
+def test_a_folder_or_a_pattern_is_its_files_in_order(tmp_path):
+    write_logits(tmp_path / "sub" / "b.npz", ROWS[30:], ids=[f"b{i}" for i in range(20)])
     write_logits(tmp_path / "a.parquet", ROWS[:30], ids=[f"a{i}" for i in range(30)])
-    (tmp_path / "b.npz").rename(tmp_path / "b.parquet")  # the content tells the format, not the name
-    (tmp_path / "notes.txt").write_text("not a table")
-    folder = read_logits(tmp_path)
-    assert folder.rows == 50
-    assert np.array_equal(Outputs.concat(folder).logits, ROWS)
-    assert [str(name) for _, ids in folder.blocks(ids=True) for name in ids][29:31] == ["a29", "b0"]
-    np.savez(tmp_path / "c.npz", logits=NAN, id=np.arange(50))
-    with pytest.raises(InputError, match=r"c\.npz: logits: row 44 has NaN"):
-        list(read_logits(tmp_path))
-    write_logits(tmp_path / "c.npz", ROWS[:, :2], ids=np.arange(50))
-    with pytest.raises(InputError, match=r"c\.npz: logits: row 0 has 2 values, expected 3"):
-        list(read_logits(tmp_path))
+    (tmp_path / "sub" / "b.npz").rename(tmp_path / "sub" / "b.parquet")  # the content tells the format, not the name
+    for hidden in ("notes.txt", "_SUCCESS", ".a.parquet.crc", "_temporary/a.parquet"):
+        (tmp_path / hidden).parent.mkdir(exist_ok=True)
+        (tmp_path / hidden).write_text("not a table")
     (tmp_path / "none").mkdir()
-    with pytest.raises(InputError, match=r"no \.parquet, .* file in this folder"):
-        read_logits(tmp_path / "none")
+    for name in (
+        tmp_path,
+        tmp_path / "*",
+        tmp_path / "**",
+        [tmp_path / "a.parquet", tmp_path / "_SUCCESS", tmp_path / "s*"],
+    ):
+        file = read_logits(name)
+        assert np.array_equal(Outputs.concat(file).logits, ROWS)
+        assert [str(name) for _, ids in file.blocks(ids=True) for name in ids][29:31] == ["a29", "b0"]
+    assert find_files(str(tmp_path / "s*"))[0] == tmp_path
+    for name in ("none", "x*"):
+        with pytest.raises(InputError) as caught:
+            read_logits(tmp_path / name)
+        assert caught.value.place == str(tmp_path / name)
+    for bad in (NAN, ROWS[:, :2]):
+        np.savez(tmp_path / "c.npz", logits=bad, id=np.arange(50))
+        with pytest.raises(InputError, match=r"row (44|0)\b") as caught:
+            list(read_logits([tmp_path / "a.parquet", tmp_path / "c.npz"]))
+        assert caught.value.place == str(tmp_path / "c.npz")
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_ids_identify_samples_by_their_text_where_their_column_is_named(tmp_path, suffix):
+def test_ids_identify_samples_where_they_are_asked_for_or_unique_texts(tmp_path, suffix):
     path = tmp_path / f"a{suffix}"
-    write_logits(path, ROWS, ids=np.arange(50))
-    (by_row,) = read_logits(path)
-    (by_id,) = read_logits(path, identity="id")
-    assert np.array_equal(by_row.keys, row_keys(torch.from_numpy(ROWS)))
-    assert np.array_equal(by_id.keys, id_keys(range(50)))
-    expected = np.array([0xE75017CACE788F82, 0xCB1ABF8BEFF3192F], dtype=np.uint64)  # the same in every process
-    for ids in ([7, "é"], ["7", "é"], np.array(["7", "é"]), pa.array(["7", "é"]), [np.int32(7), "é"]):
-        assert np.array_equal(id_keys(ids), expected)
-    assert len(np.unique(id_keys(range(10_000)))) == 10_000
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_the_column_id_identifies_samples_unless_every_file_may_have_the_same_ids(tmp_path, suffix):
-    path = tmp_path / f"a{suffix}"
-    texts = [f"{i * 7919 + 5000:x}-{i * 7919 + 5000}" for i in range(50)]
+    texts = [f"image {i}" for i in range(50)]
     for ids, identifies in (
-        (texts, True), ([str(7 * i + 9) for i in range(50)], False), (np.arange(50) + 9000, False),
-        (np.arange(50), False), (np.arange(50) + 1, False),
-        ([f"image {i}" for i in reversed(range(50))], False), ([*texts[:49], texts[0]], False),
-    ):  # fmt: skip
+        (texts, True),
+        ([str(7 * i + 9) for i in range(50)], False),
+        (np.arange(50), False),
+        ([*texts[:49], texts[0]], False),
+    ):
         write_logits(path, ROWS, ids=ids)
         (block,) = read_logits(path)
         assert block.identified == identifies
         assert np.array_equal(block.keys, id_keys(ids) if identifies else row_keys(torch.from_numpy(ROWS)))
+        if len({*ids}) == 50:
+            assert np.array_equal(next(iter(read_logits(path, identity="id"))).keys, id_keys(ids))
+    expected = np.array([0xE75017CACE788F82, 0xCB1ABF8BEFF3192F], dtype=np.uint64)  # the same in every process
+    for ids in ([7, "é"], ["7", "é"], np.array(["7", "é"]), pa.array(["7", "é"]), [np.int32(7), "é"]):
+        assert np.array_equal(id_keys(ids), expected)
 
 
 @pytest.mark.parametrize("ids", [pa.array(["a", "b", "a"]).dictionary_encode(), pa.array(["a", None, None])])
 def test_ids_that_do_not_identify_still_name_rows(tmp_path, ids):
     pq.write_table(pa.table({"logits": lists(ROWS[:3]), "id": ids}), tmp_path / "a.parquet")
-    with pytest.raises(InputError, match=r"a\.parquet: id: rows share an id"):
+    with pytest.raises(InputError) as caught:
         list(read_logits(tmp_path / "a.parquet", identity="id"))
+    assert caught.value.argument == "id"
     ((block, names),) = read_logits(tmp_path / "a.parquet").blocks(ids=True)
     assert (len(block), names.to_pylist()) == (3, ids.to_pylist())
 
 
 RAGGED = pa.array([list(row)[: 2 if i == 17 else 3] for i, row in enumerate(ROWS.tolist())], pa.list_(pa.float32()))
-NESTED = pa.array([[[1.0, 2.0]], [[3.0, 4.0]]])
 HOLED = pa.array([[None if (i, j) == (31, 1) else float(v) for j, v in enumerate(row)] for i, row in enumerate(ROWS)])
 INTEGERS = pa.array([[1, None if i == 110 else 2, 3] for i in range(120)], pa.list_(pa.int8()))
-BAD = {
-    "expected one column 'logits' among .'scores'.; name another": {"scores": [1.0]},
-    "logits: row 17 has 2 values, expected 3": {"logits": RAGGED},
-    "logits: row 31 has NaN": {"logits": HOLED},
-    "logits: row 110 has NaN": {"logits": INTEGERS},  # beyond the rows that show the type
-    "logits: expected a list of numbers in each row, got double; write lists, or name": {"logits": [1.0, 2.0]},
-    "logits: row 1 has 2 lists, expected one": {"logits": pa.array([NESTED[0].as_py(), NESTED[0].as_py() * 2])},
-    "logits: has one value in each row; write": {"logits": [[1.0], [2.0]]},
-    "logits: expected numbers, got struct": {"logits": [[{"a": 1.0}]]},
-    "logits: row 1 has '…', which is no number": {"logits": ["[0.5 2]", "[0.5 …]"]},
-    "label: row 1 is null": {"logits": lists(ROWS[:3]), "label": pa.array([0, None, 2])},
-    r"features\['a'\]: .* 44 .*NaN": {"logits": lists(ROWS), "feature.a": lists(NAN)},
-    "id: list.* does not name rows": {"logits": lists(ROWS[:1]), "id": [[1]]},
-    "is no sound npz file .*labels": {"logits": ROWS[:2], "labels": np.arange(3)},
-    r"logits: expected shape .* got \(2, 0\)": {"logits": np.zeros((2, 0))},
-    "labels: expected .* integers": {"logits": ROWS[:2], "labels": np.array([0.5, 1.0])},
-}
+NULLED = pa.array([None if i == 5 else row for i, row in enumerate(ROWS.tolist())])
+BAD_ROWS = [
+    (17, {"logits": RAGGED}),
+    (31, {"logits": HOLED}),
+    (110, {"logits": INTEGERS}),
+    (5, {"logits": NULLED}),
+    (44, {"logits": lists(ROWS), "feature.a": lists(NAN)}),
+    (44, {"logits": NAN}),
+]
 
 
-@pytest.mark.parametrize("message", BAD)
-def test_bad_tables_say_where(tmp_path, monkeypatch, message):
-    monkeypatch.setattr("igeood.outputs.BLOCK_VALUES", 30)  # blocks of a few rows: numbers are the file's
-    columns = BAD[message]
-    if isinstance(columns.get("logits"), np.ndarray):
-        np.savez(tmp_path / "bad.npz", **columns)
+@pytest.mark.parametrize(("row", "columns"), BAD_ROWS)
+def test_a_bad_row_is_refused_or_an_error_that_says_where(tmp_path, monkeypatch, row, columns):
+    monkeypatch.setattr(tables, "BLOCK_VALUES", 30)  # blocks of a few rows: numbers are the file's
+    if isinstance(columns["logits"], np.ndarray):
+        path = tmp_path / "bad.npz"
+        np.savez(path, **columns)
     else:
-        pq.write_table(pa.table(columns), tmp_path / "bad.parquet", row_group_size=4)
-    with pytest.raises(InputError, match=rf"bad\.\w+: {message}") as caught:
-        list(read_logits(tmp_path, identity="id" if "id" in columns else None))
-    assert "\n" not in str(caught.value)
+        path = tmp_path / "bad.parquet"
+        pq.write_table(pa.table(columns), path, row_group_size=4)
+    with pytest.raises(InputError, match=rf"row {row}\b") as caught:
+        list(read_logits(path))
+    assert caught.value.place == str(path)
+    assert next(reversed(columns)).removeprefix("feature.") in str(caught.value)
+    file = read_logits(path)
+    file.on_error = "refuse"
+    whole = Outputs.concat(file)
+    assert (whole.valid.logical_not().nonzero().tolist(), list(whole.reasons)) == ([[row]], [row])
+
+
+@pytest.mark.parametrize(
+    ("argument", "columns"),
+    [
+        ("logits", {"scores": [1.0]}),
+        ("logits", {"logits": [1.0, 2.0]}),
+        ("logits", {"logits": [[1.0], [2.0]]}),
+        ("logits", {"logits": [[{"a": 1.0}] * 2]}),
+        ("logits", {"logits": pa.nulls(3, pa.list_(pa.float32()))}),
+        ("labels", {"logits": lists(ROWS[:3]), "label": pa.array([0, None, 2])}),
+        ("labels", {"logits": ROWS[:2], "labels": np.array([0.5, 1.0])}),
+        (None, {"logits": ROWS[:2], "labels": np.arange(3)}),
+        (None, {"logits": np.zeros((2, 0))}),
+    ],
+)
+def test_a_table_of_no_use_is_an_error(tmp_path, argument, columns):
+    path = tmp_path / "bad.parquet"
+    if isinstance(columns.get("logits"), np.ndarray):
+        with path.open("wb") as file:
+            np.savez(file, **columns)
+    else:
+        pq.write_table(pa.table(columns), path)
+    with pytest.raises(InputError) as caught:
+        list(read_logits(path))
+    assert (caught.value.argument, caught.value.place) == (argument, str(path))
 
 
 def test_columns_of_either_name_and_those_that_are_missing_or_double(tmp_path):
     np.savez(tmp_path / "a.npz", logits=np.eye(3), label=np.arange(3))
     pq.write_table(pa.table({"logits": list(np.eye(3)), "labels": np.arange(3)}), tmp_path / "a.parquet")
-    for file in ("a.npz", "a.parquet"):
-        (block,) = read_logits(tmp_path / file)
+    for name in ("a.npz", "a.parquet"):
+        (block,) = read_logits(tmp_path / name)
         assert block.labels.tolist() == [0, 1, 2]
     path = tmp_path / "a.parquet"
     write_logits(path, ROWS)
-    for options in ({"logits": "x"}, {"label": "x"}, {"identity": "x"}, {"layers": ["x"]}):
-        with pytest.raises(InputError, match=r"a\.parquet: expected one column '(feature\.)?x' among"):
-            read_logits(path, **options)
-    pq.write_table(pa.Table.from_arrays([lists(ROWS)] * 2, names=["logits"] * 2), path)
-    with pytest.raises(InputError, match="one column 'logits' among"):
-        read_logits(path)
+    options = {"logits": "x", "label": "x", "identity": "x", "layers": ["x"]}
+    cases = [({name: value}, "feature.x" if name == "layers" else "x") for name, value in options.items()]
+    pq.write_table(pa.Table.from_arrays([lists(ROWS)] * 2, names=["logits"] * 2), tmp_path / "double.parquet")
+    for file, options, argument in [(path, *case) for case in cases] + [(tmp_path / "double.parquet", {}, "logits")]:
+        with pytest.raises(InputError) as caught:
+            list(read_logits(file, **options))
+        assert caught.value.argument == argument
 
 
-def test_text_and_nested_lists_are_read_as_they_are_meant(tmp_path):
+def test_text_is_read_as_it_is_meant(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text(CSV)
     for pattern in ("logit_*", "*"):  # by number, and without what has another meaning
-        ((block, ids),) = read_logits(path, logits=pattern).blocks(ids=True)
-        assert (block.logits.tolist(), block.labels.tolist()) == ([[1.0, 0.5], [np.float32(-0.3), 2.0]], [1, 0])
-        assert ids.to_pylist() == ["007", ""]
-    path.write_text(CSV.replace("-3e-1", "0.30000000000000004"))  # no float32 is written so
-    assert next(iter(read_logits(path, logits="*"))).logits[1].tolist() == [0.30000000000000004, 2.0]
+        file = read_logits(path, logits=pattern)
+        ((block, ids),) = file.blocks(ids=True)
+        assert (block.logits.tolist(), block.labels.tolist()) == ([[1.0, 0.5], [-0.3, 2.0]], [1, 0])
+        assert (ids.to_pylist(), file.rows) == (["007", ""], 2)
     path.write_text(CSV.replace("logit_10", "cat").replace("logit_9", "dog"))  # without numbers: in the file's order
     assert next(iter(read_logits(path, logits="*"))).logits[0].tolist() == [0.5, 1.0]
-    pq.write_table(pa.table({"logits": NESTED}), tmp_path / "a.parquet")
-    np.savez(tmp_path / "a.npz", logits=np.arange(1.0, 5).reshape(2, 1, 2))
-    (tmp_path / "a.jsonl").write_text('{"logits": [[1, 2]]}\n{"logits": [[3, 4.0]], "more": "x"}\n')
-    (tmp_path / "a.csv").write_text('logits\n"[1, 2]"\n"[[ 3.\n  4.]]"\n')
-    for suffix in (".parquet", ".npz", ".jsonl", ".csv"):
-        assert next(iter(read_logits(tmp_path / f"a{suffix}"))).logits.tolist() == [[1, 2], [3, 4]]
-    paths = [tmp_path / f"a{suffix}" for suffix in (".csv", ".npz")]
-    file = read_logits(paths)
-    assert (file.rows, len(next(iter(file))), file.rows) == (None, 4, 4)  # text is counted as it is read
+    (tmp_path / "a.jsonl").write_text('{"logits": [1, 2], "id": 4}\n{"logits": [3, 4.5], "more": "x", "id": 5}\n')
+    ((block, ids),) = read_logits(tmp_path / "a.jsonl").blocks(ids=True)
+    assert (block.logits.tolist(), ids.to_pylist()) == ([[1, 2], [3, 4.5]], [4, 5])
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "fact"),
     [
-        (("2,-3e-1", "2,abc"), "logit_9: row 1 has 'abc', which is no number"),
-        (("2,-3e-1", "2,"), r"logit_\*: row 1 has NaN"),
-        (("2,-3e-1", "2"), "is no sound CSV file .*Row #3: Expected 4 columns, got 3"),
-        (("007,1", "007,cat"), "label: row 0 has 'cat', which is no number"),
-        (("007,1", "007,0.5"), "label: row 0 has '0.5', which is no class"),
-        (("logit_", "class_"), r"no column is called 'logit_\*' among \['id', 'label', 'class_10', 'class_9'\]"),
-        (("logit_10", "logit_9"), "expected one column 'logit_9'"),
-        ((CSV, ""), "is empty"),
-        ((CSV, '{"logit_1": [1'), "is no sound JSON lines file"),
+        (("2,-3e-1", "2,abc"), "abc"),
+        (("2,-3e-1", "2,"), "row 1"),
+        (("2,-3e-1", "2"), "got 3"),
+        (("007,1", "007,cat"), "cat"),
+        (("logit_", "class_"), "logit_*"),
+        (("logit_10", "logit_9"), "logit_9"),
+        ((CSV, ""), ""),
+        ((CSV, '{"logit_1": [1'), ""),
     ],
 )
-def test_bad_text_says_where(tmp_path, change, message):
+def test_bad_text_is_one_line_that_says_where(tmp_path, change, fact):
     (tmp_path / "a.csv").write_text(CSV.replace(*change))
-    with pytest.raises(InputError, match=rf"^[^:]*a\.csv: {message}") as caught:
+    with pytest.raises(InputError) as caught:
         list(read_logits(tmp_path / "a.csv", logits="logit_*"))
-    assert "\n" not in str(caught.value)
-    (tmp_path / "b.csv").write_text(CSV)
+    assert caught.value.place == str(tmp_path / "a.csv")
+    assert (fact in str(caught.value), "\n" in str(caught.value)) == (True, False)
+
+
+def test_files_of_other_columns_are_an_error(tmp_path):
     (tmp_path / "a.csv").write_text(CSV.replace("logit_10", "logit_8"))
-    with pytest.raises(InputError, match=r"b\.csv: has other columns 'logit_\*' than .*a\.csv"):
-        read_logits(tmp_path / "?.csv", logits="logit_*")
-    with pytest.raises(InputError, match=r"x\*: no file has such a name"):
-        read_logits(tmp_path / "x*")
+    (tmp_path / "b.csv").write_text(CSV)
+    with pytest.raises(InputError) as caught:
+        list(read_logits(tmp_path / "?.csv", logits="logit_*"))
+    assert (caught.value.argument, caught.value.place) == ("logit_*", str(tmp_path / "b.csv"))
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_writing_what_does_not_fit(tmp_path, suffix):
-    for arguments, options, message in (
-        ((NAN,), {}, "row 44 has NaN"),
-        ((ROWS, [0]), {}, "labels: expected 50"),
-        ((ROWS,), {"features": {"a": ROWS[1:]}}, r"features\['a'\]"),
-        ((ROWS[:2],), {"ids": [b"a", b"b"]}, "ids: expected 2 names or numbers, got .*with str"),
+    for arguments, options, argument in (
+        ((NAN,), {}, "logits"),
+        ((ROWS, [0]), {}, "labels"),
+        ((ROWS,), {"features": {"a": ROWS[1:]}}, "features['a']"),
+        ((ROWS,), {"ids": ["a", "b"]}, "ids"),
     ):
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(InputError) as caught:
             write_logits(tmp_path / f"a{suffix}", *arguments, **options)
+        assert caught.value.argument == argument
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
-def test_reading_holds_a_block_of_a_file_and_not_the_file(tmp_path):
-    values = np.zeros((20_000, 100), np.float32)
-    column = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), 100)
-    table = pa.table({"logits": column})
-    with pq.ParquetWriter(tmp_path / "a.parquet", table.schema, compression="none", use_dictionary=False) as writer:
-        for _ in range(20):  # 160 MB
-            writer.write_table(table)
+def test_reading_holds_a_block_of_a_file_and_not_a_row_group(tmp_path):
+    column = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(40_000_000, np.float32)), 100)  # 160 MB
+    options = {"compression": "none", "use_dictionary": False, "row_group_size": 400_000}
+    pq.write_table(pa.table({"logits": column}), tmp_path / "a.parquet", **options)
+    del column
     statm = Path("/proc/self/statm")
     held = [int(statm.read_text().split()[1]) * 4096 / 1e6 for _ in read_logits(tmp_path / "a.parquet")]
     assert max(held) - held[0] < 60.0

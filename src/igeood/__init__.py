@@ -5,16 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 from igeood.version import __version__
 
-# fmt: off
-# isort: off
 if TYPE_CHECKING:
     from igeood import calibration, errors, geometry, metrics
-    from igeood.bench.compare import compare
-    from igeood.bench.diagnose import diagnose
-    from igeood.detectors import (
-        METHODS, Detector, Energy, Igeood, IgeoodFeatures, IgeoodLogits, IgeoodPlus, Mahalanobis,
-        MaxSoftmax, Odin, detector, options, register, wrap,
-    )
+    from igeood.comparison import compare
+    from igeood.detectors import METHODS, Detector, Energy, Igeood, IgeoodFeatures, IgeoodLogits, IgeoodPlus
+    from igeood.detectors import Mahalanobis, MaxSoftmax, Odin, detector, options, register, wrap
     from igeood.guard import Guard, Verdict, black_box, grey_box, load, summarise, white_box
     from igeood.guard.source import extract
     from igeood.monitor import Monitor
@@ -22,28 +17,31 @@ if TYPE_CHECKING:
     from igeood.summary import Needs, Summary
     from igeood.tables import read_logits, write_logits
 
-__all__ = [
-    "METHODS", "Detector", "Energy", "Guard", "Igeood", "IgeoodFeatures", "IgeoodLogits", "IgeoodPlus",
-    "Mahalanobis", "MaxSoftmax", "Monitor", "Needs", "Odin", "Outputs", "Summary", "Verdict", "__version__",
-    "black_box", "calibration", "compare", "detector", "diagnose", "errors", "extract", "geometry", "grey_box", "load",
-    "metrics", "options", "read_logits", "register", "summarise", "white_box", "wrap", "write_logits",
-]
-# isort: on
-# fmt: on
-# Names are imported on first use, from the first home that has them: `igeood --help` should not wait for torch.
-_MODULES = {name: name for name in ("calibration", "errors", "geometry", "guard", "metrics")}
-_MODULES |= {"benchmark": "bench.runs", "datasets": "bench.datasets", "networks": "bench.networks"}  # names of 0.1
-_HOMES = ["outputs", "summary", "detectors", "guard", "guard.source", "monitor", "tables"]
-_HOMES += ["bench.diagnose", "bench.compare"]
+# Names are imported on first use, from their homes: `igeood --help` should not wait for torch.
+_HOMES = {
+    "comparison": "compare",
+    "detectors": "METHODS Detector Energy Igeood IgeoodFeatures IgeoodLogits IgeoodPlus Mahalanobis MaxSoftmax Odin",
+    "detectors.registry": "detector register",
+    "detectors.options": "options",
+    "detectors.wrap": "wrap",
+    "guard": "Guard Verdict black_box grey_box load summarise white_box",
+    "guard.source": "extract",
+    "monitor": "Monitor",
+    "outputs": "Outputs",
+    "summary": "Needs Summary",
+    "tables": "read_logits write_logits",
+}
+_MODULES = ("calibration", "errors", "geometry", "guard", "metrics")
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+__all__ = ["__version__", *_HOME_OF, *_MODULES]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return importlib.import_module(f"igeood.{_MODULES[name]}")
-    if name not in __all__:
+        return importlib.import_module(f"igeood.{name}")
+    if name not in _HOME_OF:
         raise AttributeError(f"module 'igeood' has no attribute {name!r}")
-    homes = (importlib.import_module(f"igeood.{home}") for home in _HOMES)
-    return globals().setdefault(name, next(getattr(home, name) for home in homes if hasattr(home, name)))
+    return globals().setdefault(name, getattr(importlib.import_module(f"igeood.{_HOME_OF[name]}"), name))
 
 
 def __dir__() -> list[str]:

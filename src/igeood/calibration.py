@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from igeood.errors import InputError
-from igeood.metrics import exact_fraction
+from igeood.metrics import Values, exact_fraction
 from igeood.outputs import Array, ArrayLike, as_kind, as_vector
 
 Guarantee = Literal["marginal", "tolerance"]
@@ -25,6 +27,10 @@ Guarantee = Literal["marginal", "tolerance"]
 ROUNDING = 1e-9  # of the scores' size: what rounding may change in a score, with much room to spare
 _SMALLEST = 1e-12  # the same where scores are about 0, from values about 1
 _ALIKE = 1e-14  # of the scores' size: scores no further apart may be those of one input
+# What a float32 model's rounding, which differs from batch to batch, may change in a score: a share of it, and where it
+# is about 0. Inputs that come again are tied by it, whatever guard scores them.
+_CELL, _LEAST_CELL = 1e-5, 1e-8
+_OFF_GRID = 0.381966  # a score of 0 does not lie between two cells
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,8 +146,8 @@ def rank(n: int, tpr: float = 0.95, guarantee: Guarantee = "marginal", confidenc
     """
     share, needed = exact_fraction(tpr, "tpr"), needed_samples(tpr, guarantee, confidence)
     if n < needed:
-        promise = f"tpr={tpr:g}" if guarantee == "marginal" else f"tpr={tpr:g} with confidence {confidence:g}"
-        raise InputError(f"id_scores: {n} calibration samples cannot promise {promise}; at least {needed} are needed")
+        what = f"{n} calibration samples cannot promise tpr={tpr:g} with the {guarantee} guarantee"
+        raise InputError(what, argument="id_scores", cure=f"give at least {needed}")
     if guarantee == "marginal":
         return math.ceil((n + 1) * share)
     from scipy.stats import binom  # noqa: PLC0415 (slow to import)
@@ -160,7 +166,7 @@ def needed_samples(tpr: float = 0.95, guarantee: Guarantee = "marginal", confide
     if guarantee == "marginal":
         return math.ceil(share / (1 - share))
     if guarantee != "tolerance":
-        raise InputError(f"guarantee: expected 'marginal' or 'tolerance', got {guarantee!r}")
+        raise InputError.unknown("guarantee", guarantee, ("marginal", "tolerance"))
     from scipy.stats import binom  # noqa: PLC0415 (slow to import)
 
     n = max(1, math.floor(math.log(1 - confidence) / math.log(tpr)))  # the closed form may be off by rounding
@@ -179,7 +185,7 @@ def p_values(id_scores: ArrayLike, scores: ArrayLike) -> Array:
     id_scores : array
         (n,) calibration scores.
     scores : array
-        (N,) scores to judge.
+        (N,) scores to compare with them.
 
     Examples
     --------
@@ -189,10 +195,50 @@ def p_values(id_scores: ArrayLike, scores: ArrayLike) -> Array:
     calibration, _ = as_vector(id_scores, "id_scores")
     values, is_numpy = as_vector(scores, "scores")
     if len(calibration) == 0:
-        raise InputError("id_scores: empty; give calibration scores")
+        raise InputError("empty", argument="id_scores", cure="give calibration scores")
     result = _p_values(calibration.sort().values, values)
     return as_kind(result.to(scores.device) if isinstance(scores, Tensor) else result, is_numpy)
 
 
 def _p_values(ascending: Tensor, scores: Tensor) -> Tensor:
     return (len(ascending) + 1.0 - torch.searchsorted(ascending, scores).double()) / (len(ascending) + 1.0)
+
+
+class SeededRanks:
+    """Ranks of scores among the calibration scores, with ties broken by seeded numbers.
+
+    Parameters
+    ----------
+    scores : array
+        (n,) calibration scores.
+    seed : int
+        Seed of the numbers that break ties.
+    """
+
+    def __init__(self, scores: Values, seed: int) -> None:
+        self.seed = seed
+        self._cells, cells = np.unique(_in_cells(scores), return_inverse=True)
+        self._breakers = np.sort(cells + _draws(seed, 0, 0, len(scores)))  # each score's cell, and its tie-breaker
+
+    def above(self, scores: Values, first: int) -> NDArray[np.int64]:
+        """(N,) calibration scores above each score; the scores are those of a stream from its `first` on."""
+        cells = _in_cells(scores)
+        places = np.searchsorted(self._cells, cells)
+        is_tied = np.append(self._cells, np.nan)[places] == cells
+        draws = _draws(self.seed, 1, first, len(scores))
+        return len(self._breakers) - np.searchsorted(self._breakers, places + np.where(is_tied, draws, 0.0))
+
+
+def _in_cells(scores: Values) -> Values:
+    """Scores on a grid as wide as rounding: those that only rounding sets apart are tied.
+
+    The grid is the same for all guards: one that came from the calibration scores would treat them unlike inputs.
+    """
+    with np.errstate(over="ignore"):
+        return np.floor(np.arcsinh(scores.astype(np.float64) * (_CELL / _LEAST_CELL)) / _CELL + _OFF_GRID)
+
+
+def _draws(seed: int, stream: int, first: int, n: int) -> Values:
+    """(n,) uniform numbers of a stream from its `first` on: the same, however the stream is cut."""
+    bits = np.random.Philox(key=np.array([seed, stream], dtype=np.uint64)).advance(first // 4)  # it makes four at once
+    return np.random.Generator(bits).random(first % 4 + n)[first % 4 :]

@@ -6,10 +6,11 @@ Errors carry facts; whoever shows them formats them. In a cure, braces mark an a
 
 import difflib
 import errno
+import importlib
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from typing_extensions import Self
 
@@ -133,3 +134,12 @@ class Finding:
 def is_of_disk(error: Exception) -> bool:
     """Whether an error comes from the system, such as a failing disk, and not from one file."""
     return isinstance(error, OSError) and error.errno not in _OF_FILE
+
+
+def import_extra(module: str, extra: str) -> Any:
+    """Import a module of an optional dependency; the error names the extra to install."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        name = module.partition(".")[0]
+        raise MissingExtraError(f"{name} is needed", cure=f"pip install 'igeood[{extra}]'") from error

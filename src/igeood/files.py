@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -22,7 +22,7 @@ from torch import Tensor
 from igeood.errors import GuardFileError, InputError
 from igeood.version import __version__
 
-SCHEMA = 2
+SCHEMA = 3
 PATIENCE = 60.0  # seconds that a writer waits for another one of the same file
 PathLike = str | os.PathLike[str]
 
@@ -43,7 +43,7 @@ def whole(path: PathLike) -> Iterator[IO[bytes]]:
     """
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
-        raise InputError(f"path: {target} is a folder, or no ordinary file; name a file")
+        raise InputError(f"{target} is a folder, or no ordinary file", argument="path", cure="name a file")
     temporary = target.with_name(f".{target.name}.part")
     try:
         with only_one(f"{temporary}.lock", "path", patience=PATIENCE):
@@ -65,17 +65,18 @@ def whole(path: PathLike) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def only_one(path: PathLike, what: str, *, patience: float = 0.0) -> Iterator[None]:
+def only_one(path: PathLike, argument: str, *, patience: float = 0.0) -> Iterator[None]:
     """Hold the lock file `path`; another process that wants it gets an error after `patience` seconds.
 
-    The lock of a killed process is free. The file is removed at the end.
+    The error names `argument`. The lock of a killed process is free. The file is removed at the end.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         lock = FileLock(target).acquire(timeout=patience)
     except Timeout:
-        raise InputError(f"{what}: another process is writing there ({target}); wait for it, or stop it") from None
+        problem = f"another process is writing there ({target})"
+        raise InputError(problem, argument=argument, cure="wait for it, or stop it") from None
     with lock:
         try:
             yield
@@ -91,22 +92,15 @@ def write_record(path: PathLike, record: Mapping[str, Any], tensors: Mapping[str
 
 
 def record_bytes(record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
-    """What `write_record` writes."""
-    return save(*_sealed(record, tensors))
-
-
-def _sealed(record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors that share no memory, and the file's metadata."""
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    places = [tensor.untyped_storage().data_ptr() for tensor in plain.values()]
-    shared = {place for place in places if places.count(place) > 1}
-    plain = {n: t.clone() if t.untyped_storage().data_ptr() in shared else t for n, t in plain.items()}
+    """Content of the file that `write_record` writes."""
+    copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}  # share no memory
     full = {"schema": SCHEMA, "igeood": __version__, **record}
-    return plain, {"igeood": json.dumps({**full, "sha256": digest(full, plain)}, sort_keys=True)}
+    text = json.dumps({**full, "sha256": digest(full, copies)}, sort_keys=True)
+    return save(copies, {"igeood": text})
 
 
 def record_head(path: PathLike) -> dict[str, Any]:
-    """What a record's file of any schema says of itself, unchecked; empty if it is no sound record."""
+    """The JSON part of a record's file of any schema, unchecked; empty if it is no sound record."""
     try:
         with safe_open(path, framework="pt") as file:
             record = json.loads((file.metadata() or {}).get("igeood", "null"))
@@ -122,51 +116,35 @@ def read_record(path: PathLike, kind: str = "guard") -> tuple[dict[str, Any], di
     """
     source = Path(path)
     if not source.is_file():
-        raise GuardFileError(f"path: there is no {kind} file {source}; check the path")
-    source.open("rb").close()  # safetensors reports a file that may not be read as missing
-
-    def parts() -> tuple[str, dict[str, Tensor]]:
-        with torch.inference_mode(False), safe_open(source, framework="pt") as file:
-            text = (file.metadata() or {}).get("igeood", "null")
-            return text, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-
-    return _checked(parts, str(source), kind)
+        raise GuardFileError(f"there is no {kind} file {source}", argument="path", cure="check the path")
+    try:
+        return read_bytes(source.read_bytes(), kind)
+    except GuardFileError as error:
+        raise error.within(str(source)) from None
 
 
 def read_bytes(content: bytes, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read what `record_bytes` returned."""
-
-    def parts() -> tuple[str, dict[str, Tensor]]:
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        return header["__metadata__"]["igeood"], load(content)
-
-    return _checked(parts, f"this {kind}", kind)
-
-
-def _checked(
-    parts: Callable[[], tuple[str, dict[str, Tensor]]], source: str, kind: str
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The record and the tensors, once nothing in them has changed."""
     try:
-        text, tensors = parts()
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        text = header.get("__metadata__", {}).get("igeood", "null")
         record = json.loads(text)
-        intact = json.dumps(record, sort_keys=True) == text  # a changed digit may stand for the same number
-    except (SafetensorError, KeyError, ValueError, TypeError, OverflowError, RuntimeError) as error:
-        raise GuardFileError(f"path: {source} is damaged, or no {kind} file ({error!r}); fetch a whole copy") from None
+        is_intact = json.dumps(record, sort_keys=True) == text  # a changed digit may stand for the same number
+        with torch.inference_mode(False):
+            tensors = load(content)
+    except (SafetensorError, AttributeError, KeyError, ValueError, TypeError, OverflowError, RuntimeError) as error:
+        raise GuardFileError(f"damaged, or no {kind} file ({error!r})", cure="fetch a whole copy") from None
     schema = record.get("schema") if isinstance(record, dict) else None
-    if schema == 1:
-        problem = "was written by igeood 0.1 (schema 1); this version does not read it: fit the guard again and save it"
-    elif not isinstance(schema, int):
-        problem = f"is a safetensors file, but no {kind}; give one that igeood wrote"
-    elif schema != SCHEMA:
-        problem = f"has schema {schema}, written by igeood {record.get('igeood')}; upgrade igeood"
-    elif record.get("kind", kind) != kind:
-        problem = f"holds a {record['kind']}, not a {kind}; give a {kind} file"
-    elif record.pop("sha256", None) != digest(record, tensors) or not intact:
-        problem = "is damaged: its SHA-256 does not match; fetch a whole copy"
-    else:
-        return record, tensors
-    raise GuardFileError(f"path: {source} {problem}")
+    if not isinstance(schema, int):
+        raise GuardFileError(f"a safetensors file, but no {kind}", cure="give one that igeood wrote")
+    if schema != SCHEMA:
+        cure = "fit again with this version and save" if schema < SCHEMA else "upgrade igeood"
+        raise GuardFileError(f"written by igeood {record.get('igeood')} (schema {schema}, not {SCHEMA})", cure=cure)
+    if record.get("kind", kind) != kind:
+        raise GuardFileError(f"holds a {record['kind']}, not a {kind}", cure=f"give a {kind} file")
+    if record.pop("sha256", None) != digest(record, tensors) or not is_intact:
+        raise GuardFileError("damaged: its SHA-256 does not match", cure="fetch a whole copy")
+    return record, tensors
 
 
 def digest(record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:

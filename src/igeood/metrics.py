@@ -8,14 +8,14 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Real
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from igeood.errors import InputError
 from igeood.outputs import ArrayLike, as_vector
 
-Sorted = np.ndarray[Any, np.dtype[np.float64]]
+Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -69,16 +69,16 @@ def aupr(id_scores: ArrayLike, ood_scores: ArrayLike) -> float:
 def exact_fraction(share: float, name: str) -> Fraction:
     """The simple fraction that a float such as 0.95 stands for, in (0, 1): 19/20, not its binary neighbour."""
     if isinstance(share, bool) or not isinstance(share, Real) or not 0.0 < share < 1.0:
-        raise InputError(f"{name}: must lie strictly between 0 and 1, got {share!r}")
+        raise InputError(f"expected a number strictly between 0 and 1, got {share!r}", argument=name)
     return Fraction(repr(float(share)))
 
 
-def _tnr(inside: Sorted, outside: Sorted, tpr: float) -> float:
+def _tnr(inside: Values, outside: Values, tpr: float) -> float:
     kept = math.ceil(exact_fraction(tpr, "tpr") * len(inside))  # the first k with k/n ≥ tpr
     return float((len(outside) - np.searchsorted(outside, inside[kept - 1], "right")) / len(outside))
 
 
-def _areas(inside: Sorted, outside: Sorted) -> tuple[float, float]:
+def _areas(inside: Values, outside: Values) -> tuple[float, float]:
     """AUROC and AUPR, from counts of OOD scores below and at each in-distribution score."""
     scores, tied = np.unique(inside, return_counts=True)
     below, not_above = (np.searchsorted(outside, scores, side) for side in ("left", "right"))
@@ -88,8 +88,8 @@ def _areas(inside: Sorted, outside: Sorted) -> tuple[float, float]:
     return (twice_pairs - int(tied @ (below + not_above))) / twice_pairs, precision
 
 
-def _sorted(scores: ArrayLike, name: str) -> Sorted:
+def _sorted(scores: ArrayLike, name: str) -> Values:
     vector, _ = as_vector(scores, name)
     if len(vector) == 0:
-        raise InputError(f"{name}: empty; a metric needs at least one score on each side")
+        raise InputError("empty", argument=name, cure="give at least one score on each side")
     return np.sort(vector.numpy())

@@ -11,10 +11,8 @@ so that E[L | past] = 1 and M_t − t is a martingale. The evidence is the mean 
 """
 
 import json
-import logging
 import math
-import os
-from functools import cached_property
+import warnings
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,13 +20,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from igeood.calibration import Calibration
-from igeood.errors import GuardFileError, InputError, NotReadyError
-from igeood.files import digest, write_whole
+from igeood.calibration import Calibration, SeededRanks
+from igeood.errors import GuardFileError, IgeoodWarning, InputError, NotReadyError
+from igeood.files import PathLike, digest, write_whole
 from igeood.guard import Guard, Verdict
 from igeood.metrics import exact_fraction
-
-log = logging.getLogger("igeood")
 
 Kind = Literal["p-values", "flags"]
 KINDS = ("p-values", "flags")
@@ -38,11 +34,7 @@ ENOUGH = 1000  # calibration samples: with fewer, drift that is there from the s
 BLOCK = 512  # inputs that are taken together; an alarm ends a block
 SHOWN = 100  # alarms that are kept
 FORMAT = "igeood monitor 1"
-_COUNTS, _ARRAYS = ("inputs", "unread", "alarm_count"), ("hits", "wealth", "likelihood", "start")
-# What a float32 model's rounding, which differs from batch to batch, may change in a score: a share of it, and where it
-# is about 0. Inputs that come again are tied by it, whatever they are judged with.
-_ROUNDING, _SMALLEST = 1e-5, 1e-8
-_OFF_GRID = 0.381966  # a score of 0 does not lie between two cells
+_COUNTS = ("inputs", "unread", "alarm_count")
 
 
 class Alarm(NamedTuple):
@@ -53,6 +45,47 @@ class Alarm(NamedTuple):
     evidence: float
 
 
+class Bets:
+    """The wealth of every bet ε on each of V sets (Shiryaev–Roberts), and where a change most likely began.
+
+    Attributes
+    ----------
+    wealth : array
+        (V, E) M.
+    likelihood, start : array
+        (V, E) likelihood ratio of a change at input `start`, the most likely one of each bet.
+    """
+
+    def __init__(self, n_sets: int) -> None:
+        self.start = np.zeros((n_sets, len(BETS)), dtype=np.int64)
+        self.restart()
+
+    def restart(self) -> None:
+        """Start again from no wealth."""
+        self.wealth = np.zeros(self.start.shape)
+        self.likelihood = np.zeros(self.start.shape)
+
+    def advance(self, ratios: NDArray[Any], numbers: NDArray[Any], limit: float) -> NDArray[np.float64]:
+        """Take in inputs up to the first at which the evidence reaches the limit; return the evidence after each.
+
+        `ratios` are (T, V) 1{in G}/π, `numbers` (T,) those of the inputs.
+        """
+        product = np.cumsum(np.log(1.0 - BETS + BETS * ratios[:, :, None]), axis=0)  # (T, V, E) of log L
+        starts = -np.append(np.zeros_like(product[:1]), product[:-1], axis=0)  # a change at t has the factors from t on
+        with np.errstate(divide="ignore", over="ignore"):  # past the limit M may be huge
+            sums = np.logaddexp.accumulate(np.append(np.log(self.wealth)[None], starts, axis=0), axis=0)[1:]
+            wealth = np.exp(product + sums)
+            likelihood = np.append(np.log(self.likelihood)[None], starts, axis=0)
+            evidence = wealth.mean(axis=(1, 2))
+        reached = np.flatnonzero(evidence >= limit)
+        last = int(reached[0]) if len(reached) else len(ratios) - 1
+        best = likelihood[: last + 2].argmax(axis=0)  # 0 is the start so far
+        self.start = np.where(best == 0, self.start, numbers[best - 1])
+        self.likelihood = np.exp(product[last] + likelihood[: last + 2].max(axis=0))
+        self.wealth = wealth[last]
+        return np.asarray(evidence[: last + 1])
+
+
 class Monitor:
     """Watches a guard's verdicts, in their order, for a change of the inputs. Its state is a handful of numbers.
 
@@ -61,12 +94,12 @@ class Monitor:
     guard : Guard or Calibration
         Calibrated, with 1,000 samples or more.
     run_length : float
-        Inputs that pass at least, on average, before a false alarm.
+        Minimum mean number of inputs before a false alarm.
     kind : {"p-values", "flags"}
         What is watched: the places of scores among the calibration scores; or how many inputs are refused, which also
         finds a drift that is there from the first input. It needs a threshold with `guarantee="tolerance"`.
     seed : int
-        Of the numbers that break ties.
+        Seed of the numbers that break ties.
 
     Attributes
     ----------
@@ -81,52 +114,48 @@ class Monitor:
     def __init__(
         self, guard: Guard | Calibration, run_length: float = 1_000_000, kind: Kind = "p-values", *, seed: int = 0
     ) -> None:
-        calibration = _calibration(guard)
+        self.calibration = _calibration(guard)
         if kind not in KINDS:
             raise InputError.unknown("kind", kind, KINDS)
         is_number = isinstance(run_length, (int, float, np.number)) and not isinstance(run_length, bool)
         if not (is_number and 1 <= run_length < math.inf):
-            raise InputError(f"run_length: expected a number of inputs, at least 1; got {run_length!r}")
+            raise InputError(f"expected a number of inputs, at least 1; got {run_length!r}", argument="run_length")
         if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 1 << 64:
-            raise InputError(f"seed: expected an integer from 0 to 2⁶⁴ − 1; got {seed!r}")
-        self.calibration, self.run_length, self.kind, self.seed = calibration, float(run_length), kind, int(seed)
-        self._n = len(calibration.scores)
-        shares = [exact_fraction(level, "level") for level in LEVELS]
-        self._sizes = np.array([int(share * (self._n + 1)) for share in shares if share * (self._n + 1) >= 1])
-        if kind == "flags":
-            self._check_flags()
-        elif not len(self._sizes):
-            raise InputError(f"guard: {self._n} calibration samples are too few to watch; calibrate with more")
-        elif self._n < ENOUGH:
-            problem = f"with {self._n} calibration samples, drift from the first input on is partly learnt as normal"
-            log.warning("monitor: %s; calibrate with %s or more, or watch flags", problem, f"{ENOUGH:,}")
-        self._cells, places = np.unique(_in_cells(_numpy(calibration.scores)), return_inverse=True)
-        self._breakers = np.sort(places + _draws(self.seed, 0, 0, self._n))  # each score's cell, and its tie-breaker
-        self.inputs = self.unread = self.alarm_count = self._read = 0
+            raise InputError(f"expected an integer from 0 to 2⁶⁴ − 1; got {seed!r}", argument="seed")
+        self.run_length = float(run_length)
+        self.kind = kind
+        self.seed = int(seed)
+        self._n = len(self.calibration.scores)
+        self._sizes = self._set_sizes()
+        self._ranks = SeededRanks(_numpy(self.calibration.scores), self.seed)
+        self.inputs = self.unread = self.alarm_count = 0
         self.alarms: list[Alarm] = []
-        self._hits = np.zeros(len(self._sizes), dtype=np.int64)
-        self._wealth = np.zeros((len(self._sizes), len(BETS)))  # M
-        self._likelihood = np.zeros_like(self._wealth)  # of a change at `_start`, the most likely one of each bet
-        self._start = np.zeros(self._wealth.shape, dtype=np.int64)
+        self._hits = np.zeros(len(self._sizes), dtype=np.int64)  # of each set, so far
+        self._bets = Bets(len(self._sizes))
 
-    def _check_flags(self) -> None:
-        if self.calibration.guarantee != "tolerance":
-            problem = "kind: 'flags' needs a threshold whose rate of false flags is known"
-            raise InputError(f"{problem}; calibrate with guarantee='tolerance', or watch kind='p-values'")
-        self._sizes = np.ones(1, dtype=np.int64)  # one set: the refused
-
-    @cached_property
-    def _identity(self) -> str:
-        return _fingerprint(self.calibration)
+    def _set_sizes(self) -> NDArray[np.int64]:
+        """(V,) gaps in each set G, of the levels that the calibration set is large enough for."""
+        if self.kind == "flags":
+            if self.calibration.guarantee != "tolerance":
+                cure = "calibrate with {guarantee='tolerance'}, or watch {kind='p-values'}"
+                raise InputError("'flags' needs a known rate of false flags", argument="kind", cure=cure)
+            return np.ones(1, dtype=np.int64)  # one set: the refused
+        sizes = [int(exact_fraction(level, "level") * (self._n + 1)) for level in LEVELS]
+        if not any(sizes):
+            raise InputError(f"{self._n} calibration samples are too few", argument="guard", cure="calibrate with more")
+        if self._n < ENOUGH:
+            what = f"monitor: only {self._n} calibration samples: drift from the first input is partly learnt as normal"
+            warnings.warn(f"{what}; calibrate with {ENOUGH:,}, or watch flags", IgeoodWarning, stacklevel=3)
+        return np.array([size for size in sizes if size])
 
     def is_like(self, other: "Monitor") -> bool:
         """Whether the other one watches a guard of the same calibration."""
-        return self._identity == other._identity
+        return _fingerprint(self.calibration) == _fingerprint(other.calibration)
 
     @property
     def evidence(self) -> float:
         """Mean of M: on average the number of inputs while nothing has changed; large after a change."""
-        return float(self._wealth.mean())
+        return float(self._bets.wealth.mean())
 
     @property
     def alarm(self) -> bool:
@@ -137,6 +166,11 @@ class Monitor:
     def since(self) -> int | None:
         """The input, from 0, at which the change most likely began, by the first alarm; None without an alarm."""
         return self.alarms[0].since if self.alarms else None
+
+    @property
+    def likely_starts(self) -> set[int]:
+        """Inputs that the next alarm may name as the start of the change, of those so far."""
+        return set(self._bets.start.flatten().tolist())
 
     @property
     def promise(self) -> str:
@@ -157,18 +191,19 @@ class Monitor:
         read are counted, and are no evidence.
         """
         if not isinstance(verdict, Verdict):
-            given = type(verdict).__name__
-            raise InputError(f"verdict: expected a Verdict, got {given}; give what predict returns, or a slice of it")
+            raise InputError(f"expected a Verdict, got {type(verdict).__name__}", argument="verdict")
         is_read = verdict.is_read
         rows = np.flatnonzero(is_read)
-        is_flags = self.kind == "flags"
-        hits = _numpy(verdict.is_ood)[rows, None] if is_flags else self._in_sets(_numpy(verdict.score)[rows])
-        parts, done, before = [np.empty(0)], 0, self.evidence
+        hits = self._in_sets(_numpy(verdict.is_ood)[rows], _numpy(verdict.score)[rows])
+        before = self.evidence
+        parts = [np.empty(0)]
+        done = 0
         while done < len(rows):
-            part = slice(done, done + BLOCK)
-            parts.append(self._advance(hits[part], self.inputs + rows[part]))
+            block = slice(done, done + BLOCK)
+            parts.append(self._advance(hits[block], self.inputs + rows[block], self.inputs - self.unread + done))
             done += len(parts[-1])
-        self.inputs, self.unread = self.inputs + len(verdict), self.unread + len(verdict) - len(rows)
+        self.inputs += len(verdict)
+        self.unread += len(verdict) - len(rows)
         evidence = np.append(np.concatenate(parts), before)[np.cumsum(is_read) - 1]  # of the last row that was read
         return np.where(is_read | (evidence < self.run_length), evidence, 0.0)  # it started again before an unread row
 
@@ -176,87 +211,72 @@ class Monitor:
         """Forget the alarms. The urn's counts stay: what came before is part of what is usual."""
         self.alarms = []
 
-    def _in_sets(self, scores: NDArray[Any]) -> NDArray[np.bool_]:
-        """(T, V) whether each score is in the gaps of each level: few calibration scores are above it."""
-        if np.isnan(scores).any():
-            raise InputError("verdict: a score is NaN; give verdicts of this guard")
-        cells = _in_cells(scores)
-        places = np.searchsorted(self._cells, cells)
-        is_tied = np.append(self._cells, np.nan)[places] == cells
-        draws = _draws(self.seed, 1, self._read, len(scores))
-        above = self._n - np.searchsorted(self._breakers, places + np.where(is_tied, draws, 0.0))
-        return np.asarray(above[:, None] < self._sizes)
+    def _in_sets(self, is_ood: NDArray[Any], scores: NDArray[Any]) -> NDArray[np.bool_]:
+        """(T, V) whether each input is in the gaps of each level, or refused."""
+        if self.kind == "flags":
+            return is_ood[:, None]
+        return np.asarray(self._ranks.above(scores, self.inputs - self.unread)[:, None] < self._sizes)
 
-    def _advance(self, hits: NDArray[np.bool_], numbers: NDArray[Any]) -> NDArray[np.float64]:
+    def _advance(self, hits: NDArray[np.bool_], numbers: NDArray[Any], n_before: int) -> NDArray[np.float64]:
         """Take in the sets (T, V) that inputs fell into, up to the first alarm; return the evidence after each."""
         null: Any = 1.0 - self.calibration.tpr
         if self.kind == "p-values":
             earlier = self._hits + np.cumsum(hits, axis=0) - hits
-            null = (self._sizes + earlier) / (self._n + 1.0 + self._read + np.arange(len(hits)))[:, None]
-        product = np.cumsum(np.log(1.0 - BETS + BETS * (hits / null)[:, :, None]), axis=0)  # (T, V, E) of log L
-        starts = -np.append(np.zeros_like(product[:1]), product[:-1], axis=0)  # a change at t has the factors from t on
-        with np.errstate(divide="ignore", over="ignore"):  # past an alarm M may be huge
-            sums = np.logaddexp.accumulate(np.append(np.log(self._wealth)[None], starts, axis=0), axis=0)[1:]
-            wealth = np.exp(product + sums)
-            likelihood = np.append(np.log(self._likelihood)[None], starts, axis=0)
-            evidence = wealth.mean(axis=(1, 2))
-        is_alarm = evidence >= self.run_length
-        last = int(np.argmax(is_alarm)) if is_alarm.any() else len(hits) - 1
-        best = likelihood[: last + 2].argmax(axis=0)  # 0 is the start so far
-        self._start = np.where(best == 0, self._start, numbers[best - 1])
-        self._likelihood = np.exp(product[last] + likelihood[: last + 2].max(axis=0))
-        self._wealth, self._hits = wealth[last], self._hits + hits[: last + 1].sum(axis=0)
-        self._read += last + 1
-        if is_alarm[last]:
+            null = (self._sizes + earlier) / (self._n + 1.0 + n_before + np.arange(len(hits)))[:, None]
+        evidence = self._bets.advance(hits / null, numbers, self.run_length)
+        self._hits = self._hits + hits[: len(evidence)].sum(axis=0)
+        if evidence[-1] >= self.run_length:
+            since = self._bets.start.flat[self._bets.likelihood.argmax()]
+            alarm = Alarm(int(numbers[len(evidence) - 1]), int(since), float(evidence[-1]))
             self.alarm_count += 1
-            self.alarms = [*self.alarms, Alarm(int(numbers[last]), self._likely_start(), float(evidence[last]))][:SHOWN]
-            self._wealth, self._likelihood = np.zeros_like(self._wealth), np.zeros_like(self._wealth)
-        return np.asarray(evidence[: last + 1])
+            self.alarms = [*self.alarms, alarm][:SHOWN]
+            self._bets.restart()
+        return evidence
 
-    def _likely_start(self) -> int:
-        return int(self._start.flat[self._likelihood.argmax()])
-
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: PathLike) -> None:
         """Write the state to a JSON file, which appears whole."""
         write_whole(path, self.state())
 
     def state(self) -> bytes:
-        """What `save` writes."""
+        """Content of the file that `save` writes."""
         state: dict[str, Any] = {name: getattr(self, name) for name in ("run_length", "kind", "seed", *_COUNTS)}
-        state |= {name: getattr(self, f"_{name}").tolist() for name in _ARRAYS}
-        state |= {"format": FORMAT, "guard": self._identity, "alarms": [*map(list, self.alarms)]}
+        state |= {name: values.tolist() for name, values in self._arrays().items()}
+        state |= {
+            "format": FORMAT,
+            "guard": _fingerprint(self.calibration),
+            "alarms": [list(alarm) for alarm in self.alarms],
+        }
         return f"{json.dumps(state)}\n".encode()
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], guard: Guard | Calibration) -> "Monitor":
+    def load(cls, path: PathLike, guard: Guard | Calibration) -> "Monitor":
         """Read what `save` wrote; it must be of this guard, as it was calibrated then."""
         calibration = _calibration(guard)
         try:
             state = json.loads(Path(path).read_bytes())
-            is_known, is_of_guard = state["format"] == FORMAT, state["guard"] == _fingerprint(calibration)
-            if is_known and is_of_guard:
+            if state["format"] == FORMAT and state["guard"] == _fingerprint(calibration):
                 monitor = cls(calibration, state["run_length"], state["kind"], seed=state["seed"])
                 monitor._restore(state)
                 return monitor
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            problem = f"is damaged, or no monitor's state ({type(error).__name__})"
-            raise GuardFileError(f"path: {path} {problem}; start a new monitor") from None
-        if not is_known:
-            raise GuardFileError(f"path: {path} was written by another version of igeood; start a new monitor")
-        problem = "is the state of a monitor of another guard, or of another calibration"
-        raise InputError(f"path: {path} {problem}; give that guard, or start a new monitor in another file")
+            what = f"damaged, or no monitor's state ({type(error).__name__})"
+            raise GuardFileError(what, cure="start a new monitor", place=str(path)) from None
+        what = "the state of a monitor of another guard, calibration or version of igeood"
+        raise InputError(what, argument="path", cure="give that guard, or another file", place=str(path))
+
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        return {"hits": self._hits, **vars(self._bets)}
 
     def _restore(self, state: dict[str, Any]) -> None:
         for name in _COUNTS:
             setattr(self, name, int(state[name]))
-        for name in _ARRAYS:
-            old, new = getattr(self, f"_{name}"), np.array(state[name])
-            if new.shape != old.shape or not np.isfinite(new).all() or (new < 0).any():
-                raise ValueError(name)
-            setattr(self, f"_{name}", new.astype(old.dtype))
-        self._read = self.inputs - self.unread
         if not 0 <= self.unread <= self.inputs or self.alarm_count < 0:
             raise ValueError("counts")
+        for name, old in self._arrays().items():
+            new = np.array(state[name])
+            if new.shape != old.shape or not np.isfinite(new).all() or (new < 0).any():
+                raise ValueError(name)
+            old[...] = new
         self.alarms = [Alarm(int(at), int(since), float(evidence)) for at, since, evidence in state["alarms"]]
 
     def __repr__(self) -> str:
@@ -267,9 +287,9 @@ class Monitor:
 def _calibration(guard: Guard | Calibration) -> Calibration:
     calibration = guard.calibration if isinstance(guard, Guard) else guard
     if calibration is None:
-        raise NotReadyError("monitor: no threshold yet; call calibrate with held-out samples first")
+        raise NotReadyError("no threshold yet", argument="guard", cure="call calibrate with held-out samples first")
     if not isinstance(calibration, Calibration):
-        raise InputError(f"guard: expected a Guard or its Calibration, got {type(guard).__name__}; load it first")
+        raise InputError(f"expected a Guard or its Calibration, got {type(guard).__name__}", argument="guard")
     return calibration
 
 
@@ -280,19 +300,3 @@ def _fingerprint(calibration: Calibration) -> str:
 
 def _numpy(values: Any) -> NDArray[Any]:
     return np.asarray(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
-
-
-def _in_cells(scores: NDArray[Any]) -> NDArray[np.float64]:
-    """Scores on a grid as wide as rounding: those that only rounding sets apart are tied.
-
-    The grid is the same for all guards: one that came from the calibration scores would treat them unlike inputs.
-    """
-    with np.errstate(over="ignore"):
-        steps = np.arcsinh(scores.astype(np.float64) * (_ROUNDING / _SMALLEST)) / _ROUNDING
-    return np.floor(steps + _OFF_GRID)
-
-
-def _draws(seed: int, stream: int, first: int, n: int) -> NDArray[np.float64]:
-    """(n,) uniform numbers of a stream from its `first` on: the same, however the stream is cut."""
-    bits = np.random.Philox(key=np.array([seed, stream], dtype=np.uint64)).advance(first // 4)  # it makes four at once
-    return np.random.Generator(bits).random(first % 4 + n)[first % 4 :]

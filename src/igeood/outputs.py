@@ -83,19 +83,22 @@ class Outputs:
         if self.logits.ndim != 2 or self.logits.shape[1] < 2:
             problem = f"expected shape (N, C), one row a sample, C at least 2; got {tuple(self.logits.shape)}"
             raise InputError(problem, argument=name, cure="a single sample is logits[None, :]")
+        n = len(self.logits)
         self.reasons = dict(reasons or {})
-        rows = BadRows(self.reasons, on_error, first)
+        self.features: dict[str, Tensor] = {}
         # features first: where a hidden layer overflows, the error should name that layer
-        self.features = {
-            block: _checked_features(value, f"features[{block!r}]", len(self), rows)
-            for block, value in (features or {}).items()
-        }
+        for block, value in (features or {}).items():
+            argument = f"features[{block!r}]"
+            self.features[block] = _checked_features(value, argument, n, self.reasons, on_error, first)
         peak = self.logits.detach().amax(dim=1)  # NaN and +inf show in a row's maximum, as does a row of −inf alone
-        rows.note(~peak.isfinite(), name, "NaN, +inf or nothing but −inf", "look for an overflow in the model")
+        if not bool(peak.isfinite().all()):
+            problem = "NaN, +inf or nothing but −inf"
+            cure = "look for an overflow in the model"
+            note_bad_rows(~peak.isfinite(), name, problem, cure, self.reasons, on_error, first)
         if self.reasons:
             self._clear(list(self.reasons))
         self.labels = None if labels is None else _checked_labels(labels, self.logits, first)
-        self._keys = _checked_keys(keys, ids, len(self))
+        self._keys = keys if keys is None and ids is None else _checked_keys(keys, ids, n)
         self._predicted: Tensor | None = None
 
     def _clear(self, rows: list[int]) -> None:
@@ -199,9 +202,9 @@ class Outputs:
         """
         other = self.replace(reasons=dict(self.reasons))
         is_bad = is_no_distribution(self.logits) & self.valid
-        rows = BadRows(other.reasons, on_error, first)
+        problem = "a negative entry, or a sum that is not 1"
         cure = "renormalise rounded ones; for logits, leave {probabilities} out"
-        rows.note(is_bad, "probabilities", "a negative entry, or a sum that is not 1", cure)
+        note_bad_rows(is_bad, "probabilities", problem, cure, other.reasons, on_error, first)
         fine = self.logits.masked_fill(~other.valid[:, None], 1.0 / self.n_classes) if other.reasons else self.logits
         return other.replace(logits=log_probabilities(fine))
 
@@ -250,24 +253,15 @@ class Outputs:
         return as_kind(result, self.numpy)
 
 
-class BadRows:
-    """Notes bad rows with their reasons, or raises for the first one."""
-
-    def __init__(self, reasons: dict[int, str], on_error: OnError, first: int) -> None:
-        self.reasons = reasons
-        self.on_error = on_error
-        self.first = first
-
-    def note(self, bad: Tensor, name: str, problem: str, cure: str) -> None:
-        """Take in which rows are bad, (N,) bool, and what is wrong with them."""
-        rows = bad.nonzero()[:, 0].tolist()
-        if self.on_error == "raise":
-            rows = [row for row in rows if row not in self.reasons]
-            if rows:
-                problem = f"row {self.first + rows[0]} has {problem} ({len(rows)} of {len(bad)} rows here do)"
-                raise InputError(problem, argument=name, cure=f"remove those rows, or {cure}")
-        for row in rows:
-            self.reasons.setdefault(row, f"{name}: {problem}")
+def note_bad_rows(
+    bad: Tensor, name: str, problem: str, cure: str, reasons: dict[int, str], on_error: OnError, first: int = 0
+) -> None:
+    """Add the rows that are bad, (N,) bool, to the reasons; or raise for the first of them."""
+    rows = [row for row in bad.nonzero()[:, 0].tolist() if row not in reasons]
+    if rows and on_error == "raise":
+        problem = f"row {first + rows[0]} has {problem} ({len(rows)} of {len(bad)} rows here do)"
+        raise InputError(problem, argument=name, cure=f"remove those rows, or {cure}")
+    reasons |= dict.fromkeys(rows, f"{name}: {problem}")
 
 
 def check_alike(one: Outputs, other: Outputs) -> None:
@@ -292,7 +286,7 @@ def as_tensor(value: ArrayLike, name: str) -> tuple[Tensor, bool]:
     """
     is_numpy = not isinstance(value, Tensor)
     array: Any = np.asarray(value) if is_numpy else value
-    dtype = str(array.dtype)
+    dtype = _type_name(array)
     if "float" not in dtype and "int" not in dtype:
         raise InputError(
             f"expected real numbers, got {dtype}", argument=name, cure="convert them to float32 or float64"
@@ -301,6 +295,11 @@ def as_tensor(value: ArrayLike, name: str) -> tuple[Tensor, bool]:
     if is_numpy:  # torch has no negative strides, no big-endian and no read-only arrays
         array = torch.from_numpy(np.require(array, np.float32 if narrow else np.float64, ["C", "W"]))
     return array.to(torch.float32 if narrow else torch.float64), is_numpy
+
+
+def _type_name(array: Any) -> str:
+    """Such as float32; NumPy's name says nothing of the order of bytes."""
+    return str(getattr(array.dtype, "name", array.dtype))
 
 
 def as_vector(value: ArrayLike, name: str) -> tuple[Tensor, bool]:
@@ -326,7 +325,9 @@ def log_probabilities(probabilities: Tensor) -> Tensor:
     return torch.log(probabilities.double().clamp(min=1e-300))
 
 
-def _checked_features(value: ArrayLike, name: str, n: int, rows: BadRows) -> Tensor:
+def _checked_features(
+    value: ArrayLike, name: str, n: int, reasons: dict[int, str], on_error: OnError, first: int
+) -> Tensor:
     tensor, _ = as_tensor(value, name)
     if tensor.ndim != 2 or len(tensor) != n or not tensor.shape[1]:
         problem = f"expected shape ({n}, k), got {tuple(tensor.shape)}"
@@ -334,14 +335,14 @@ def _checked_features(value: ArrayLike, name: str, n: int, rows: BadRows) -> Ten
     if not float(torch.linalg.vector_norm(tensor.detach())) <= LARGEST:  # else no value is larger, and none is NaN
         is_fine = ((tensor.detach().abs() <= LARGEST) & tensor.isfinite()).all(dim=1)  # LARGEST is inf in float32
         problem = f"NaN, infinity or a value beyond {LARGEST:g}"
-        rows.note(~is_fine, name, problem, "look for an overflow in that layer")
+        note_bad_rows(~is_fine, name, problem, "look for an overflow in that layer", reasons, on_error, first)
     return tensor
 
 
 def _checked_labels(value: ArrayLike, logits: Tensor, first: int) -> Tensor:
     n, n_classes = logits.shape
     array: Any = value if isinstance(value, Tensor) else np.asarray(value)
-    if array.shape != (n,) or (n and "int" not in str(array.dtype)):
+    if array.shape != (n,) or (n and "int" not in _type_name(array)):
         cure = "convert them to integers, numbers of the columns of logits"
         if array.ndim == 2:
             cure = "give one class each: labels.argmax(1) of one-hot rows; several classes a sample are not supported"

@@ -1,249 +1,319 @@
-"""Tables of logits from any framework: Parquet, npz, CSV or JSON lines, in one file, in several, or from a pipe."""
+"""Tables of logits from any framework: Parquet, npz, CSV or JSON lines; a file, several, a folder or a pattern of them.
 
+A file is opened once for each reading, and read in blocks of about a million values; the arrays of an npz file are held
+in memory. Parquet is not read by `pyarrow.dataset`, which holds a whole row group.
+"""
+
+import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from glob import glob
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pyarrow import csv, json
 
-from igeood.errors import InputError
-from igeood.files import whole
-from igeood.outputs import ArrayLike, Outputs, Refused, block_rows, id_keys, recut, take_over
-from igeood.parts import Part, as_column, as_numbers, find_sources, row_values, some
+from igeood.errors import InputError, is_of_disk
+from igeood.files import PathLike, whole
+from igeood.outputs import BLOCK_VALUES, ArrayLike, OnError, Outputs
 
 FEATURE = "feature."
+LONGEST = 1 << 22  # bytes of text that are parsed at a time; a row may not be longer
+Types = Mapping[str, pa.DataType]  # columns to read, and their types where the file is text
+_TYPES = {"label": pa.int64(), "id": pa.string()}
+_ENDINGS = (".parquet", ".npz", ".csv", ".jsonl")
+_WILD = set("*?[")
 
 
+def find_files(name: str) -> tuple[Path, list[Path]]:
+    """The files that a file's, a folder's or a pattern's name stands for, in order, and the folder that they are below.
+
+    Names below it that start with `_` or `.`, such as Spark's `_SUCCESS`, or that end otherwise, are no data; text
+    in a folder is read only where there is no Parquet and no npz file.
+    """
+    path = Path(name)
+    if path.is_dir():
+        folder, hits = path, [path]
+    elif path.exists() or not _WILD & set(name):
+        is_mark = path.name.startswith("_") and path.suffix not in _ENDINGS  # a shell wrote it for `parts/*`
+        return path.parent, [] if is_mark else [path]
+    else:
+        folder = next(parent for parent in path.parents if not _WILD & set(str(parent)))
+        hits = [Path(hit) for hit in sorted(glob(name, recursive=True))]  # noqa: PTH207 (a pattern may be absolute)
+    files = [file for hit in hits for file in (sorted(hit.rglob("*")) if hit.is_dir() else [hit])]
+    tables = [file for file in dict.fromkeys(files) if file.suffix in _ENDINGS]
+    tables = [file for file in tables if not re.search(r"(^|/)[_.]", file.relative_to(folder).as_posix())]
+    if not tables:
+        raise InputError(f"no file there ({', '.join(_ENDINGS)})", cure="check the folder or the pattern", place=name)
+    if path.is_dir():
+        tables = [file for file in tables if file.suffix in (".parquet", ".npz")] or tables
+    return folder, tables
+
+
+class Table(NamedTuple):
+    """An open file of columns. `batches` reads some of them in blocks; `rows` counts the rows, None for text."""
+
+    names: list[str]
+    rows: int | None
+    batches: Callable[[Types], Iterator[pa.RecordBatch]]
+
+
+@contextmanager
+def open_table(path: Path) -> Iterator[Table]:
+    """Open a file whose first bytes say what it is; errors name it, and damage is an `InputError`."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(512)
+            file.seek(0)
+            if head[:2] == b"PK":
+                yield _npz(file)
+            elif b"\0" in head or head[:4] == b"PAR1":
+                yield _parquet(file)
+            else:
+                yield _text(file, _open_json if head.lstrip()[:1] == b"{" else _open_csv)
+    except InputError as error:
+        raise error.within(str(path)) from None
+    except Exception as error:
+        if is_of_disk(error):
+            raise
+        problem = f"cannot be read ({' '.join(str(error).split())})"
+        raise InputError(problem, cure="check it, or write it again", place=str(path)) from error
+
+
+def _parquet(file: IO[bytes]) -> Table:
+    reader = pq.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False)  # a pre-buffer holds all that was read
+
+    def batches(types: Types) -> Iterator[pa.RecordBatch]:
+        if reader.metadata.num_rows:
+            group = reader.metadata.row_group(0)
+            size = _block_rows(group.num_rows, sum(group.column(i).num_values for i in range(group.num_columns)))
+            yield from reader.iter_batches(size, columns=list(types), use_threads=False)
+
+    return Table(reader.schema_arrow.names, reader.metadata.num_rows, batches)
+
+
+def _npz(file: IO[bytes]) -> Table:
+    arrays = np.load(file, allow_pickle=False)
+
+    def batches(types: Types) -> Iterator[pa.RecordBatch]:
+        table = pa.table({name: _as_column(arrays[name]) for name in types})
+        yield from table.to_batches(max_chunksize=_block_rows(table.num_rows, table.nbytes // 4))
+
+    return Table(arrays.files, len(arrays[arrays.files[0]]) if arrays.files else 0, batches)
+
+
+def _block_rows(rows: int, values: int) -> int:
+    """Rows of a block of about a million values, where `rows` have so many `values`."""
+    return max(1, BLOCK_VALUES * rows // max(1, values))
+
+
+def _text(file: IO[bytes], open_reader: Callable[[IO[bytes], Types], Any]) -> Table:
+    schema = open_reader(file, {}).schema
+
+    def chosen(inferred: pa.DataType, wanted: pa.DataType) -> pa.DataType:
+        if pa.types.is_list(inferred):
+            return pa.list_(wanted)
+        return inferred if open_reader is _open_json and pa.types.is_integer(inferred) else wanted  # ids
+
+    def batches(types: Types) -> Iterator[pa.RecordBatch]:
+        file.seek(0)
+        yield from open_reader(file, {name: chosen(schema.field(name).type, wanted) for name, wanted in types.items()})
+
+    return Table(schema.names, None, batches)
+
+
+def _open_csv(file: IO[bytes], types: Types) -> Any:
+    read = csv.ReadOptions(use_threads=False, block_size=LONGEST)
+    convert = csv.ConvertOptions(include_columns=list(types), column_types=types)
+    return csv.open_csv(file, read, csv.ParseOptions(newlines_in_values=True), convert)
+
+
+def _open_json(file: IO[bytes], types: Types) -> Any:
+    others = "ignore" if types else "infer"
+    parse = json.ParseOptions(explicit_schema=pa.schema(types), unexpected_field_behavior=others)
+    return json.open_json(file, json.ReadOptions(use_threads=False, block_size=LONGEST), parse)
+
+
+def check_columns(table: Table, names: Iterable[str]) -> None:
+    """Raise unless each of these columns is there, once."""
+    for name in names:
+        if table.names.count(name) != 1:
+            cure = "name another one, or several by a pattern such as 'logit_*'"
+            raise InputError(f"expected one such column among {table.names[:12]}", argument=name, cure=cure)
+
+
+@dataclass(eq=False)
 class LogitsFile:
     """Logits of one or several files as an iterable of `Outputs`; open one with `read_logits`.
 
-    It can be iterated again, and given to a guard in place of an array. Files are read block by block; the arrays of an
-    npz file are held in memory.
+    It can be iterated again, and given to a guard in place of an array.
 
     Attributes
     ----------
     rows : int or None
-        Number of rows; of text it is known once everything was read.
-    layers : list of str
-        The layers whose features are read.
+        Number of rows; None until it is known, which is when the last file is opened, or read if it is text.
     on_error : {"raise", "refuse"}
-        What a row with NaN or of another width is: an error, or noted in its block's `refused`.
+        Whether a row with NaN, null or of another width is an error, or a row that is not valid.
     """
 
-    on_error = "raise"
-
-    def __init__(
-        self, sources: Sequence[Path | IO[bytes]], logits: str, label: str | None, identity: str | None,
-        layers: Sequence[str] | None, labelled: bool,
-    ) -> None:  # fmt: skip
-        self._parts = [Part(source) for source in sources]
-        names = self._parts[0].names
-        self._logits, self._asked = logits, identity is not None
-        self._identifies: bool | None = None  # whether samples are known by their ids: once the first block is read
-        found = label or next((n for n in ("label", "labels") if n in names), None)
-        self._label = found if labelled else None
-        self._id = identity or ("id" if "id" in names else None)
-        there = [name.removeprefix(FEATURE) for name in names if name.startswith(FEATURE)]
-        self.layers = there if layers is None else list(layers)
-        features = {FEATURE + layer: [FEATURE + layer] for layer in self.layers}
-        self._columns = {logits: _matching(self._parts[0], logits, {found, self._id}), **features}
-        for part in self._parts:
-            if sorted(_matching(part, logits, {found, self._id})) != sorted(self._columns[logits]):
-                problem = f"has other columns {logits!r} than {self._parts[0].path}"
-                raise InputError(f"{part.path}: {problem}; write the same")
-            part.choose(self._columns, [*filter(None, [self._label, self._id])])
-        self._shape_up(logits)
-        rows = [part.rows for part in self._parts]
-        self.rows = None if None in rows else sum(filter(None, rows))
-
-    def _shape_up(self, logits: str) -> None:
-        """Find how wide the matrices are, of which type, and whether ids have to become text to be of one type."""
-        shapes = [part.shapes(self._columns) for part in self._parts]
-        self._widths = {name: max(shape[name][0] for shape in shapes) for name in self._columns}
-        kinds = {name: [shape[name][1] for shape in shapes if shape[name][1]] for name in self._columns}
-        types = {name: np.result_type(*found) if found else np.float32 for name, found in kinds.items()}
-        self._types = {name: kind if np.issubdtype(kind, np.floating) else np.float64 for name, kind in types.items()}
-        if not any(kinds.values()):  # no row shows how wide a list is
-            self._widths = {name: width or 2 for name, width in self._widths.items()}
-        if self._widths[logits] < 2:
-            problem = "has one value in each row" if self._widths[logits] else "has no value in its first rows"
-            cure = "write all logits of a sample, as a list or in columns of a pattern such as 'logit_*'"
-            raise InputError(f"{self._parts[0].path}: {logits}: {problem}; {cure}")
-        self._id_types = {part.schema.field(self._id).type for part in self._parts} if self._id else set()
+    paths: Sequence[Path]
+    logits: str
+    label: str | None
+    identity: str | None
+    layers: Sequence[str] | None
+    labelled: bool
+    on_error: OnError = "raise"
+    rows: int | None = None
+    _widths: dict[str, int] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Outputs]:
-        return (outputs for outputs, _ in self.blocks())
+        return (block for block, _ in self.blocks())
 
     def blocks(self, *, ids: bool = False) -> Iterator[tuple[Outputs, Any]]:
-        """Blocks in order, each with its ids if they are wanted and there are any, else with the rows' numbers.
+        """Blocks in order, each with the rows' ids (as text if there are several files), or else their numbers.
 
-        They have as many rows as a guard scores together, whatever the files have.
+        Where `ids` are wanted, samples are not identified by them. Files without a row are one block without rows.
         """
-        waiting: list[Any] = []  # ids of rows that no block has yet
-        refused: Refused | None = {} if self.on_error == "refuse" else None  # of all files, numbered through them
-
-        def outputs() -> Iterator[Outputs]:
-            number = 0
-            for part, batch, first in self._batches():
-                with part.named():
-                    block = self._outputs(batch, first, keyed=not ids)  # who names rows knows none again
-                    waiting.extend([self._ids(batch)] if ids and self._id else [])
-                if refused is not None:
-                    take_over(block, number, refused)
-                yield block.replace(first=number, refused=refused)
-                number += len(block)
-
+        matrices: dict[str, list[str]] = {}
         number = 0
-        for block in recut(outputs()):
-            names: Any = np.arange(number, number + len(block))
-            if waiting:
-                joined = pa.chunked_array(waiting)
-                names, waiting[:] = joined[: len(block)], joined[len(block) :].chunks
-            number += len(block)
-            yield block, names
+        for path in self.paths:
+            start = number
+            with open_table(path) as table:
+                matrices, others = self._choose(table, matrices)
+                types = dict.fromkeys([column for columns in matrices.values() for column in columns], pa.float64())
+                types |= {column: _TYPES[role] for role, column in others.items()}
+                check_columns(table, types)
+                if path == self.paths[-1]:
+                    self.rows = None if table.rows is None else start + table.rows
+                for batch in table.batches(types):
+                    names = batch[others["id"]] if "id" in others else None
+                    labels = batch[others["label"]].fill_null(-1) if "label" in others else None
+                    block = self._outputs(batch, matrices, labels, None if ids else names, number - start)
+                    if not ids or names is None:
+                        names = np.arange(number, number + len(batch))
+                    elif len(self.paths) > 1:
+                        names = names.cast(pa.string())
+                    yield block, names
+                    number += len(batch)
+        self.rows = number
+        if not number:
+            yield Outputs(np.empty((0, 2))), np.arange(0)
 
-    def _batches(self) -> Iterator[tuple[Part, pa.RecordBatch, int]]:
-        """Batches of all files, each with its file and the number of its first row there; an empty one without rows."""
-        n_classes, total = self._widths[self._logits], 0
-        size = block_rows(n_classes, sum(self._widths.values()) - n_classes)
-        for part in self._parts:
-            first = 0
-            for batch in part.batches(size):
-                yield part, batch, first
-                first += len(batch)
-            total += first
-            if part.rows not in (None, first):
-                raise InputError(f"{part.path}: has {first:,} rows, but its header says {part.rows:,}; write it again")
-        self.rows = total
-        if not total:
-            yield part, pa.RecordBatch.from_pylist([], part.schema), 0
+    def _choose(self, table: Table, before: dict[str, list[str]]) -> tuple[dict[str, list[str]], dict[str, str]]:
+        """The columns of each matrix, in the first file's order, and those of the label and the id."""
+        names = table.names
+        label = self.label or next((name for name in ("label", "labels") if name in names), None)
+        identity = self.identity or ("id" if "id" in names else None)
+        logits = [self.logits]
+        if "*" in self.logits:
+            candidates = [name for name in names if name not in (label, identity) and not name.startswith(FEATURE)]
+            logits = [name for name in candidates if fnmatchcase(name, self.logits)]
+            logits.sort(key=lambda name: [int(digits) for digits in re.findall(r"\d+", name)])
+            if not logits or {*logits} != {*before.get(self.logits, logits)}:
+                problem = f"no such columns among {names[:12]}, or others than in {self.paths[0]}"
+                raise InputError(problem, argument=self.logits, cure="name others")
+        features = [name for name in names if name.startswith(FEATURE)]
+        if self.layers is not None:
+            features = [FEATURE + layer for layer in self.layers]
+        others = {"label": label if self.labelled else None, "id": identity}
+        matrices = {self.logits: logits, **{name: [name] for name in features}}
+        return before or matrices, {role: name for role, name in others.items() if name is not None}
 
-    def _outputs(self, batch: pa.RecordBatch, first: int, *, keyed: bool) -> Outputs:
-        refused: Refused | None = {} if self.on_error == "refuse" else None
-        arrays = {name: self._matrix(batch, name, first, refused) for name in self._columns}
-        features = {layer: arrays[FEATURE + layer] for layer in self.layers}
-        labels, keys = None if self._label is None else batch[self._label], None
-        if labels is not None and labels.null_count:
-            raise InputError(f"{self._label}: row {first + labels.is_null().index(True).as_py()} is null; remove it")
-        if labels is not None and pa.types.is_string(labels.type):
-            labels = _classes(labels, self._label or "", np.arange(first, first + len(batch)))
-        if keyed and self._id is not None and self._identifies is not False:
-            ids = self._ids(batch)
-            keys = id_keys(ids)
-            is_unique = len(np.unique(keys)) == len(keys)
-            if self._asked and not is_unique:
-                raise InputError(f"{self._id}: rows share an id; name a column of unique ids, or none")
-            if self._identifies is None and len(batch):
-                self._identifies = self._asked or (is_unique and _are_names(ids))
-            keys = keys if self._identifies else None
-        given: dict[str, Any] = {"keys": keys, "name": self._logits, "first": first, "refused": refused}
-        return Outputs(arrays[self._logits], features, labels, **given)
+    def _outputs(
+        self, batch: pa.RecordBatch, matrices: dict[str, list[str]], labels: Any, ids: Any, first: int
+    ) -> Outputs:
+        reasons: dict[int, str] = {}
+        features = {name: self._matrix(batch, name, columns, reasons) for name, columns in matrices.items()}
+        logits = features.pop(self.logits)
+        features = {name.removeprefix(FEATURE): matrix for name, matrix in features.items()}
+        ids = ids if ids is not None and self._identify(ids) else None
+        options: dict[str, Any] = {"name": self.logits, "on_error": self.on_error, "reasons": reasons, "first": first}
+        outputs = Outputs(logits, features, labels, ids=ids, **options)
+        if self.on_error == "raise":
+            outputs.check_valid(first)
+        return outputs
 
-    def _matrix(self, batch: pa.RecordBatch, name: str, first: int, refused: Refused | None) -> NDArray[Any]:
-        """A matrix (n, width) from its columns; a null among the values is NaN, and so is a row that is refused."""
-        values, lengths = row_values(batch, self._columns[name], first)
-        width, kind = self._widths[name], self._types[name]
-        fits = lengths == width
-        if fits.all():
-            return values.astype(kind, copy=False).reshape(len(batch), width)
-        if refused is None:
-            at = int(np.argmin(fits))
-            raise InputError(f"{name}: row {first + at} has {lengths[at]} values, expected {width}; fix that row")
-        for row in np.flatnonzero(~fits).tolist():
-            refused.setdefault(first + row, f"{name}: {lengths[row]} values, expected {width}")
-        whole = np.full((len(batch), width), np.nan, kind)
-        whole[fits] = values[np.repeat(fits, lengths)].reshape(-1, width)
-        return whole
+    def _identify(self, ids: pa.Array) -> bool:
+        """Whether samples are known by these ids: where asked for, or if they are unique texts, and no numbers."""
+        is_unique = len(ids.unique()) == len(ids)
+        if self.identity is not None and not is_unique:
+            raise InputError("rows share an id", argument=self.identity, cure="name a column of unique ids, or none")
+        is_name = pa.types.is_string(ids.type) and not pc.all(pc.utf8_is_digit(ids)).as_py()
+        return self.identity is not None or (is_unique and is_name)
 
-    def _ids(self, batch: pa.RecordBatch) -> pa.Array:
-        column = batch[self._id]
-        if pa.types.is_nested(column.type):
-            raise InputError(f"{self._id}: {column.type} does not name rows; name another --id-column")
-        column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-        return column if len(self._id_types) == 1 else column.cast(pa.string())
-
-
-def _matching(part: Part, logits: str, others: set[str | None]) -> list[str]:
-    """The columns of the logits: one, or those of a pattern, by the numbers in their names if each has one."""
-    if "*" not in logits:
-        return [logits]
-    pattern = re.compile(re.escape(logits).replace(r"\*", ".*"), re.DOTALL)
-    candidates = (name for name in part.names if name not in others and not name.startswith(FEATURE))
-    names = [name for name in candidates if pattern.fullmatch(name)]
-    if not names:
-        raise InputError(f"{part.path}: no column is called {logits!r} among {some(part.names)}; name others")
-    numbers = {name: [int(digits) for digits in re.findall(r"\d+", name)] for name in names}
-    return sorted(names, key=lambda name: numbers[name]) if all(numbers.values()) else names
-
-
-def _classes(texts: pa.Array, name: str, rows: NDArray[Any]) -> NDArray[Any]:
-    """Labels that were text as integers."""
-    numbers = as_numbers(texts, name, rows)
-    fails = ~(numbers % 1 == 0)  # NaN too
-    if fails.any():
-        at = int(np.argmax(fails))
-        problem = f"row {rows[at]} has {texts[at].as_py()!r}, which is no class"
-        raise InputError(f"{name}: {problem}; number the classes from 0")
-    return numbers.astype(np.int64)
-
-
-def _are_names(ids: pa.Array) -> bool:
-    """Whether ids may name samples across files: text, neither plain numbers nor a count, such as "row 0", "row 1"."""
-    if not (pa.types.is_string(ids.type) or pa.types.is_large_string(ids.type)):
-        return False
-    digits = pc.replace_substring_regex(ids, r"\D", "")
-    if pc.all(pc.equal(digits, ids)).as_py():
-        return False
-    try:
-        numbers = np.sort(np.asarray(digits.cast(pa.int64())))
-    except pa.ArrowInvalid:  # no digits, or too many
-        return True
-    return not (numbers[0] in (0, 1) and np.array_equal(numbers, np.arange(len(ids)) + numbers[0]))
+    def _matrix(self, batch: pa.RecordBatch, name: str, columns: list[str], reasons: dict[int, str]) -> NDArray[Any]:
+        """A matrix (n, width) from one column of lists, or from several columns; rows of another width are bad."""
+        if len(columns) > 1:
+            return np.column_stack([batch[column] for column in columns])
+        column = batch[columns[0]]
+        if not hasattr(column.type, "value_type"):
+            cure = "write lists, or name one column for each value by a pattern such as 'logit_*'"
+            raise InputError(f"expected a list of numbers in each row, got {column.type}", argument=name, cure=cure)
+        lengths = np.asarray(pc.list_value_length(column).fill_null(0))
+        values = np.asarray(column.flatten())
+        width = self._widths.setdefault(name, int(np.bincount(lengths[lengths > 0], minlength=1).argmax()))
+        is_whole = lengths == width
+        for row in np.flatnonzero(~is_whole).tolist():
+            reasons.setdefault(row, f"{name}: {lengths[row]} values, expected {width}")
+        matrix = np.zeros((len(batch), width), values.dtype)
+        matrix[is_whole] = values[np.repeat(is_whole, lengths)].reshape(is_whole.sum(), width)
+        return matrix
 
 
 def read_logits(
-    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, logits: str = "logits",
-    label: str | None = None, identity: str | None = None, layers: Sequence[str] | None = None, labelled: bool = True,
-) -> LogitsFile:  # fmt: skip
-    """Open logits in Parquet, npz, CSV or JSON lines files: one, several, a folder or a pattern of them, or a pipe.
+    path: PathLike | Sequence[PathLike],
+    *,
+    logits: str = "logits",
+    label: str | None = None,
+    identity: str | None = None,
+    layers: Sequence[str] | None = None,
+    labelled: bool = True,
+) -> LogitsFile:
+    """Read logits from Parquet, npz, CSV or JSON lines files: one, several, a folder or a pattern of them.
 
     Parameters
     ----------
     path : path, or sequence of paths
-        Parquet with a column `logits` (a list of numbers in each row), and optional columns `label` (integers), `id`
-        and `feature.<layer>`; or npz with arrays `logits` (N, C), `labels`, `id` and `feature.<layer>`. CSV (lists are
-        text, "[0.5, 2]") and JSON lines have the columns of Parquet, and may be zipped by gzip. Several files are read
-        in the order given; those of a folder and below it, or of a pattern such as "parts/*.parquet", in the order of
-        their names, without names that start with `_` or `.`. "-" is standard input.
+        Parquet or JSON lines with a column `logits` (a list of numbers in each row), and optional columns `label`
+        (integers), `id` and `feature.<layer>`; npz with arrays `logits` (N, C), `labels`, `id` and `feature.<layer>`;
+        or CSV, with one column for each logit. Several files are read in the order given; those of a folder and below
+        it, or of a pattern such as "parts/*.parquet", in the order of their names, without names that start with `_`
+        or `.`.
     logits, label : str, optional
         Other names of those columns. A pattern such as "logit_*" takes one column for each class, in the order of the
         numbers in their names if each has one, else in the file's order.
     identity : str, optional
-        A column of ids that are unique across all files: a sample is then recognised by its id, not by its row (for
-        logits that were computed twice, and differ by rounding). Without it the column `id` serves, unless its first
-        ids repeat, are plain numbers, or count the rows: then it names rows in results.
+        A column of unique ids: a sample is then recognised by its id, not by its row. Without it the column `id`
+        serves if it has unique texts that are not numbers.
     layers : sequence of str, optional
         Read the features of these layers only; by default of all.
     labelled : bool
         Read the labels, if there are any. Only `fit` needs them, and those of OOD samples may be no classes.
     """
     names = [path] if isinstance(path, (str, os.PathLike)) else path
-    sources = [source for name in names for source in find_sources(os.fspath(name))]
-    if not sources:
-        raise InputError("path: no file; give one at least")
-    return LogitsFile(sources, logits, label, identity, layers, labelled)
+    paths = [file for name in names for file in find_files(os.fspath(name))[1]]
+    if not paths:
+        raise InputError("no file", argument="path", cure="give one at least")
+    return LogitsFile(paths, logits, label, identity, layers, labelled)
 
 
 def write_logits(
-    path: str | os.PathLike[str], logits: Outputs | ArrayLike, labels: ArrayLike | None = None, *,
-    ids: Sequence[Any] | NDArray[Any] | None = None, features: Mapping[str, ArrayLike] | None = None,
-) -> None:  # fmt: skip
+    path: PathLike,
+    logits: Outputs | ArrayLike,
+    labels: ArrayLike | None = None,
+    *,
+    ids: Sequence[Any] | NDArray[Any] | None = None,
+    features: Mapping[str, ArrayLike] | None = None,
+) -> None:
     """Write logits to a file that the command line reads: Parquet, or npz where the name ends so.
 
     Parameters
@@ -259,21 +329,26 @@ def write_logits(
     features : mapping of str to array, optional
         For each layer (N, k); by default those of the `Outputs`.
     """
-    outputs = Outputs.of(logits, labels)
+    outputs = Outputs.of(logits, labels, ids=ids)
     if features is not None:
         outputs = Outputs(outputs.logits, features, outputs.labels)
-    npz = Path(path).suffix == ".npz"
-    columns: dict[str, Any] = {"logits": outputs.logits.detach().cpu().numpy()}
-    if outputs.labels is not None:
-        columns["labels" if npz else "label"] = outputs.labels.cpu().numpy()
+    is_npz = Path(path).suffix == ".npz"
+    tensors = {"logits": outputs.logits, "labels" if is_npz else "label": outputs.labels}
+    tensors |= {FEATURE + layer: values for layer, values in outputs.features.items()}
+    columns: dict[str, Any] = {
+        name: tensor.detach().cpu().numpy() for name, tensor in tensors.items() if tensor is not None
+    }
     if ids is not None:
-        columns["id"] = names = np.asarray(ids)
-        if names.shape != (len(outputs),) or names.dtype.kind not in "iufU":  # nothing that npz would pickle
-            given = f"{names.dtype} of shape {names.shape}"
-            raise InputError(f"ids: expected {len(outputs)} names or numbers, got {given}; convert each with str")
-    columns |= {FEATURE + layer: value.detach().cpu().numpy() for layer, value in outputs.features.items()}
+        names = np.asarray(ids)
+        columns["id"] = names if names.dtype.kind in "iuf" else names.astype(str)
     with whole(path) as file:
-        if npz:
+        if is_npz:
             np.savez(file, **columns)
         else:
-            pq.write_table(pa.table({name: as_column(values, name) for name, values in columns.items()}), file)
+            pq.write_table(pa.table({name: _as_column(values) for name, values in columns.items()}), file)
+
+
+def _as_column(values: NDArray[Any]) -> pa.Array:
+    """A vector, or an array (N, ...) as a list of fixed size in each row."""
+    plain = pa.array(values.astype(values.dtype.newbyteorder("="), copy=False).reshape(-1))
+    return plain if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(plain, math.prod(values.shape[1:]))

@@ -10,21 +10,23 @@ from typing import Any
 import click
 
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
-Progress = Callable[[str, int, int | None], None]  # what, done, of how many if that is known
+Progress = Callable[[str, int, int | None], None]  # what, done, of how many if known
 PATIENCE = 60  # seconds without a line, where there are no bars
 
 FILE, FOLDER = click.Path(dir_okay=False), click.Path(file_okay=False)
 force_option: Decorator = click.option("--force", is_flag=True, help="Replace existing files.")
 json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-root_option: Decorator = click.option("--root", type=FOLDER, help="Where the data are, if not in $IGEOOD_DATA.")
-_SEED = click.IntRange(0, 2**32 - 1)
+root_option: Decorator = click.option("--root", type=FOLDER, help="Folder of the data; default: $IGEOOD_DATA.")
 seed_option: Decorator = click.option(
-    "--seed", default=0, show_default=True, type=_SEED, help="Seed for everything random."
+    "--seed", default=0, show_default=True, type=click.IntRange(0, 2**32 - 1), help="Seed for everything random."
 )
-
-_SEARCH = click.Choice(["sweep", "bayes"])
-_SOUGHT = "For temperatures; bayes is the paper's: 5 × 500 trials."
-search_option: Decorator = click.option("--search", default="sweep", show_default=True, type=_SEARCH, help=_SOUGHT)
+search_option: Decorator = click.option(
+    "--search",
+    default="sweep",
+    show_default=True,
+    type=click.Choice(["sweep", "bayes"]),
+    help="Search for temperatures; bayes is the paper's: 5 × 500 trials.",
+)
 
 
 def _named(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dict[str, Any]:
@@ -40,12 +42,17 @@ def _named(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dic
     return values
 
 
-_MEANT = "Of the method, NAME=VALUE, such as solver=sgd. Repeatable."
-method_option: Decorator = click.option("--option", "options", multiple=True, callback=_named, help=_MEANT)
+method_option: Decorator = click.option(
+    "--option",
+    "options",
+    multiple=True,
+    callback=_named,
+    help="Option of the method, NAME=VALUE, such as temperature=2. Repeatable.",
+)
 
 
 def show(as_json: bool, record: dict[str, Any]) -> None:
-    """Print the result: JSON, or a line for each entry that there is."""
+    """Print the result: JSON, or a line for each entry that is not None."""
     lines = (f"{name}: {_words(value)}" for name, value in record.items() if value is not None)
     click.echo(json.dumps(record) if as_json else "\n".join(lines))
 

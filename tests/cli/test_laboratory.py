@@ -14,21 +14,17 @@ def test_bench_then_paper_then_report_and_bench_on_the_sets_that_are_there(run, 
     again = run(*line, "--method", "msp", root=laboratory)
     assert [text.split()[2] for text in again.stdout.splitlines()] == ["energy", "msp"]
     assert f"TNR {100 * cell['tnr']:.1f}" in again.stdout
-    assert f"2 results in {out}; `igeood report {out}`" in again.stderr
     noted = [json.loads(text)["command"] for text in (out / "commands.jsonl").read_text().splitlines()]
     assert noted == [["igeood", *map(str, line), *rest] for rest in (["--json"], ["--method", "msp"])]
 
-    assert "| resnet-10-16, CIFAR-10 |" in good("paper", "black-box", "--results", out, "--out", tmp_path / "f")
-    page = out / "report.html"
-    assert json.loads(good("report", out, "--json"))["out"] == str(page)
-    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert "resnet-10-16" in good("paper", "black-box", "--results", out, "--out", tmp_path / "f")
+    assert json.loads(good("report", out, "--json"))["bytes"] == (out / "report.html").stat().st_size
 
     some = ["--setting", "black-box", "--method", "msp", "--images", 40, "--out", tmp_path / "s"]
     result = run("bench", "--network", laboratory / "net.safetensors", *some, root=laboratory)
     assert result.exit_code == 0, result.output
-    assert "sets: cifar-10, gaussian; tuned on: none\n" in result.stderr
-    assert result.stdout.startswith("resnet-10-16 black-box msp gaussian 0: TNR ")  # what it was trained on is left out
-    assert result.stdout.count("\n") == 1
+    (line,) = result.stdout.splitlines()
+    assert "gaussian" in line  # what it was trained on is left out
 
 
 def test_train(run, laboratory, tmp_path):
@@ -36,10 +32,8 @@ def test_train(run, laboratory, tmp_path):
     line = ["train", "resnet-10-16", "--epochs", 1, "--batch", 20, "--limit", 20, "--out", out]
     result = run(*line, "--json", root=laboratory)
     assert set(json.loads(result.stdout)) == {"network", "head", "data", "out", "accuracy"}
-    assert "20 training images, 20 test images\n" in result.stderr
-    assert "epoch 1: loss " in result.stderr
     line[-1] = tmp_path / "other.safetensors"
-    assert "igeood data get cifar-10" in run(*line, root=tmp_path / "none").stderr
+    assert run(*line, root=tmp_path / "none").exit_code == 2
 
 
 def test_data(good, laboratory):

@@ -44,7 +44,6 @@ BAD = {
     "verdicts": "none.csv", "state": "train.npz", "picture": "train.npz", "host": "192.0.2.1", "serve.name": "a/b",
     "key_file": "none.txt", "max_body": "lots", "max_delay": "soon", "keep_flagged": "train.npz",
     "example": "none.npz", "export.label_column": None, "export.id_column": None, "export.logits_column": None,
-    "export.root": None,
 }  # fmt: skip
 
 

@@ -1,8 +1,6 @@
 """Outputs of a pretend classifier that every method can learn from, whatever it needs."""
 
-from collections.abc import Callable
 from functools import cached_property
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +9,10 @@ import igeood
 from igeood.guard import Guard
 from igeood.outputs import Outputs
 
-CLASSES, LAYERS = 5, {"early": 4, "block:late": 6}
+pytest.register_assert_rewrite("tests.contract.laws")
+
+CLASSES = 5
+LAYERS = {"early": 4, "block:late": 6}
 
 
 def make_outputs(seed: int, rows: int = 200, *, is_ood: bool = False) -> Outputs:
@@ -28,28 +29,48 @@ def make_outputs(seed: int, rows: int = 200, *, is_ood: bool = False) -> Outputs
 
 
 class Case:
-    """A method, and samples for it."""
+    """A method, and samples for it; what is fitted and scored is kept."""
 
-    def __init__(self, name: str, suited: Callable[..., Outputs]) -> None:
-        self.name, self.kind, self.needs = name, igeood.METHODS[name].kind, igeood.METHODS[name].needs
-        self.part = lambda *options, **kinds: suited(make_outputs(*options, **kinds), self.needs)
-        self.train, self.held_out, self.test = self.part(0), self.part(1), self.part(2, 70)
+    def __init__(self, name, suited):
+        self.name = name
+        self.method = igeood.METHODS[name]
+        self.needs = self.method.needs
+        self.suited = suited
+        self.train = self.part(0)
+        self.held_out = self.part(1)
+        self.test = self.part(2, 70)
         self.ood = self.part(3, 70, is_ood=True)
 
-    def make(self) -> igeood.Detector:
+    def part(self, *size, **options):
+        """More samples."""
+        return self.suited(make_outputs(*size, **options), self.needs)
+
+    def make(self):
         return igeood.detector(self.name)
 
     @cached_property
-    def fitted(self) -> igeood.Detector:
+    def fitted(self):
         return self.make().fit(self.train)
 
     @cached_property
-    def guard(self) -> Guard:
+    def scores(self):
+        """Of the test samples."""
+        return self.fitted(self.test)
+
+    @cached_property
+    def guard(self):
         return Guard(self.make()).fit(self.train).calibrate(self.held_out)
 
 
 @pytest.fixture(scope="session")
 def make_case(suited):
-    """A case of a method; its fits are made once."""
-    cases: dict[Any, Case] = {}
-    return lambda name: cases.setdefault((name, igeood.METHODS[name].kind), Case(name, suited))
+    """A case of a method; each is made once."""
+    cases = {}
+
+    def make(name):
+        key = name, igeood.METHODS[name].kind
+        if key not in cases:
+            cases[key] = Case(name, suited)
+        return cases[key]
+
+    return make

@@ -32,15 +32,15 @@ def with_layer(outputs, features):
 
 def test_fr_layer_and_fr_layer_ood_are_the_papers(known):
     detector, against = IgeoodFeatures().fit(known.train), OodFeatures().fit(known.ood)
-    columns, primed = detector.layer_scores(known.test), -against.layer_scores(known.test)
-    for i, layer in enumerate(detector.columns_):
+    columns, primed = detector.terms(known.test), -against.terms(known.test)
+    for i, layer in enumerate(detector.term_names):
         _, means, apart, test = arrays(known, layer)
         np.testing.assert_allclose(columns[:, i], loop_fr(test, means, np.sqrt((apart**2).mean(0))), rtol=1e-6)
         ood = known.ood.features[layer].double().numpy()
         np.testing.assert_allclose(primed[:, i], loop_fr(test, ood.mean(0)[None], ood.std(0)), rtol=1e-6)
-    assert (detector.layer_scores(known.ood).mean(0) > columns.mean(0)).all()  # FR is higher for OOD,
-    assert (-against.layer_scores(known.ood).mean(0) < primed.mean(0)).all()  # FR′ is lower
-    torch.testing.assert_close(detector.score(known.test), columns.sum(dim=1))
+    assert (detector.terms(known.ood).mean(0) > columns.mean(0)).all()  # FR is higher for OOD,
+    assert (-against.terms(known.ood).mean(0) < primed.mean(0)).all()  # FR′ is lower
+    torch.testing.assert_close(detector(known.test), columns.sum(dim=1))
 
 
 @pytest.mark.parametrize("sigma", ["printed", "both"])
@@ -50,8 +50,8 @@ def test_readings_of_equation_12(known, sigma, means):
     detector, ood = IgeoodFeatures().fit(known.train), known.ood[:300]
     against = OodFeatures(ood_sigma=sigma, ood_means=means).fit(ood).beside(detector)
     predicted = ood.logits.argmax(dim=1).numpy() * (means == "predicted")
-    scores = against.layer_scores(known.test)
-    for i, layer in enumerate(detector.columns_):
+    scores = against.terms(known.test)
+    for i, layer in enumerate(detector.term_names):
         _, _, apart, test = arrays(known, layer)
         x = ood.features[layer].double().numpy()
         centres = {c: x[predicted == c].mean(0) for c in set(predicted.tolist())}
@@ -72,7 +72,7 @@ def squared_distances(x, means, inverse):
 
 @pytest.mark.parametrize("relative", [False, True])
 def test_mahalanobis_is_numpys_pseudo_inverse(known, relative):
-    scores = Mahalanobis(relative=relative).fit(known.train).layer_scores(known.test)
+    scores = Mahalanobis(relative=relative).fit(known.train).terms(known.test)
     for i, layer in enumerate(known.train.features):
         train, means, apart, test = arrays(known, layer)
         expected = squared_distances(test, means, np.linalg.pinv(apart.T @ apart / len(train)))
@@ -92,11 +92,11 @@ def test_directions_that_never_vary_are_left_out_of_the_background_too(known):
     detector = Mahalanobis().fit(deficient(known.train))
     assert detector.whitening_["l"].shape == (9, 6)
     plain = Mahalanobis().fit(with_layer(known.train, known.train.features["early"]))
-    expected = plain.score(with_layer(known.test, known.test.features["early"]))
-    torch.testing.assert_close(detector.score(deficient(known.test)), expected, rtol=1e-4, atol=1e-4)
+    expected = plain(with_layer(known.test, known.test.features["early"]))
+    torch.testing.assert_close(detector(deficient(known.test)), expected, rtol=1e-4, atol=1e-4)
     off = deficient(known.test).features["l"].clone()
     off[:, -1] = 77.0  # off the plane of the training samples: no distance
-    torch.testing.assert_close(detector.score(with_layer(known.test, off)), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(detector(with_layer(known.test, off)), expected, rtol=1e-4, atol=1e-4)
     # where class means differ in a direction without variance, the background must not see it either
     jump = 100.0 * known.train.labels[:, None].float()
     train = with_layer(known.train, torch.cat([known.train.features["early"], jump], dim=1))
@@ -104,10 +104,10 @@ def test_directions_that_never_vary_are_left_out_of_the_background_too(known):
     assert detector.background_whitening_["l"].shape == detector.whitening_["l"].shape == (7, 6)
     early = known.test.features["early"]
     one, other = (torch.cat([early, torch.full((400, 1), value)], dim=1) for value in (0.0, 9e3))
-    scores = [detector.score(with_layer(known.test, x)) for x in (one, other)]
+    scores = [detector(with_layer(known.test, x)) for x in (one, other)]
     torch.testing.assert_close(scores[0], scores[1], rtol=1e-6, atol=1e-6)
     plain = Mahalanobis(relative=True).fit(with_layer(known.train, known.train.features["early"]))
-    torch.testing.assert_close(scores[0], plain.score(with_layer(known.test, early)), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(scores[0], plain(with_layer(known.test, early)), rtol=1e-6, atol=1e-6)
     assert Mahalanobis().fit(train).background_mean_ == {}
 
 
@@ -126,19 +126,19 @@ def test_whitening_goes_with_the_scale(known, scale):
 @pytest.mark.parametrize("kind", [IgeoodFeatures, Mahalanobis])
 def test_parts_add_up_chunks_do_not_matter_and_gradients_agree_with_finite_differences(known, kind, monkeypatch):
     detector = kind().fit(known.train)
-    whole = detector.layer_scores(known.test), detector._explain(known.test, 4)
-    for layer, distance in zip(detector.columns_, whole[0].T, strict=True):
-        nearest = detector._layer_score(known.test, layer)[1]
-        parts = detector._channel_parts(known.test.features[layer], nearest, layer)
+    whole = detector.terms(known.test), detector.explain(known.test, 4)
+    for layer, distance in zip(detector.term_names, whole[0].T, strict=True):
+        nearest = detector.layer_score(known.test, layer)[1]
+        parts = detector.channel_parts(known.test.features[layer], nearest, layer)
         squared = distance.square() if kind is IgeoodFeatures else distance
         torch.testing.assert_close(parts.sum(1), squared, rtol=1e-6, atol=1e-9)
         assert (parts >= 0).all()
     monkeypatch.setattr(precision, "CHUNK_ELEMENTS", 64)
-    torch.testing.assert_close((detector.layer_scores(known.test), detector._explain(known.test, 4)), whole)
+    torch.testing.assert_close((detector.terms(known.test), detector.explain(known.test, 4)), whole)
     detector = kind().fit(with_layer(known.train, known.train.features["early"]))
     monkeypatch.setattr(precision, "CHUNK_ELEMENTS", 8)
     x = known.test.features["early"][:9].double().requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: detector.score(with_layer(known.test[:9], x)), x, rtol=1e-4)
+    assert torch.autograd.gradcheck(lambda x: detector(with_layer(known.test[:9], x)), x, rtol=1e-4)
 
 
 def test_the_floor_of_deviations_and_channels_that_are_constant_up_to_rounding(known):
@@ -156,14 +156,17 @@ def test_the_floor_of_deviations_and_channels_that_are_constant_up_to_rounding(k
     x = torch.randn(400, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     x[:, 3:] = 0.3  # a constant that has no exact float: its variance comes out as 1e-34, not as 0
     detector = IgeoodFeatures().fit(with_layer(known.train, x))
-    assert detector.notes_ == ("layer 'l': 7 dead channels, deviation raised to a floor",)
-    scores = [detector.score(with_layer(known.train, x + shift)) for shift in (0.0, 1e-12)]
+    (finding,) = detector.findings_
+    assert finding.code == "dead-channels"
+    assert " 7 " in finding.message
+    scores = [detector(with_layer(known.train, x + shift)) for shift in (0.0, 1e-12)]
     torch.testing.assert_close(scores[0], scores[1], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["igeood", "mahalanobis"])
-def test_one_sample_in_a_class_is_a_note(known, method):
+def test_one_sample_in_a_class_is_a_finding(known, method):
     rows = torch.cat([(known.train.labels != 4).nonzero()[:, 0], (known.train.labels == 4).nonzero()[:1, 0]])
     detector = igeood.detector(method).fit(known.train[rows])
-    assert detector.notes_[0].startswith("labels: class 4 has a single sample (1 of 10 classes do); ")
-    assert detector.score(known.test).isfinite().all()
+    assert [finding.code for finding in detector.findings_] == ["single-sample"]
+    assert "class 4" in detector.findings_[0].message
+    assert detector(known.test).isfinite().all()

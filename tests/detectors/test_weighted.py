@@ -19,8 +19,8 @@ class Any3(Weighted):
 
     needs = Needs(layers="all", labels=True, sums="full", samples=("logits", "features"))
 
-    def _make_parts(self):
-        return {"energy": Energy(temperature=2.0), "far": igeood.Mahalanobis(), "kl": igeood.KLDivergence()}
+    def make_parts(self):
+        return {"energy": Energy(temperature=2.0), "far": igeood.Mahalanobis(), "sure": MaxSoftmax(temperature=3.0)}
 
 
 class Logits2(Weighted):
@@ -28,7 +28,7 @@ class Logits2(Weighted):
 
     needs = Needs(samples=("features",))
 
-    def _make_parts(self):
+    def make_parts(self):
         return {"sure": MaxSoftmax(), "energy": Energy()}
 
 
@@ -38,7 +38,7 @@ def fitted(request, known):
 
 
 def columns_of(detector, outputs):
-    return detector._columns(outputs).detach()
+    return detector.part_terms(outputs).detach()
 
 
 @pytest.mark.parametrize("kind", [Igeood, IgeoodPlus])
@@ -48,36 +48,36 @@ def test_before_tuning_it_is_the_output_and_the_last_layer(known, kind):
     def z(column, train_column):
         return (column - train_column.mean()) / train_column.std(correction=0)
 
-    output = z(fr0.score(known.test), fr0.score(known.train))
-    layer = z(*(last.layer_scores(part)[:, -1] for part in (known.test, known.train)))
+    output = z(fr0(known.test), fr0(known.train))
+    layer = z(*(last.terms(part)[:, -1] for part in (known.test, known.train)))
     detector = kind().fit(known.train)
-    torch.testing.assert_close(detector.score(known.test), output + layer, rtol=1e-6, atol=1e-6)
-    assert detector.columns_ == ["output", "early", "block.late"]
+    torch.testing.assert_close(detector(known.test), output + layer, rtol=1e-6, atol=1e-6)
+    assert detector.term_names == ["output", "early", "block.late"]
     assert detector.weights_.tolist() == [1.0, 0.0, 1.0]
     assert detector.centre_.dtype == detector.scale_.dtype == detector.weights_.dtype == torch.float64
 
 
 def test_columns_are_those_of_the_parts(known):
     detector = Any3().fit(known.train)
-    assert detector.columns_ == ["energy", "early", "block.late", "kl"]
-    parts = [Energy(temperature=2.0), igeood.Mahalanobis(), igeood.KLDivergence()]
-    expected = [part.fit(known.train).contributions(known.test) for part in parts]
+    assert detector.term_names == ["energy", "early", "block.late", "sure"]
+    parts = [Energy(temperature=2.0), igeood.Mahalanobis(), MaxSoftmax(temperature=3.0)]
+    expected = [part.fit(known.train).terms(known.test) for part in parts]
     torch.testing.assert_close(columns_of(detector, known.test), torch.cat(expected, dim=1), rtol=1e-9, atol=1e-9)
-    assert detector.softmax_part is detector.parts_["energy"]
-    relative = igeood.Mahalanobis(relative=True).fit(known.train).layer_scores(known.test)
+    assert detector.softmax is detector.parts["energy"]
+    relative = igeood.Mahalanobis(relative=True).fit(known.train).terms(known.test)
     torch.testing.assert_close(columns_of(MahalanobisLayers(relative=True).fit(known.train), known.test), relative)
 
 
 def test_rows_of_a_sample_are_standardised_by_what_they_stand_for():
     columns, weights = torch.tensor([[1.0, 5.0], [2.0, 5.0], [4.0, 5.0]]).double(), torch.tensor([1.0, 3.0, 2.0])
-    centre, scale = module.standardise(columns, weights)
+    centre, scale = module.standardised(columns, weights)
     repeated = columns[[0, 1, 1, 1, 2, 2]]
     torch.testing.assert_close(centre, repeated.mean(0))
     assert scale.tolist() == pytest.approx([repeated[:, 0].std(correction=0), 1.0])  # of a flat column it is 1
 
 
 def test_weights_are_those_of_the_regression_and_separate_samples_of_their_own(fitted, known):
-    before = auroc(fitted.score(known.test), fitted.score(known.ood[200:]))
+    before = auroc(fitted(known.test), fitted(known.ood[200:]))
     search = fitted.learn_weights(known.held_out, known.ood[:200], seed=1)
     table = torch.cat([columns_of(fitted, part) for part in (known.held_out, known.ood[:200])]).numpy()
     table = (table - table.mean(0)) / table.std(0)
@@ -86,7 +86,7 @@ def test_weights_are_those_of_the_regression_and_separate_samples_of_their_own(f
     np.testing.assert_allclose(fitted.weights_.numpy(), weights, rtol=1e-5, atol=1e-8)
     assert search.strength in fitted.strengths
     assert 0 <= search.tnr <= 1
-    after = auroc(fitted.score(known.test), fitted.score(known.ood[200:]))
+    after = auroc(fitted(known.test), fitted(known.ood[200:]))
     assert after > max(0.95, before - 0.01)
     inside, outside = columns_of(fitted, known.test), columns_of(fitted, known.ood[200:])
     assert (outside.mean(dim=0) > inside.mean(dim=0)).all()  # every column is higher for OOD samples
@@ -100,10 +100,10 @@ def test_the_strength_is_the_best_of_the_folds(known, kind):
     pair = known.held_out[:60], igeood.Outputs(known.test.logits * 0.8, near)[:40]
     rates = np.zeros(9)
     for learn, judge in module._folds((range(60), range(40)), 3):
-        parts = list(detector.parts_.values())
+        parts = list(detector.parts.values())
         if kind is IgeoodPlus:
             parts.append(OodFeatures().fit(pair[1][torch.from_numpy(learn[1])]).beside(parts[1]))
-        tables = [np.concatenate([columns_of(each, part) for each in parts], axis=1) for part in pair]
+        tables = [np.concatenate([each.terms(part) for each in parts], axis=1) for part in pair]
         x = np.concatenate([table[rows] for table, rows in zip(tables, learn, strict=True)])
         centre, scale = x.mean(0), x.std(0)
         for i, strength in enumerate(10.0 ** np.arange(-4, 5)):
@@ -126,11 +126,11 @@ def test_a_sample_and_its_attack_are_in_one_fold():
 
 
 def test_too_few_samples_for_the_regression(fitted, known):
-    before = fitted.score(known.test)
+    before = fitted(known.test)
     for name, pair in (("ood", (known.held_out, known.ood[:9])), ("id", (known.held_out[:9], known.ood))):
         with pytest.raises(InputError, match=f"^{name}: 9 samples; the regression needs at least 10 of each kind"):
             fitted.learn_weights(*pair)
-    assert torch.equal(fitted.score(known.test), before)
+    assert torch.equal(fitted(known.test), before)
     assert 0 <= fitted.learn_weights(known.held_out[:10], known.ood[:10]).tnr <= 1
 
 
@@ -138,19 +138,19 @@ def test_plus_learns_the_ood_gaussian_and_only_then(known):
     detector = IgeoodPlus().fit(known.train)
     for ood in (known.ood[:200], known.ood[200:]):  # again: of other OOD samples alone
         detector.learn_weights(known.held_out, ood)
-        assert detector.columns_ == ["output", "early", "block.late", "early (OOD)", "block.late (OOD)"]
-        part = OodFeatures().fit(ood).beside(detector.parts_["layers"])
-        torch.testing.assert_close(columns_of(detector, known.test)[:, 3:], part.layer_scores(known.test))
+        assert detector.term_names == ["output", "early", "block.late", "early (OOD)", "block.late (OOD)"]
+        part = OodFeatures().fit(ood).beside(detector.parts["layers"])
+        torch.testing.assert_close(columns_of(detector, known.test)[:, 3:], part.terms(known.test))
     loaded = IgeoodPlus().load_state(detector.state(), 10, detector.widths_)
-    assert loaded.columns_ == detector.columns_
-    assert torch.equal(loaded.score(known.test), detector.score(known.test))
-    assert detector.fit(known.train).columns_ == ["output", "early", "block.late"]
+    assert loaded.term_names == detector.term_names
+    assert torch.equal(loaded(known.test), detector(known.test))
+    assert detector.fit(known.train).term_names == ["output", "early", "block.late"]
 
 
 def test_another_temperature_keeps_the_layers(known):
     detector = Igeood().fit(known.train)
-    other = detector.at_temperature(3.0, Summary.of(known.train, Igeood.needs).samples)
+    other = detector.at_temperature(3.0, Summary.of(known.train, Igeood.needs))
     assert (detector.temperature, other.temperature) == (1.0, 3.0)
-    assert other.parts_["layers"] is detector.parts_["layers"]
+    assert other.parts["layers"] is detector.parts["layers"]
     fresh = igeood.IgeoodLogits(temperature=3.0).fit(known.train)
-    torch.testing.assert_close(other.parts_["output"].score(known.test), fresh.score(known.test))
+    torch.testing.assert_close(other.parts["output"](known.test), fresh(known.test))

@@ -20,10 +20,10 @@ from safetensors.torch import save_file
 import igeood
 from igeood.bench import datasets
 from igeood.bench.datasets.store import unpack
-from igeood.bench.networks import load_weights, read_weights
 from igeood.bench.runs import Lines
 from igeood.errors import IgeoodError, InputError
 from igeood.files import read_record, write_record
+from igeood.model.factory import load_weights, read_weights
 
 DRAW = np.random.default_rng(0)
 LOGITS, LABELS = (DRAW.normal(size=(60, 3)) + 5 * np.eye(3)[np.arange(60) % 3]).astype(np.float32), np.arange(60) % 3
@@ -48,8 +48,8 @@ def write_tar(path):
         tar.addfile(info, io.BytesIO(b"content"))
 
 
-def read_table(path):
-    return list(igeood.read_logits(path))
+def read_table(path, **options):
+    return list(igeood.read_logits(path, **options))
 
 
 def read_archive(path):
@@ -57,7 +57,7 @@ def read_archive(path):
 
 
 IDX = gzip.compress(bytes([0, 0, 8, 3]) + np.array([2, 5, 4], ">u4").tobytes() + bytes(40), mtime=0)
-CSV = b'logits,label\n"[1, 2.5]",0\n"[3, -1]",1\n'
+CSV = b'logit_0,logit_1,label\n1,2.5,0\n3,-1,1\n'
 LINES = b'{"a": 1}\n{"a": [2.5, null]}\n'
 GUARD = igeood.white_box().fit(OUTPUTS).calibrate(igeood.Outputs(LOGITS + 1, FEATURES))
 STATE = {"weight": torch.ones(3, 4), "bias": torch.zeros(3)}
@@ -68,7 +68,7 @@ READERS = {  # the file's name, who writes its right content, and who reads it
     "weights of torch": ("w.pt", partial(torch.save, STATE), read_weights),
     "npz": ("x.npz", write_table, read_table),
     "parquet": ("x.parquet", write_table, read_table),
-    "csv": ("x.csv", lambda path: path.write_bytes(CSV), read_table),
+    "csv": ("x.csv", lambda path: path.write_bytes(CSV), partial(read_table, logits="logit_*")),
     "json lines": ("y.jsonl", lambda path: path.write_bytes(b'{"logits": [1, 2.5], "id": "a"}\n' * 3), read_table),
     "results": ("x.jsonl", lambda path: path.write_bytes(LINES), lambda path: Lines(path, frozenset("a"))),
     "idx": ("x.gz", lambda path: path.write_bytes(IDX), lambda path: datasets.load(f"idx:{path}").images()),

@@ -3,7 +3,9 @@
 Only public names are used, so that every later version can run the cases.
 """
 
+import importlib
 import json
+from contextlib import suppress
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +29,9 @@ LENGTH = "inference-header-content-length"
 
 
 def laboratory():
-    """Import the laboratory's methods, which register themselves. In 0.2 the core has them: there is nothing to do."""
+    """Import the laboratory's methods, which register themselves; in 0.2 the core has them."""
+    with suppress(ModuleNotFoundError):
+        importlib.import_module("igeood.bench.methods")
 
 
 def made_up(n_classes):
@@ -86,6 +90,7 @@ class Net(nn.Module):
             self.add_module(f"norm{i}", nn.BatchNorm2d(after))
             self.add_module(f"relu{i}", nn.ReLU())
         self.head = nn.Linear(widths[-1], 4)
+        self.h = nn.Tanh()
         self.returns_h = returns_h
 
     def features(self, x):
@@ -95,7 +100,7 @@ class Net(nn.Module):
 
     def forward(self, x):
         logits = self.head(self.features(x))
-        return {"logits": logits, "h": (logits / 10).tanh()} if self.returns_h else logits
+        return {"logits": logits, "h": self.h(logits / 10)} if self.returns_h else logits
 
 
 @cache
@@ -131,8 +136,9 @@ def model_of(case):
 
 
 def unfitted(case):
-    """A guard by its access, method and options."""
-    return getattr(igeood, case["access"])(model_of(case), method=case["method"], **case["options"])
+    """A guard by its access, method and options. DeConf-C reads a layer since 0.3."""
+    access = "white_box" if igeood.METHODS[case["method"]].needs_layers else case["access"]
+    return getattr(igeood, access)(model_of(case), method=case["method"], **case["options"])
 
 
 def plain(values):
@@ -215,12 +221,13 @@ def record(case, guard):
     columns["score"] = [value if np.isfinite(value) else None for value in columns["score"]]
     reason = [None] * len(verdict) if verdict.reason is None else verdict.reason
     options = [name for name in OPTIONS if hasattr(guard.detector, name)]
+    ending = guard.detector.needs.ending
     return {
         **columns,
         "is_read": [why is None for why in reason],
         "is_method": type(guard.detector) is type(igeood.detector(case["method"])),
         "options": {name: getattr(guard.detector, name) for name in options},
-        "layers": list(guard.layers),
+        "layers": [layer.removesuffix(ending) for layer in guard.layers],
         "epsilon": guard.epsilon,
         "n_classes": guard.detector.n_classes_,
         "classes": guard.classes and list(guard.classes),

@@ -1,4 +1,4 @@
-"""Fisher–Rao and Kullback–Leibler on the simplex: accuracy, extremes, gradients, laws."""
+"""Fisher–Rao on the simplex: accuracy, extremes, gradients, laws."""
 
 import math
 
@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from scipy.stats import entropy
 
 from igeood.errors import InputError
 from igeood.geometry import categorical
@@ -29,13 +28,9 @@ def pairwise(logits, centres, temperature=1.0, reduce=None):
     return categorical.distances(logits, categorical.prepare(centres), temperature, reduce)
 
 
-def pairwise_kl(logits, centres, temperature=1.0, reduce=None):
-    return categorical.kl_divergences(logits, categorical.prepare_kl(centres), temperature, reduce)
-
-
-@pytest.mark.parametrize("n_classes", [2, 3, 10, 1000])
-@pytest.mark.parametrize("size", [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0])
-def test_distance_of_float32_is_exact_to_1e_4_and_0_of_equal_inputs(n_classes, size):
+@pytest.mark.parametrize("n_classes", [2, 10, 1000])
+@pytest.mark.parametrize("size", [1e-6, 1e-4, 1e-2, 1.0, 10.0, 100.0])
+def test_distance_of_float32_is_exact_and_0_of_equal_inputs(n_classes, size):
     generator = torch.Generator().manual_seed(n_classes)
     for _ in range(3):
         p, direction = torch.randn(2, n_classes, generator=generator)
@@ -50,25 +45,15 @@ def test_distance_of_float32_is_exact_to_1e_4_and_0_of_equal_inputs(n_classes, s
         assert categorical.pairwise_distance(same, same).diagonal().eq(0).all()
 
 
-@pytest.mark.parametrize("angle", [1e-6, 1e-4, 1e-2, 0.5, 1.0, 2.0, 3.0, 3.14159, math.pi])
-@pytest.mark.parametrize("n_classes", [2, 50])
-def test_known_angles(angle, n_classes):
-    """Two classes at angle θ/2 on the sphere are θ apart."""
-    p, q = torch.full((2, n_classes), -torch.inf, dtype=torch.float64)
-    p[0], q[0], q[1] = 0.0, 2 * math.log(math.cos(angle / 2)), 2 * math.log(math.sin(angle / 2))
-    assert categorical.distance(p, q).item() == pytest.approx(angle, rel=1e-12)
-    assert categorical.pairwise_distance(p[None], q[None]).item() == pytest.approx(angle, rel=1e-4)
-
-
 @pytest.mark.parametrize("peak", [1e4, 1e38])
 @pytest.mark.parametrize("temperature", [0.1, 1.0, 1000.0])
 def test_extreme_logits_stay_finite(peak, temperature):
     rows = torch.tensor([[peak, -peak, 0.0], [-peak, peak, 0.0], [peak, peak, -peak], [0.0, -torch.inf, 1.0]])
     rows.requires_grad_()
-    apart = categorical.pairwise_distance(rows, categorical.log_softmax(rows.detach()), temperature)
-    assert apart.isfinite().all()
+    distances = categorical.pairwise_distance(rows, categorical.log_softmax(rows.detach()), temperature)
+    assert distances.isfinite().all()
     assert categorical.distance(rows[:, None], rows[None]).isfinite().all()
-    assert torch.autograd.grad(apart.sum(), rows)[0].isfinite().all()
+    assert torch.autograd.grad(distances.sum(), rows)[0].isfinite().all()
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 5.0])
@@ -91,8 +76,8 @@ def test_gradient_is_finite_and_bounded_near_coincidence(offset, dtype):
     (gradient,) = torch.autograd.grad(categorical.distance(moved, base).sum(), moved)
     assert gradient.isfinite().all()
     assert (torch.linalg.vector_norm(gradient, dim=1) <= 1.0 + 1e-6).all()
-    apart = categorical.pairwise_distance(moved, categorical.log_softmax(base)).diagonal()
-    assert torch.autograd.grad(apart.sum(), moved)[0].isfinite().all()
+    distances = categorical.pairwise_distance(moved, categorical.log_softmax(base)).diagonal()
+    assert torch.autograd.grad(distances.sum(), moved)[0].isfinite().all()
 
 
 def test_near_pairs_give_the_same_gradient_by_both_paths():
@@ -130,10 +115,10 @@ def test_law_metric_whose_classes_may_be_permuted_and_logits_shifted(f, random, 
     assert ((d >= 0) & (d <= math.pi)).all()
     torch.testing.assert_close(d, d.T, rtol=1e-9, atol=1e-9)
     assert d[0, 2] <= d[0, 1] + d[1, 2] + 1e-7
-    assert categorical.distance(f[0], f[1]).item() == categorical.distance(f[1], f[0]).item()
+    expected = categorical.distance(f[0], f[1]).item()
+    assert expected == categorical.distance(f[1], f[0]).item()
     order = list(range(f.shape[1]))
     random.shuffle(order)
-    expected = categorical.distance(f[0], f[1]).item()
     assert categorical.distance(f[0][order], f[1][order]).item() == pytest.approx(expected, rel=1e-7, abs=1e-12)
     # a shift rounds the logits themselves: 1e-13 of them
     assert categorical.distance(f[0] + shift, f[1]).item() == pytest.approx(expected, rel=1e-6, abs=1e-11)
@@ -141,22 +126,14 @@ def test_law_metric_whose_classes_may_be_permuted_and_logits_shifted(f, random, 
 
 @given(rows(5))
 @settings(max_examples=50)
-def test_law_broadcast_is_a_loop_and_kl_bounds_the_distance(f):
-    grid = categorical.distance(f[:, None], f[None])
-    pairs, kl_pairs = categorical.pairwise_distance(f, f), pairwise_kl(f, f)
-    p = f.softmax(1).numpy()
-    for i in range(5):
-        for j in range(5):
-            assert grid[i, j].item() == pytest.approx(categorical.distance(f[i], f[j]).item(), rel=1e-12)
-            assert pairs[i, j].item() == pytest.approx(grid[i, j].item(), rel=1e-6, abs=1e-12)
-            assert kl_pairs[i, j].item() == pytest.approx(entropy(p[i], p[j]), rel=1e-9, abs=1e-12)
-    assert (kl_pairs.diagonal().abs() <= 1e-13).all()
-    assert (kl_pairs[~torch.eye(5, dtype=torch.bool)] >= 0).all()
-    assert (torch.exp(-kl_pairs / 2) <= torch.cos(grid / 2) + 1e-9).all()  # Jensen, on the Bhattacharyya coefficient
+def test_law_broadcast_is_a_loop(f):
+    grid, pairs = categorical.distance(f[:, None], f[None]), categorical.pairwise_distance(f, f)
+    loop = torch.stack([torch.stack([categorical.distance(p, q) for q in f]) for p in f])
+    torch.testing.assert_close(grid, loop, rtol=1e-12, atol=0)
+    torch.testing.assert_close(pairs, loop, rtol=1e-6, atol=1e-12)
 
 
-@pytest.mark.parametrize("pairwise", [pairwise, pairwise_kl])
-def test_rows_alone_and_reduced_in_chunks_are_those_of_the_whole(pairwise, monkeypatch):
+def test_rows_alone_and_reduced_in_chunks_are_those_of_the_whole(monkeypatch):
     generator = torch.Generator().manual_seed(1)
     logits, centres = (torch.randn(n, 7, dtype=torch.float64, generator=generator) * 4 for n in (53, 5))
     logits[3, 5] = centres[2, 5] = -torch.inf
@@ -164,49 +141,38 @@ def test_rows_alone_and_reduced_in_chunks_are_those_of_the_whole(pairwise, monke
     whole = pairwise(logits, centres, 2.0)
     alone = torch.cat([pairwise(row[None], centres, 2.0) for row in logits])
     torch.testing.assert_close(alone, whole, rtol=1e-12, atol=1e-12)
+    moved = logits.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(pairwise(moved, centres, 2.0).sum(), moved)
     monkeypatch.setattr("igeood.geometry.precision.CHUNK_ELEMENTS", 70)
-    torch.testing.assert_close(pairwise(logits, centres, 2.0), whole, rtol=1e-12, atol=1e-12)
-    for reduce in (lambda d: d.sum(dim=1), lambda d: d.argmin(dim=1)):
+    for reduce in (lambda d: d, lambda d: d.sum(dim=1), lambda d: d.argmin(dim=1)):
         torch.testing.assert_close(pairwise(logits, centres, 2.0, reduce), reduce(whole), rtol=1e-12, atol=1e-12)
     assert pairwise(logits[:0], centres, 2.0, lambda d: d.sum(dim=1)).shape == (0,)
-    moved = logits.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(pairwise(moved, centres, 2.0, lambda d: d.sum(dim=1)).sum(), moved)
-    monkeypatch.undo()
-    (expected,) = torch.autograd.grad(pairwise(moved, centres, 2.0).sum(), moved)
     torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-12)
-
-
-def test_divergences_from_classes_without_mass():
-    """Each counts its p for 10,000: the logarithm of 0 in q."""
-    p = torch.tensor([[0.0, 0.0, -torch.inf], [0.0, -torch.inf, -torch.inf]], dtype=torch.float64)
-    q = torch.tensor([[0.0, -torch.inf, -torch.inf], [0.0, 0.0, 0.0]], dtype=torch.float64)
-    half, third = 0.5 * (1e4 + 0.0) - math.log(2), math.log(3)
-    expected = torch.tensor([[half, third - math.log(2)], [0.0, third]], dtype=torch.float64)
-    torch.testing.assert_close(pairwise_kl(p, q), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_types_are_as_wide_as_the_widest_and_temperature_applies_to_the_logits_alone():
     f, c = torch.randn(2, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     for a, b, dtype in ((f.float(), c.half(), torch.float32), (f.half(), c, torch.float64)):
         assert categorical.pairwise_distance(a, b).dtype == dtype
-        assert pairwise(a, b).dtype == pairwise_kl(a, b).dtype == torch.float64
-    assert torch.equal(pairwise(f, c, 2.0), categorical.pairwise_distance(f, c, 2.0))
-    for function in (categorical.pairwise_distance, pairwise_kl):
+        assert pairwise(a, b).dtype == torch.float64
+    for function in (categorical.pairwise_distance, pairwise):
         torch.testing.assert_close(function(f, c, np.float32(2.5)), function(f / 2.5, c), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(categorical.log_softmax(f, 2.5), torch.log_softmax(f / 2.5, 1), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("names", [("logits_p", "logits_q"), ("logits", "centroids")])
 def test_errors_name_the_argument(names):
     function = categorical.pairwise_distance if "logits" in names else categorical.distance
-    with pytest.raises(InputError, match=rf"{names[0]}.*{names[1]}.*; got \(2, 3\) and \(2, 4\)"):
+    with pytest.raises(InputError) as caught:
         function(torch.zeros(2, 3), torch.zeros(2, 4))
-    for value in (math.nan, math.inf, -math.inf):
-        for place, name in enumerate(names):
-            rows = [torch.zeros(2, 2), torch.zeros(2, 2)]
-            rows[place][1] = value
-            with pytest.raises(InputError, match=rf"^{name}: a row has NaN, \+inf or nothing but −inf; "):
-                function(*rows)
+    assert caught.value.argument == ", ".join(names)
+    for value, place in ((math.nan, 0), (math.inf, 0), (-math.inf, 0), (math.nan, 1)):
+        spoilt = [torch.zeros(2, 2), torch.zeros(2, 2)]
+        spoilt[place][1] = value
+        with pytest.raises(InputError) as caught:
+            function(*spoilt)
+        assert caught.value.argument == names[place]
     for temperature in (0, math.nan, math.inf, True):
-        with pytest.raises(InputError, match=rf"^temperature: .*, got {temperature!r}"):
+        with pytest.raises(InputError) as caught:
             categorical.pairwise_distance(torch.zeros(1, 2), torch.zeros(1, 2), temperature)
+        assert caught.value.argument == "temperature"

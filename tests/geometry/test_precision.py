@@ -14,13 +14,13 @@ def test_chunks_cover_each_row_once_in_order_and_are_as_large_as_their_memory_al
     most = max(1, 100 // max(1, width))
     assert precision.chunk_rows(width) == most
     for n in (0, 1, most, most + 1, 2 * most, 2 * most + 1, 100):
-        sizes = [most] * (n // most) + [n % most] * (n % most > 0)
+        sizes = [min(most, n - start) for start in range(0, max(n, 1), most)]
         slices = list(precision.row_chunks(n, width))
         assert [i for rows in slices for i in range(n)[rows]] == list(range(n))
         assert [rows.stop - rows.start for rows in slices] == sizes
         x, half = torch.arange(5.0 * n).reshape(n, 5), Mock(side_effect=lambda part: part[:, :2].long())
         assert torch.equal(precision.by_rows(half, x, width), x[:, :2].long())
-        assert [len(call.args[0]) for call in half.call_args_list] == (sizes or [0])
+        assert [len(call.args[0]) for call in half.call_args_list] == sizes
 
 
 def test_types(monkeypatch):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
 
@@ -19,11 +20,19 @@ import uvicorn
 from torch import nn
 
 import igeood
-from igeood.serve.app import make_app
+from igeood.serve.app import App
 from igeood.serve.service import Options, Service
 
 PATIENCE = 60  # seconds, on a busy machine
+SOURCE = Path(igeood.__file__).parents[1]
 NAMES = ["ant", "bee", "cat", "dog"]
+
+
+def wait_until(condition):
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
 
 
 class Words(nn.Module):
@@ -140,7 +149,7 @@ def serving():
     @contextmanager
     def run(path, model=None, *, keys=(), max_body=16_000_000, **options):
         service = Service(path, model, Options(**options))
-        app = make_app(service, keys=keys, max_body=max_body, quiet=True)
+        app = App(service, keys=keys, max_body=max_body, quiet=True)
         listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", log_level="error")
         server = uvicorn.Server(config)
@@ -152,15 +161,24 @@ def serving():
             clients.append(Client(port, key))
             return clients[-1]
 
-        def judged(inputs):
-            """Wait until so many inputs have been noted, which is after the answers."""
-            end = time.monotonic() + PATIENCE
-            while service.watch.inputs < inputs and time.monotonic() < end:
-                time.sleep(0.002)
-            assert service.watch.inputs == inputs
+        def count(name, **labels):
+            return service.watch.value(f"igeood_{name}_total", **labels)
 
+        def judged(inputs):
+            """Wait until so many inputs have been counted, which is after the answers."""
+            wait_until(lambda: count("inputs") >= inputs)
+            assert count("inputs") == inputs
+
+        about = {
+            "port": port,
+            "client": client,
+            "judged": judged,
+            "count": count,
+            "until": wait_until,
+            "address": f"127.0.0.1:{port}",
+        }
         try:
-            yield SimpleNamespace(service=service, port=port, client=client, judged=judged, address=f"127.0.0.1:{port}")
+            yield SimpleNamespace(service=service, **about)
         finally:
             for one in clients:
                 one.close()
@@ -172,13 +190,22 @@ def serving():
     return run
 
 
+@pytest.fixture
+def plain(guards, copied, serving):
+    """A service of a guard of logits."""
+    with serving(copied(guards.logits), max_body=70_000) as running:
+        yield running
+
+
 class Process:
     """`igeood serve` in a process of its own, whose log is a file."""
+
+    until = staticmethod(wait_until)
 
     def __init__(self, folder, words):
         self._log = folder / f"log-{time.monotonic_ns()}"
         command = [sys.executable, "-m", "igeood.cli", "serve", *map(str, words), "--port", "0"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{folder}{os.pathsep}{SOURCE}"}
         with self._log.open("wb") as file:
             self._process = subprocess.Popen(command, cwd=folder, env=environment, stdout=file, stderr=file)
         self.pid = self._process.pid

@@ -1,13 +1,11 @@
-"""The service's page in a real browser, on canned answers; and the dashboard and alerts beside it."""
+"""The service's page in a real browser, on canned answers."""
 
-import base64
-import hashlib
+import copy
 import itertools
 import json
 import math
 import os
 import random
-import re
 import shutil
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,6 +15,8 @@ import pytest
 from playwright.sync_api import sync_playwright
 
 import igeood
+from igeood.serve import service as serve
+from igeood.serve.app import _page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-sync"
@@ -35,13 +35,18 @@ CONTRAST = """element => {
   const pair = [front, getComputedStyle(behind).backgroundColor].map(light).sort((a, b) => a - b);
   return (pair[1] + 0.05) / (pair[0] + 0.05);
 }"""
-METRICS = {
-    "igeood_requests_total", "igeood_request_seconds", "igeood_inputs_total", "igeood_ood_total",
-    "igeood_unread_total", "igeood_score", "igeood_p_value", "igeood_batch_inputs", "igeood_queue_length",
-    "igeood_monitor_evidence", "igeood_monitor_run_length", "igeood_monitor_alarm", "igeood_monitor_alarms_total",
-    "igeood_reloads_total", "igeood_reload_failures_total", "igeood_guard_loaded_timestamp_seconds",
-    "igeood_threshold", "igeood_expected_ood_share", "igeood_info",
-}  # fmt: skip
+
+
+BASE = {}  # the status of a service
+
+
+@pytest.fixture(scope="module", autouse=True)
+def base(guards, tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "guard"
+    path.write_bytes(guards.named.path.read_bytes())
+    service = serve.Service(path, options=serve.Options(name="pets"))
+    BASE.update(service.record())
+    service.close()
 
 
 def bell(x, mean, std):
@@ -58,26 +63,14 @@ def quiet():
     shape = [bell((low + 0.1), -1, 0.9) + 0.05 * bell(low + 0.1, 1.6, 0.6) for low in edges[:-1]]
     calibration = [value / sum(shape) for value in shape]
     drawn = draw.choices(range(40), calibration, k=sum(inputs))
-    guard = {
-        "method": "fisher-rao-product", "title": "Fisher–Rao product", "access": "white box", "threshold": 0.7312,
-        "promise": "at least 95% of in-distribution inputs are kept, on average over calibration sets of 1000",
-        "n": 1000, "tpr": 0.95, "guarantee": "marginal", "n_classes": 4, "classes": ["cat", "dog", "ship", "truck"],
-        "health": [], "loaded": NOW - 90_000, "reloads": 0, "reload_failures": 0, "reload_error": None,
-    }  # fmt: skip
-    promise = "at least 1,000,000 in-distribution inputs pass on average before a false alarm, and the chance of one "
-    promise += "among the first T inputs is at most T / 1,000,000, on average over calibration sets of 1000"
-    monitor = {
-        "kind": "p-values", "run_length": 1_000_000, "evidence": 123.4, "alarm": False, "since": 81_000, "alarms": [],
-        "alarm_count": 0, "inputs": 81_234, "unread": 0, "promise": promise,
-    }  # fmt: skip
-    return {
-        "name": "pets", "version": "0.2.0", "now": NOW, "started": NOW - 90_000, "guard": guard,
-        "queue": {"waiting": 3, "limit": 256},
-        "hour": {"seconds": 10, "start": NOW // 10 * 10 - 3590, "inputs": inputs, "ood": ood, "unread": [0] * 360,
-                 "evidence": evidence},
-        "scores": {"edges": edges, "calibration": calibration, "hour": [drawn.count(i) for i in range(40)]},
-        "monitor": monitor, "flagged": None,
-    }  # fmt: skip
+    status = copy.deepcopy(BASE)
+    status |= {"now": NOW, "started": NOW - 90_000, "queue": {"waiting": 3, "limit": 256}}
+    about = {"threshold": 0.7312, "access": "white box", "classes": ["cat", "dog", "ship", "truck"], "health": []}
+    status["guard"] |= {**about, "loaded": NOW - 90_000}
+    status["hour"] |= {"start": NOW // 10 * 10 - 3590, "inputs": inputs, "ood": ood, "evidence": evidence}
+    status["scores"] = {"edges": edges, "calibration": calibration, "hour": [drawn.count(i) for i in range(40)]}
+    status["monitor"] |= {"evidence": 123.4, "inputs": 81_234}
+    return status
 
 
 def empty():
@@ -87,7 +80,7 @@ def empty():
     status["queue"]["waiting"] = 0
     status["hour"] |= {name: [0] * 360 for name in ("inputs", "ood", "unread")} | {"evidence": [None] * 360}
     status["scores"]["hour"] = [0] * 40
-    status["monitor"] |= {"evidence": 0.0, "since": None, "inputs": 0}
+    status["monitor"] |= {"evidence": 0.0, "inputs": 0}
     status["flagged"] = {"folder": "flagged", "kept": 0, "limit": 100, "latest": []}
     return status
 
@@ -108,13 +101,10 @@ def alarm():
     ]
     monitor["alarms"][0]["since"] = starts[0] + 1
     monitor |= {"evidence": 4.2, "alarm": True, "since": starts[0] + 1, "alarm_count": 5}
-    kept = {"p_value": 0.000999, "label": 3, "name": "truck", "reason": None, "explanation": "sample 0: score 3.12"}
-    parts = " (-3.36 is usual) head: neighbours +1.29, output: energy +0.847, layer2: classes +0.176 (nearest cat)"
-    first = kept | {"file": "2026-03-03T12-04-58-0001.npz", "time": NOW - 11, "score": 3.1217}
-    first["explanation"] += parts
-    second = kept | {"file": "2026-03-03T12-03-00-0002.npz", "time": NOW - 129, "score": None, "label": -1}
-    second |= {"name": None, "reason": "2 of 3072 values are NaN", "explanation": None}
-    third = kept | {"file": "2026-03-03T12-01-00-0003.npz", "time": NOW - 249, "score": 0.912, "name": None}
+    kept = {"p_value": 0.000999, "label": 3, "name": "truck", "reason": None, "explanation": "score 3.12, usual 1"}
+    first = kept | {"file": "1.safetensors", "time": NOW - 11, "score": 3.1217}
+    second = kept | {"file": "2.safetensors", "time": NOW - 129, "score": None, "label": -1, "name": None}
+    third = kept | {"file": "3.safetensors", "time": NOW - 249, "score": 0.912, "name": None}
     status["flagged"] = {"folder": "/var/lib/igeood/flagged", "kept": 3, "limit": 100, "latest": [first, second, third]}
     return status
 
@@ -152,18 +142,8 @@ def hostile():
     return status
 
 
+POLICY = _page().headers["content-security-policy"]
 STATES = {"quiet": quiet, "empty": empty, "alarm": alarm, "reload": reload_error, "hostile": hostile}
-
-
-def policy():
-    """A content security policy of hashes: the page has one style, one script and nothing inline in its tags."""
-    text = PAGE.read_text(encoding="utf-8")
-    hashes = {}
-    for tag in ("style", "script"):
-        (inner,) = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.S)
-        hashes[tag] = base64.b64encode(hashlib.sha256(inner.encode()).digest()).decode()
-    parts = [f"{tag}-src 'sha256-{value}'" for tag, value in hashes.items()]
-    return "; ".join(["default-src 'none'; connect-src 'self'; img-src data:; form-action 'none'", *parts])
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +177,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(code)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
-        self.send_header("Content-Security-Policy", policy())
+        self.send_header("Content-Security-Policy", POLICY)
         self.end_headers()
         self.wfile.write(body)
 
@@ -293,100 +273,48 @@ def test_it_fits_and_letters_are_legible(visit, name, width):
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_all_quiet(visit, width):
+def test_figures_are_shown(visit, width):
     page = visit(quiet(), width)
-    assert state(page).startswith("All quiet\n\n5.8% of 3,527 inputs were refused in the last hour; 5% are expected.")
-    assert page.title() == "All quiet · pets"
-    assert words(page, "header") == (
-        "OUT-OF-DISTRIBUTION GUARD pets igeood 0.2.0 · up since 2 Mar, 11:05:09 · figures of 12:05:09"
-    )
-    assert words(page, "#tiles") == (
-        "Refused, last hour 5.8% 5% expected Inputs, last hour 3,527 203 refused "
-        "Monitor's evidence 123.4 alarm at 1,000,000 Requests waiting 3 room for 256"
-    )
-    assert label(page, "share") == (
-        "Share of inputs refused, 11:05 to 12:05: lowest 0%, highest 12.3%, latest 3.7%; 5% expected."
-    )
-    assert label(page, "evidence").endswith("now 123.4; alarm at 1,000,000.")
-    assert "Calibration: most between −1 and −0.8 (8.5%)." in label(page, "scores")
-    assert "Threshold 0.7312; higher scores are refused." in label(page, "scores")
-    drawn = {name: words(page, f"#{name}") for name in ("share", "evidence", "scores")}
-    assert "One bar for each minute." in drawn["share"]
-    assert all(text in drawn["share"] for text in ("share refused", "expected 5%", "10%", "12:00", "time"))
-    assert all(text in drawn["evidence"] for text in ("evidence (logarithmic)", "alarm at 1,000,000", "1M", "10K"))
-    assert all(text in drawn["scores"] for text in ("threshold 0.7312", "last hour, 3,527 inputs", "−2", "8%"))
-    assert "Its promise: at least 1,000,000 in-distribution inputs pass" in words(page, "#monitor")
-    assert words(page, "#monitor").endswith("Alarms None.")
-    assert "Fisher–Rao product fisher-rao-product Access white box Threshold 0.7312;" in words(page, "#guard")
-    assert "Classes 4: cat, dog, ship, truck" in words(page, "#guard")
+    assert all(text in words(page, "#tiles") for text in ("5.8%", "5%", "3,527", "203", "123.4", "1,000,000", "256"))
+    assert all(text in label(page, "share") for text in ("12.3%", "3.7%", "5%"))
+    assert all(text in label(page, "evidence") for text in ("123.4", "1,000,000"))
+    assert "0.7312" in label(page, "scores")
+    assert all(text in words(page, "#guard") for text in ("white box", "0.7312", "cat, dog, ship, truck"))
     assert page.locator("#flagged").is_hidden()
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_an_alarm(visit, width):
-    status = alarm()
-    page = visit(status, width)
-    assert state(page).startswith("ALARM: the inputs have changed since about 11:50\n\nThe change most likely began at")
-    assert "The evidence reached 1,000,000 at input 80,644, at 11:55:09." in state(page)
-    assert "More inputs are refused than chance explains" in state(page)
-    assert page.title() == "ALARM · pets"
+def test_an_alarm_is_marked_with_its_time_or_input(visit, width):
+    page = visit(alarm(), width)
+    assert all(text in state(page) for text in ("11:50", "1,000,000", "80,644", "11:55:09"))
     assert page.locator("#state").evaluate(CONTRAST) >= 4.5
-    assert page.locator("#evidence circle").count() == 3
-    assert page.locator(".changed").count() == 2
-    assert "1. 11:55:09, input 80,644: evidence 1,040,000; changed since about 11:50:10 (input 80,351)" in (
-        "1. " + words(page, "#monitor li:first-child")
-    )
-    assert words(page, "#monitor").endswith("5 alarms in all since the monitor began.")
+    assert (page.locator("#evidence circle").count(), page.locator(".changed").count()) == (3, 2)
     rows = [words(page, f"#flagged tbody tr:nth-child({n})") for n in (1, 2, 3)]
-    assert rows[0].startswith("12:04:58 3.122 0.001 truck score 3.12 (-3.36 is usual) head: neighbours +1.29")
-    assert rows[1].startswith("12:03:00 – 0.001 – could not be read: 2 of 3072 values are NaN")
-    assert rows[2].startswith("12:01:00 0.912 0.001 class 3 score 3.12")
-    assert "3 of at most 100, in /var/lib/igeood/flagged" in words(page, "#flagged")
-
-
-def test_an_alarm_of_yesterday_is_named_by_its_input(visit):
+    assert [row[:8] for row in rows] == ["12:04:58", "12:03:00", "12:01:00"]
     status = alarm()
     status["monitor"]["alarms"] = [{"at": 5_200, "since": 5_000, "evidence": 1e6, "time": None}] * 6
-    page = visit(status)
-    assert state(page).startswith("ALARM: the inputs have changed since about input 5,000\n\nThe evidence reached")
-    assert words(page, "#monitor").endswith("changed since about input 5,000 And 2 more.")
+    page = visit(status, width)
+    assert "5,000" in state(page)
     assert page.locator(".changed").count() == 0
 
 
-@pytest.mark.parametrize("width", [390, 1280])
-def test_no_input_yet(visit, width):
-    page = visit(empty(), width)
-    assert state(page).startswith("Ready: no input yet\n\nThe guard is loaded, and there is no alarm.")
-    assert words(page, "#tiles").startswith("Refused, last hour – 5% expected Inputs, last hour 0 0 refused")
-    assert "no input in the last hour" in words(page, "#share")
-    assert (
-        label(page, "share") == "Share of inputs refused, 11:55 to 12:05: no input; 5% expected."
-    )  # not the hour before
-    assert "no input in the last hour" in words(page, "#evidence")
-    assert "last hour, no input calibration, 1,000 samples" in words(page, "#scores")
-    assert words(page, "#flagged").endswith("None so far.")
-    status = empty()
-    status["monitor"]["inputs"] = 1
-    assert state(visit(status, width)) == "No input in the last hour\n\nThere is no alarm. 1 input came before."
+def test_no_input_yet(visit):
+    page = visit(empty())
+    assert "–" in words(page, "#tiles")
+    assert (page.locator("#share .bar").count(), page.locator("#evidence circle").count()) == (0, 0)
 
 
 @pytest.mark.parametrize("width", [390, 1280])
 def test_a_guard_file_that_cannot_be_loaded(visit, width):
-    page = visit(reload_error(), width)
-    headlines = page.locator("#state h2").all_inner_texts()
-    assert headlines == [
-        "The guard file could not be reloaded: path: guard.safetensors is damaged (SHA-256 differs); save it again",
-        "The queue is almost full",
-        "120 inputs could not be read in the last hour",
-    ]
-    assert "The guard that was loaded at 2 Mar, 11:05:09 goes on answering." in state(page)
-    page.get_by_role("link", name="The guard itself has 1 warning.").click()
+    status = reload_error()
+    page = visit(status, width)
+    first, *others = page.locator("#state h2").all_inner_texts()
+    assert status["guard"]["reload_error"] in first
+    assert len(others) == 2  # the queue, and inputs that could not be read
+    page.locator("#state a").click()
     assert page.locator("#guard").bounding_box()["y"] < 900
-    about = words(page, "#guard")
-    assert "Loaded 2 Mar, 11:05:09, reloaded 2 times; 1 attempt to reload failed" in about
-    assert "Warning: calibration scores are higher than training scores, KS distance 0.21; look for another" in about
-    assert "Note: ood: AUROC 0.31: swapped? Give OOD second swapped" in about
-    assert "class number 199" not in about
+    assert "KS distance 0.21" in words(page, "#guard")
+    assert "class number 199" not in words(page, "#guard")
     page.locator("summary").press("Enter")
     later(page)
     assert "class number 199" in words(page, "#guard")  # still open
@@ -399,10 +327,10 @@ def test_hostile_text_stays_text(visit, width):
     assert f"2: {HOSTILE}, yyy" in words(page, "#guard")
     assert page.locator("#flagged td").nth(3).inner_text() == HOSTILE
     assert page.locator("#flagged td").nth(4).inner_text().startswith(HOSTILE)
-    assert f"could not be reloaded: {HOSTILE}" in state(page)
+    assert HOSTILE in state(page)
     assert page.locator("img").count() == 0
     assert page.locator("script").count() == 1
-    assert page.title() == f"ALARM · {HOSTILE}"
+    assert HOSTILE in page.title()
 
 
 def test_bars_are_as_wide_as_the_traffic_asks(visit):
@@ -412,39 +340,26 @@ def test_bars_are_as_wide_as_the_traffic_asks(visit):
     status["hour"]["evidence"][0] = 0.7
     status["monitor"]["inputs"], status["started"] = 60, NOW - 90_000
     page = visit(status)
-    assert "One bar for every 10 minutes." in words(page, "#share")
-    assert label(page, "share").endswith("lowest 0%, highest 10%, latest 0%; 5% expected.")
     assert page.locator("#share .bar").count() == 6
-    assert state(page).startswith("All quiet\n\n1.7% of 60 inputs")
+    assert "1.7%" in state(page)
 
 
 def test_a_lost_connection_is_told_and_found_again(visit, service):
+    def is_stale():
+        return "stale" in (page.locator("main").get_attribute("class") or "")
+
     page = visit(quiet())
-    service.answer = None
+    before = state(page)
+    for answer in (None, (401, {}), (200, {"name": "not a status"})):
+        service.answer = answer
+        later(page)
+        assert (is_stale(), state(page) != before) == (True, True)
+    service.answer = (200, quiet())
     later(page)
-    assert state(page).startswith("Connection lost\n\nThe service does not answer. It is asked again every 5 seconds.")
-    assert state(page).endswith("The figures below are of 12:05:09.")
-    assert page.title() == "Connection lost · pets"
-    assert "stale" in page.locator("main").get_attribute("class")
-    service.answer = (401, {})
-    later(page)
-    assert "The service answers 401." in state(page)
-    service.answer = (200, {"name": "not a status"})
-    later(page)
-    assert state(page).startswith("The status could not be shown\n\nTypeError")
-    service.answer = (200, alarm())
-    later(page)
-    assert state(page).startswith("ALARM: ")
-    assert "stale" not in page.locator("main").get_attribute("class")
+    assert (is_stale(), state(page)) == (False, before)
     assert len(visit.troubles) >= 2
     assert all(text.startswith("Failed to load resource") for text in visit.troubles)
-    visit.troubles.clear()
-
-
-def test_without_a_service_it_says_so(visit):
-    page = visit(None)
-    assert state(page) == "Connection lost\n\nThe service does not answer. It is asked again every 5 seconds."
-    assert page.locator("main").is_hidden()
+    assert visit(None).locator("main").is_hidden()
     visit.troubles.clear()
 
 
@@ -457,7 +372,7 @@ def test_the_state_is_announced_once_and_everything_has_a_name(visit):
     levels = page.locator("h1, h2, h3").evaluate_all("all => all.map(e => Number(e.tagName[1]))")
     assert levels.count(1) == 1
     assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
-    table = page.get_by_role("table", name="Refused inputs, the latest first")
+    table = page.locator("#flagged").get_by_role("table")
     assert table.get_by_role("columnheader").count() == 5
     assert table.get_by_role("cell").count() == 15
 
@@ -473,59 +388,3 @@ def test_text_stands_out(visit, scheme):
         assert min(contrasts) >= 4.5, where
     warned = visit(reload_error(), color_scheme=scheme)
     assert min(warned.locator("strong, #state p, #state a").evaluate_all(f"all => all.map({CONTRAST})")) >= 4.5
-
-
-# -- the dashboard and the alerts
-
-FUNCTIONS = {
-    "sum", "max", "by", "rate", "increase", "changes", "histogram_quantile", "absent", "scalar", "vector", "and", "or",
-}  # fmt: skip
-
-
-def metrics_in(expression):
-    """Names of the metrics in a PromQL expression."""
-    bare = re.sub(r'"[^"]*"|\{[^}]*\}|\[[^]]*\]|by \([^)]*\)', " ", expression)
-    names = set(re.findall(r"[a-zA-Z_:][\w:]*", bare)) - FUNCTIONS
-    return {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
-
-
-def test_the_dashboard_shows_every_metric_and_no_other():
-    dashboard = json.loads((EXAMPLES / "grafana.json").read_text(encoding="utf-8"))
-    assert dashboard["schemaVersion"] >= 36
-    assert [variable["name"] for variable in dashboard["templating"]["list"]] == ["datasource", "instance"]
-    panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
-    assert {panel["datasource"]["uid"] for panel in panels} == {"${datasource}"}
-    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
-    assert all(panel["title"] and panel["targets"] for panel in panels)
-    expressions = [target["expr"] for panel in panels for target in panel["targets"]]
-    expressions += [note["expr"] for note in dashboard["annotations"]["list"] if "expr" in note]
-    assert all('instance=~"$instance"' in expression for expression in expressions)
-    assert set().union(*map(metrics_in, expressions)) == METRICS
-    cells = [
-        (x, y)
-        for place in (panel["gridPos"] for panel in dashboard["panels"])
-        for x in range(place["x"], place["x"] + place["w"])
-        for y in range(place["y"], place["y"] + place["h"])
-    ]
-    assert len(set(cells)) == len(cells)  # no two panels overlap
-    assert max(x for x, _ in cells) == 23
-
-
-def test_the_alerts_are_of_known_metrics():
-    yaml = pytest.importorskip("yaml")
-    (group,) = yaml.safe_load((EXAMPLES / "alerts.yml").read_text(encoding="utf-8"))["groups"]
-    assert [rule["alert"] for rule in group["rules"]] == [
-        "IgeoodInputsHaveChanged", "IgeoodRefusesTooMany", "IgeoodInputsNotRead", "IgeoodGuardNotReloaded",
-        "IgeoodDown", "IgeoodTurnsRequestsAway",
-    ]  # fmt: skip
-    for rule in group["rules"]:
-        assert metrics_in(rule["expr"]) <= METRICS | {"up", "igeood_reload_failed", "igeood_rejected_total"}, rule[
-            "alert"
-        ]
-        assert rule["labels"]["severity"] in ("page", "ticket")
-        assert set(rule["annotations"]) == {"summary", "description"}
-    config = yaml.safe_load((EXAMPLES / "prometheus.yml").read_text(encoding="utf-8"))
-    assert config["rule_files"] == ["alerts.yml"]
-    (job,) = config["scrape_configs"]
-    assert job["job_name"] == "igeood"
-    assert job["static_configs"] == [{"targets": ["127.0.0.1:8080"]}]

@@ -44,13 +44,6 @@ def state_of(path):
     return json.loads(path.with_name(f"{path.name}.monitor.json").read_text())
 
 
-def wait_until(condition):
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def test_keys_log_reload_a_kill_and_a_restart(guards, copied, start, tmp_path):
     path, rows = copied(guards.logits), guards.logits.inputs["logits"].tolist()
     (tmp_path / "keys").write_text("# ours\n\nfirst\n second \n")
@@ -58,12 +51,12 @@ def test_keys_log_reload_a_kill_and_a_restart(guards, copied, start, tmp_path):
     words = [path, "--key-file", "keys", "--name", "pets", "--max-body", "50kB"]
     process = start(*words, key="second")
     warned = [one["message"] for one in process.log if one["event"] == "warning"]
-    assert warned == ["key_file: others can read keys; run `chmod 600 keys`"]
+    assert len(warned) == 1
     client = process.client()
     assert client.post("/predict", rows)[0] == 200
     assert client.post("/v2/models/pets/infer", {"inputs": []})[0] == 400
     assert client.post("/predict", rows, authorization="Bearer third")[0] == 401
-    line = process.wait_for("request", path="/predict", status=401)
+    process.wait_for("request", path="/predict", status=401)
     lines = [one for one in process.log if one["event"] == "request"]
     assert [one["status"] for one in lines] == [200, 200, 400, 401]  # that of health came first
     ood = int(guards.logits.guard.predict(np.array(rows)).is_ood.sum())
@@ -89,14 +82,14 @@ def check_reloads(process, client, path):
     """A file that is broken, and one that is whole again: by itself, and at a signal."""
     good = path.read_bytes()
     path.write_bytes(good[:1000])
-    assert "is damaged" in process.wait_for("reload failed")["error"]
+    error = process.wait_for("reload failed")["error"]
     about = client.get("/status")[1]["guard"]
-    assert (about["reload_failures"] >= 1, "is damaged" in about["reload_error"]) == (True, True)
+    assert (about["reload_failures"] >= 1, about["reload_error"]) == (True, error)
     path.write_bytes(good)
     assert process.wait_for("reloaded")["monitor_goes_on"] is True
     before = client.get("/status")[1]["guard"]["reloads"]
     process.send(signal.SIGHUP)
-    wait_until(lambda: client.get("/status")[1]["guard"]["reloads"] > before)
+    process.until(lambda: client.get("/status")[1]["guard"]["reloads"] > before)
 
 
 def killed(process, client, path, row):
@@ -144,7 +137,7 @@ def test_what_is_in_flight_is_answered_after_the_signal_to_stop(slow, start):
 
     with ThreadPoolExecutor(16) as pool:
         answers = [pool.submit(ask, row) for row in range(16)]
-        wait_until(lambda: len(done) >= 2)
+        process.until(lambda: len(done) >= 2)
         process.send(signal.SIGTERM)
         in_flight = 16 - len(done)
         results = [answer.result(PATIENCE) for answer in answers]
@@ -187,70 +180,68 @@ def files(guards, tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["bare"], r"guard: bare is not calibrated.*; run `igeood calibrate bare held-out.parquet` first"),
-        (["nothing"], r"path: there is no guard file nothing; check the path"),
-        (["empty"], r"path: empty is damaged, or no guard file"),
-        (["logits", "--key-file", "empty"], r"key_file: empty has no key; write one on each line"),
-        (["logits", "--key-file", "bytes"], r"key_file: bytes is no text; write one key on each line"),
-        (["logits", "--key-file", "missing"], r"missing: No such file or directory"),
-        (["logits", "--host", "no.such.host.invalid"], r"port: cannot listen on no.such.host.invalid:0 \(.*\); stop"),
-        (["images"], r"model: the guard in images needs its model: give --model MODULE:NAME"),
-        (["images", "--model", "slow:make"], r"model: its fingerprint is .*another model.*; give that one with"),
-        (["images", "--model", "nothing:make"], r"model: .*nothing"),
-        (["logits", "--model", "slow:make"], r"model: the guard in logits has no model; leave it out"),
-        (["logits", "--weights", "w.pt"], r"weights: need their model; give --model MODULE:NAME too"),
-        (["logits", "--state", "named.monitor.json"], r"named.monitor.json is the state of .* another guard.*--state"),
-        (["logits", "--state", "broken.json"], r"path: broken.json is damaged, or no monitor's state"),
-        (["named", "--run-length", "5"], r"run_length: the monitor in named.monitor.json has 1000000.0, not 5.0; "
-         r"give --run-length 1000000.0, or another file with --state"),
-        (["logits", "--run-length", "0"], r"run_length: expected a number of inputs, at least 1; got 0.0"),
-        (["logits", "--kind", "flags"], r"kind: 'flags' needs .*--guarantee tolerance.*, or watch --kind p-values"),
-        (["logits", "--name", "a/b"], r"Invalid value for '--name': expected letters, .* got 'a/b'; see"),
-        (["logits", "--name", ""], r"Invalid value for '--name'"),
-        (["logits", "--max-delay", "fast"], r"expected a time up to 10s, such as 2ms, got 'fast'; see"),
-        (["logits", "--max-delay", "nan"], r"expected a time up to 10s"),
-        (["logits", "--max-body", "big"], r"expected a size such as 512MB, got 'big'"),
-        (["logits", "--max-batch", "0"], r"Invalid value for '--max-batch'"),
-        (["logits", "--keep-flagged", "named"], r"Invalid value for '--keep-flagged'.*is a file"),
-        ([], r"Missing argument 'GUARD'"),
-    ],
-)  # fmt: skip
-def test_what_it_cannot_start_with_is_one_line(files, words, said):
-    line = run(*words, *["--port", "0"] * bool(words))[-1]
-    assert re.search(said, line), line
+BAD = {
+    "bare": "calibrate",
+    "nothing": "nothing",
+    "empty": "empty",
+    "logits --key-file empty": "key_file",
+    "logits --key-file bytes": "key_file",
+    "logits --key-file missing": "missing",
+    "logits --host no.such.host.invalid": "port",
+    "images": "model",
+    "images --model slow:make": "fingerprint",
+    "images --model nothing:make": "nothing",
+    "logits --model slow:make": "model",
+    "logits --weights w.pt": "weights",
+    "logits --state named.monitor.json": "named.monitor.json",
+    "logits --state broken.json": "broken.json",
+    "named --run-length 5": "run_length",
+    "logits --run-length 0": "run_length",
+    "logits --kind flags": "kind",
+    "logits --name a/b": "--name",
+    "logits --max-delay fast": "fast",
+    "logits --max-delay nan": "--max-delay",
+    "logits --max-body big": "big",
+    "logits --max-batch 0": "--max-batch",
+    "logits --keep-flagged named": "--keep-flagged",
+    "": "GUARD",
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_what_it_cannot_start_with_is_one_line_that_names_it(files, words):
+    (line,) = run(*words.split(), *(["--port", "0"] if words else []))
+    assert BAD[words] in line
 
 
 def test_a_port_or_a_state_that_is_taken_is_one_line(files):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         (line,) = run("logits", "--port", port)
-    said = rf"igeood: port: cannot listen on 127.0.0.1:{port} \(Address already in use.*\); stop .* another --port"
-    assert re.fullmatch(said, line), line
+    assert str(port) in line
     service = Service(files / "named")
     try:
         (line,) = run("named", "--port", 0)
     finally:
         service.close()
-    assert re.search(r"state: another process is writing there \(\.named.monitor.json.lock\); wait for it", line), line
+    assert "named.monitor.json" in line
 
 
 def test_a_missing_extra_is_told(files, monkeypatch):
     for name in [name for name in sys.modules if name.startswith("igeood.serve")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    assert run("logits", "--port", 0) == ["igeood: uvicorn is needed; pip install 'igeood[serve]'"]
+    (line,) = run("logits", "--port", 0)
+    assert "igeood[serve]" in line
 
 
 def test_keys_that_others_can_read_and_open_addresses_are_warned_of(files):
     (files / "keys").write_text("a\n# no\n\n b \n")
     (files / "keys").chmod(0o640)
-    with pytest.warns(igeood.errors.IgeoodWarning, match="key_file: others can read .*keys; run `chmod 600"):
+    with pytest.warns(igeood.errors.IgeoodWarning, match="chmod 600"):
         assert read_keys(files / "keys") == ["a", "b"]
     (files / "keys").chmod(0o600)
     assert read_keys(files / "keys") == ["a", "b"]
-    warning, error = run("bare", "--port", 0, "--host", "0.0.0.0")  # noqa: S104
-    assert warning["message"] == "host: everyone who reaches 0.0.0.0 can send inputs; give keys with --key-file"
-    assert "is not calibrated" in error
+    warning, _ = run("bare", "--port", 0, "--host", "0.0.0.0")  # noqa: S104
+    assert warning["event"] == "warning"
+    assert "0.0.0.0" in warning["message"]  # noqa: S104

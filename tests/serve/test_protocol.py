@@ -1,7 +1,6 @@
 """Bodies of requests and responses: what is written is read again, and whatever is wrong with a body is a 400."""
 
 import json
-import re
 
 import numpy as np
 import orjson
@@ -10,17 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from igeood.serve.protocol import (
-    DTYPES,
-    LENGTH,
-    OUTPUTS,
-    Problem,
-    Request,
-    read_infer,
-    read_rows,
-    write_infer,
-    write_rows,
-)
+from igeood.errors import InputError
+from igeood.serve.protocol import DTYPES, LENGTH, OUTPUTS, Query, read_infer, read_rows, write_infer, write_rows
 
 KINDS = {np.dtype(code): name for name, code in DTYPES.items()}
 SHAPES = arrays.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4)
@@ -42,13 +32,6 @@ def in_binary(inputs, **more):
     tensors = [described(n, a, parameters={"binary_data_size": len(parts[n])}) for n, a in inputs.items()]
     head = json.dumps({"inputs": tensors, **more}).encode()
     return b"".join([head, *parts.values()]), str(len(head))
-
-
-def problem_of(read, *given):
-    with pytest.raises(Problem) as caught:
-        read(*given)
-    assert caught.value.status == 400
-    return caught.value.message
 
 
 @pytest.mark.parametrize("kind", DTYPES)
@@ -83,8 +66,7 @@ def test_binary_tensors_keep_nan_and_infinity_and_plain_rows_keep_numbers(rows):
 
 
 VERDICTS = {"is_ood": [True, False], "score": [0.5, -3.25e-7], "p_value": [0.25, 1.0], "label": [3, -1]}
-COLUMNS = {name: np.array(values) for name, values in VERDICTS.items()}
-TEXTS = {**COLUMNS, "name": ["größe", None], "reason": [None, "logits: NaN"]}
+TEXTS = {**VERDICTS, "name": ["größe", None], "reason": [None, "logits: NaN"]}
 
 
 def outputs_of(body, headers):
@@ -104,12 +86,12 @@ def outputs_of(body, headers):
 
 @pytest.mark.parametrize("is_binary", [False, True])
 def test_a_response_has_all_outputs_or_those_asked_for(is_binary):
-    answer, values = outputs_of(*write_infer(Request({}, identity="7", is_binary=is_binary), "pets", COLUMNS))
+    answer, values = outputs_of(*write_infer("pets", Query({}, identity="7", is_binary=is_binary), VERDICTS))
     assert (answer["model_name"], answer["model_version"], answer["id"]) == ("pets", "1", "7")
     assert values == VERDICTS
     assert {one["name"]: one["datatype"] for one in answer["outputs"]} == OUTPUTS
     wanted = {"label": True, "score": False, "name": is_binary}
-    answer, values = outputs_of(*write_infer(Request({}, outputs=wanted), "pets", TEXTS))
+    answer, values = outputs_of(*write_infer("pets", Query({}, refuses=True, outputs=wanted), TEXTS))
     assert list(values) == ["label", "score", "name"]
     assert (values["label"], values["score"], "id" in answer) == ([3, -1], VERDICTS["score"], False)
     as_bytes = b"\x07\0\0\0" + "größe".encode() + b"\0\0\0\0"  # lengths in bytes; no name is an empty one
@@ -117,16 +99,21 @@ def test_a_response_has_all_outputs_or_those_asked_for(is_binary):
 
 
 def test_what_json_cannot_say_is_null():
-    columns = {**TEXTS, "score": np.array([np.inf, -np.inf])}
-    assert json.loads(write_rows(columns)) == {
-        "verdicts": [
-            {"is_ood": True, "score": None, "p_value": 0.25, "label": 3, "name": "größe", "reason": None},
-            {"is_ood": False, "score": None, "p_value": 1.0, "label": -1, "name": None, "reason": "logits: NaN"},
-        ]
-    }
-    assert outputs_of(*write_infer(Request({}), "g", columns))[1]["score"] == [None, None]
-    binary = outputs_of(*write_infer(Request({}, is_binary=True), "g", columns))[1]
+    columns, query = {**TEXTS, "score": [np.inf, -np.inf]}, Query({}, refuses=True)
+    first, second = json.loads(write_rows(query, columns)[0])["verdicts"]
+    assert first == {"is_ood": True, "score": None, "p_value": 0.25, "label": 3, "name": "größe", "reason": None}
+    assert (second["score"], second["reason"]) == (None, "logits: NaN")
+    assert outputs_of(*write_infer("g", query, columns))[1]["score"] == [None, None]
+    binary = outputs_of(*write_infer("g", Query({}, refuses=True, is_binary=True), columns))[1]
     assert binary["score"] == [np.inf, -np.inf]
+
+
+def test_a_row_that_could_not_be_read_is_an_error_unless_it_may_be_refused():
+    for write in (lambda query: write_rows(query, TEXTS), lambda query: write_infer("g", query, TEXTS)):
+        write(Query({}, refuses=True))
+        with pytest.raises(InputError) as caught:
+            write(Query({}))
+        assert caught.value.place == "row 1"
 
 
 def test_parameters_say_how_to_answer():
@@ -140,39 +127,17 @@ def test_parameters_say_how_to_answer():
 
 
 TENSOR = {"name": "logits", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}
-BAD_TENSORS = [
-    ({"datatype": "BYTES"}, r"'logits' has datatype 'BYTES'; expected one of BOOL, UINT8"),
-    ({"datatype": ["FP32"]}, r"'logits' has datatype \['FP32'\]"),
-    ({"name": 3}, r"3 has datatype 'FP32'"),
-    ({"shape": []}, r"logits: shape \[\]; expected a list of sizes"),
-    ({"shape": [1, -2]}, r"expected a list of sizes"),
-    ({"shape": [1, 2.0]}, r"expected a list of sizes"),
-    ({"shape": [True, 2]}, r"expected a list of sizes"),
-    ({"shape": [1] * 100, "data": [1]}, r"expected a list of sizes"),
-    ({"shape": [0, *[2**31 - 1] * 3], "data": []}, r"expected a list of sizes"),
-    ({"shape": [1, 3]}, r"logits: 2 values for shape \[1, 3\]; send 3"),
-    ({"data": [1, "2"]}, r"logits: expected lists of numbers"),
-    ({"data": [None, "2"]}, r"logits: expected lists of numbers"),
-    ({"data": [[1], [2, 3]]}, r"all of one length"),
-    ({"data": 5}, r"logits: expected lists of numbers, got int"),
-    ({"data": {"a": 1}}, r"got dict"),
-    ({"data": [{}, {}]}, r"logits: expected lists of numbers"),
-    ({"data": None}, r"logits: expected lists of numbers, got NoneType"),
-    ({"datatype": "INT64", "data": [1.5, 2]}, r"numbers with a fraction, but datatype INT64; send FP32 or FP64"),
-    ({"datatype": "UINT8", "data": [1, 300]}, r"logits: 300 is no UINT8; send "),
-    ({"datatype": "UINT8", "data": [-1, 3]}, r"logits: -1 is no UINT8; send "),
-    ({"datatype": "BOOL", "data": [2, 1]}, r"logits: 2 is no BOOL; send "),
-    ({"parameters": {"binary_data_size": 8}}, r"binary_data_size 8, with 0 bytes in the body; .* has 8 bytes"),
-    ({"parameters": {"binary_data_size": 8.0}}, r"binary_data_size 8.0"),
-    ({"parameters": {"binary_data_size": "8"}}, r"binary_data_size '8'"),
-    ({"parameters": [1]}, r"parameters: expected an object, got list"),
-]
-
-
-@pytest.mark.parametrize(("change", "said"), BAD_TENSORS)
-def test_a_bad_tensor_is_named(change, said):
-    message = problem_of(read_infer, json.dumps({"inputs": [{**TENSOR, **change}]}).encode(), None)
-    assert re.search(said, message), message
+SIZES = [{"binary_data_size": size} for size in (8, 8.0, "8")]
+BAD_PARTS = {
+    "name": [3],
+    "datatype": ["BYTES", ["FP32"]],
+    "shape": [[], 2, [1, -1], [1, 2.0], [1, 3], [1] * 100],
+    "data": [[1, "2"], [None, "2"], [[1], [2, 3]], 5, {"a": 1}, [{}, {}], None],
+    "parameters": [*SIZES, [1]],
+}
+BAD_VALUES = [("INT64", [1.5, 2]), ("INT64", [None, 2]), ("UINT8", [1, 300]), ("UINT8", [-1, 3]), ("BOOL", [2, 1])]
+BAD_TENSORS = [{**TENSOR, name: value} for name, values in BAD_PARTS.items() for value in values]
+BAD_TENSORS += [{**TENSOR, "datatype": datatype, "data": values} for datatype, values in BAD_VALUES]
 
 
 def with_tensor(**more):
@@ -180,62 +145,41 @@ def with_tensor(**more):
 
 
 BODY, SIZE = in_binary({"logits": np.ones((2, 3), np.float32)})
+BAD_BODIES = [
+    *((json.dumps({"inputs": [tensor]}).encode(), None) for tensor in BAD_TENSORS),
+    *((body, None) for body in (b"", b'{"inputs": [NaN]}', b"\xff\xfe", b"[" * 100_000, b"[]", b'{"inputs": {}}')),
+    (b'{"inputs": [1]}', None),
+    (json.dumps({"inputs": [TENSOR, TENSOR]}).encode(), None),
+    (with_tensor(outputs=["score"]), None),
+    (with_tensor(parameters={"on_error": "skip"}), None),
+    (with_tensor(parameters={"on_error": []}), None),
+    *((BODY, length) for length in (None, "0", "-1", "²", "9" * 5000, str(len(BODY) + 1))),
+    (BODY[:-1], SIZE),
+    (BODY + b"\0", SIZE),
+]
+BAD_ROWS = [
+    b"1",
+    b'"abc"',
+    b'{"logits": "abc"}',
+    b"[[1, 2], [3]]",
+    b'[[1, 2], [3, "x"]]',
+    b'[[1, 2], [null, "1"]]',
+    b'{"logits": [[1, 2]], "on_error": "ignore"}',
+]
 
 
-@pytest.mark.parametrize(
-    ("body", "length", "said"),
-    [
-        (b"", None, r"body: is no JSON"),
-        (b'{"inputs": [NaN]}', None, r"null in place of NaN"),
-        (b"\xff\xfe", None, r"body: is no JSON"),
-        (b"[" * 100_000, None, r"body: is no JSON"),
-        (b"[]", None, r"expected an object with a list `inputs`"),
-        (b'{"inputs": {}}', None, r"expected an object with a list `inputs`"),
-        (b'{"inputs": [1]}', None, r"expected an object with a list `inputs`"),
-        (json.dumps({"inputs": [TENSOR, TENSOR]}).encode(), None, r"'logits' is there twice; send it once"),
-        (with_tensor(outputs=[{"name": "logit"}]), None, r"no 'logit'; there are is_ood"),
-        (with_tensor(outputs=["score"]), None, r"outputs: expected a list of objects"),
-        (with_tensor(parameters={"on_error": "skip"}), None, r"on_error: expected 'raise'"),
-        (with_tensor(parameters={"on_error": []}), None, r"on_error: expected 'raise'"),
-        (BODY, None, r"body: is no JSON"),
-        (BODY, "0", rf"{LENGTH}: '0' is no length"),
-        (BODY, "-1", rf"{LENGTH}: '-1' is no length"),
-        (BODY, "²", r"is no length"),
-        (BODY, "9" * 5000, r"is no length within the body"),
-        (BODY, str(len(BODY) + 1), r"is no length within the body"),
-        (BODY[:-1], SIZE, r"logits: binary_data_size 24, with 23 bytes in the body; FP32 of shape .* has 24"),
-        (BODY + b"\0", SIZE, r"1 bytes are left after the last tensor; correct binary_data_size"),
-    ],
-)  # fmt: skip
-def test_a_bad_body_is_told(body, length, said):
-    message = problem_of(read_infer, body, length)
-    assert re.search(said, message), message
-    assert len(message) < 1000
-
-
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        (b"1", r'expected a list of rows, or an object \{"logits": \[\[\.\.\.\], \.\.\.\]\}; send one'),
-        (b'"abc"', r"expected a list of rows"),
-        (b'{"logits": "abc"}', r"logits: expected lists of numbers, got str; send numbers"),
-        (b"[[1, 2], [3]]", r"logits: expected lists of numbers, all of one length"),
-        (b'[[1, 2], [3, "x"]]', r"logits: expected lists of numbers"),
-        (b'[[1, 2], [null, "1"]]', r"logits: expected lists of numbers"),
-        (b'{"logits": [[1, 2]], "on_error": "ignore"}', r"on_error: expected 'raise' or 'refuse', got 'ignore'"),
-    ],
-)
-def test_bad_rows_are_told(body, said):
-    message = problem_of(read_rows, body, "logits")
-    assert re.search(said, message), message
+def test_a_bad_body_is_an_error():
+    for body, length in BAD_BODIES:
+        assert not reads(read_infer, body, length), body
+    for body in BAD_ROWS:
+        assert not reads(read_rows, body, "logits"), body
 
 
 def reads(read, *given_):
-    """Whether a body is read; another exception than a Problem of 400 is an error."""
+    """Whether a body is read; any other exception than an InputError, which is a 400, fails the test."""
     try:
         request = read(*given_)
-    except Problem as problem:
-        assert (problem.status, bool(problem.message)) == (400, True)  # noqa: PT017
+    except InputError:
         return False
     assert all(array.ndim and array.dtype.kind in "biuf" for array in request.inputs.values())
     return True

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from igeood.bench.report import Report
     from igeood.bench.runs import Results
 
-_COUNT, _IMAGES = click.IntRange(min=1), click.IntRange(min=40)
+_COUNT = click.IntRange(min=1)
+_IMAGES = click.IntRange(min=40)
 
 
 @click.group()
@@ -82,17 +83,18 @@ def get(names: tuple[str, ...], root: str | None, force: bool, as_json: bool) ->
 @json_option
 def train(
     network: str, data: str, out: str, head: str, root: str | None, limit: int | None, as_json: bool, **recipe: Any
-) -> None:  # fmt: skip
+) -> None:
     """Train NETWORK by the paper's recipe: SGD, Nesterov momentum 0.9, weight decay 1e-4.
 
     Networks: densenet-bc-100, resnet-34 (days on a CPU), resnet-10-16 (a minute an epoch).
 
     A run that was stopped goes on from its checkpoint when the same command is given again.
     """
-    from igeood.bench import inputs, networks
+    from igeood.bench import networks
 
     networks.build(network, head=head)
-    how, task = networks.Recipe(**recipe), inputs.learning_task(data, root=root, limit=limit)
+    how = networks.Recipe(**recipe)
+    task = networks.learning_task(data, root=root, limit=limit)
     click.echo(f"{len(task.images):,} training images, {len(task.test_images):,} test images", err=True)
     with progress_bars() as report:
 
@@ -129,9 +131,18 @@ def train(
 @root_option
 @json_option
 def bench(
-    networks: tuple[str, ...], weights: str | None, in_distribution: str | None, mean: str | None,
-    std: str | None, size: int, resize: str, out: str, root: str | None, as_json: bool, **chosen: Any,
-) -> None:  # fmt: skip
+    networks: tuple[str, ...],
+    weights: str | None,
+    in_distribution: str | None,
+    mean: str | None,
+    std: str | None,
+    size: int,
+    resize: str,
+    out: str,
+    root: str | None,
+    as_json: bool,
+    **chosen: Any,
+) -> None:
     """Measure methods × data sets on trained networks.
 
     A network is a file of weights that says what it is, as `igeood train` writes it; NAME:PATH, with NAME such as
@@ -150,8 +161,8 @@ def bench(
     from igeood.bench.datasets import DATASETS, data_root
     from igeood.bench.datasets.loading import nearest_name
     from igeood.bench.datasets.store import begun
-    from igeood.bench.inputs import channels
     from igeood.bench.runs import Plan, load_network, run
+    from igeood.images import channels
 
     how: Any = {"in_distribution": in_distribution, "weights": weights, "size": size}
     how |= {name: tuple(channels(text, name)) for name, text in (("mean", mean), ("std", std)) if text}

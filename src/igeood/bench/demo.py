@@ -14,8 +14,7 @@ from igeood.bench import datasets
 from igeood.bench.datasets import ImageSet
 from igeood.bench.datasets.images import Rows
 from igeood.bench.guarded import Guarded, judged
-from igeood.bench.inputs import learning_task
-from igeood.bench.networks import Recipe, read_weights, train
+from igeood.bench.networks import Recipe, learning_task, train
 from igeood.bench.runs import Network, Plan, Results, load_network
 from igeood.bench.runs import run as run_benchmark
 from igeood.bench.runs.averages import Averages
@@ -23,13 +22,17 @@ from igeood.bench.runs.observing import Notify
 from igeood.errors import InputError
 from igeood.files import only_one
 from igeood.guard import Guard, white_box
+from igeood.model.factory import read_weights
 
-NETWORK, KNOWN = "resnet-10-16", "demo:digits"
+NETWORK = "resnet-10-16"
+KNOWN = "demo:digits"
 OOD = ("demo:left-out", "demo:letters", "demo:photographs", "gaussian")
 # of those that read the last layer or two, the four that refuse most on 8 to 10 classes in docs/comparison.md
 METHODS = ("fisher-rao-product", "mahalanobis++", "vim", "knn")
 IMAGES = 360  # of each set at most, about as many as there are digits to try the guard on
-EPOCHS, BATCH, RATE = 12, 32, 0.05
+EPOCHS = 12
+BATCH = 32
+RATE = 0.05
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,8 @@ def _trained(path: Path, seed: int, notify: Notify) -> Network:
         done = lambda now: notify("training", now.epoch * now.steps + now.step, EPOCHS * now.steps)  # noqa: E731
         train(NETWORK, learning_task(KNOWN), path, recipe, progress=done)
     elif json.loads(read_weights(path)[1].get("training", "{}")).get("recipe") != asdict(recipe):
-        raise InputError(f"out: {path} is of another demonstration, or seed; name another folder")
+        problem = f"{path} is of another demonstration, or seed"
+        raise InputError(problem, argument="out", cure="name another folder")
     return load_network(str(path))
 
 

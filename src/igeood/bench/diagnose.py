@@ -55,7 +55,8 @@ def diagnose(outputs: Outputs) -> dict[str, LayerDiagnostics]:
         By layer.
     """
     if not outputs.features or outputs.labels is None or len(outputs) < 3:
-        raise InputError("outputs: diagnostics need features and labels of 3 samples or more; use igeood.extract")
+        problem = "diagnostics need features and labels of 3 samples or more"
+        raise InputError(problem, argument="outputs", cure="use igeood.extract")
     return {layer: _layer(x, outputs.labels, outputs.n_classes) for layer, x in outputs.features.items()}
 
 

@@ -17,7 +17,8 @@ from igeood.guard import Guard, Verdict
 
 FILE = "guarded.safetensors"  # beside the results that a report is made of
 BATCH = 32
-MOST, FEW = 4, 2  # pictures of what should happen, and of what should not
+MOST = 4  # pictures of what should happen
+FEW = 2  # pictures of what should not
 REASONS = {
     "classes": "far from every class",
     "neighbours": "far from the training images",
@@ -102,7 +103,8 @@ class Guarded:
 def judged(guard: Guard, network: Network, images: ImageSet, *, is_known: bool) -> Judged:
     """What a guard does with a set of images that it has not seen."""
     verdict = guard.predict(list(network.batches(images, BATCH)))
-    score, is_ood = torch.as_tensor(verdict.score).cpu(), torch.as_tensor(verdict.is_ood).cpu()
+    score = torch.as_tensor(verdict.score).cpu()
+    is_ood = torch.as_tensor(verdict.is_ood).cpu()
     counts = {True: FEW if is_known else MOST, False: MOST if is_known else FEW}
     rows = [row for refused in (True, False) for row in _spaced(score, is_ood == refused, counts[refused])]
     pictures = list(_pictures(guard, network, images, verdict, rows))
@@ -132,9 +134,14 @@ def _pictures(
         if explained.usual is not None:  # else nothing says what is much
             parts = raised(explained.columns, explained.contributions[0].tolist(), explained.usual.tolist())
         yield Picture(
-            row, int(verdict.label[row]), confidence, float(verdict.score[row]), float(verdict.p_value[row]),
-            bool(verdict.is_ood[row]), _reason(parts),
-        )  # fmt: skip
+            row,
+            int(verdict.label[row]),
+            confidence,
+            float(verdict.score[row]),
+            float(verdict.p_value[row]),
+            bool(verdict.is_ood[row]),
+            _reason(parts),
+        )
 
 
 def _reason(parts: dict[str, float]) -> str:

@@ -1,15 +1,14 @@
 """The command line: parses, calls, prints. Results go to stdout, messages to stderr; torch is imported when needed."""
 
-import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
 import click
 
-from igeood.errors import IgeoodError, IgeoodWarning
+from igeood.errors import Finding, IgeoodError, IgeoodWarning
 from igeood.version import __version__
 
 _ON_GUARDS = ("calibrate", "export", "fit", "merge", "monitor", "score", "serve", "tune")
@@ -17,42 +16,19 @@ COMMANDS = {  # imported when they are asked for
     **{name: f"igeood.cli.{name}" for name in _ON_GUARDS},
     **dict.fromkeys(("bench", "data", "demo", "paper", "report", "train"), "igeood.bench.commands"),
 }
-# What messages of the library say to users of Python, and what they say here. Arguments that are options of the command
-# need no line: `tpr=0.9` becomes `--tpr 0.9`, and `distinct=True` becomes `--distinct`.
-SPELLING = {
-    "give (x, y), or fit(logits, labels)": "add a column `label`, or name another one with --label-column",
-    ", or a new loader if this one was read already": "",
-    "needs its model: load(path, model), or --model": "needs its model: give --model MODULE:NAME",
-    "load that model, or pass strict=False": "give that one with --model and --weights",
-    "black_box; a wrapped one may need on='features'": "--access black-box",
-    "white_box; a wrapped one, on='logits'": "--access white-box",
-    "use black_box, or epsilon=0": "use --access black-box",
-    "or use black_box": "or use --access black-box",
-    "give the classifier": "give --model MODULE:NAME",
-    "of logits, leave probabilities=False": "of logits, leave --probabilities out",
-    "extract them with statistic='moments'": "write the means of each channel, then the deviations",
-    "calibrate with guarantee='tolerance', or": "run `igeood calibrate` with --guarantee tolerance and score again, or",
-    "or leave it to bank='auto'": "or leave --option bank out",
-    "raise max_passes or tolerance": "the guard works, its centroids are less exact",
-    "give some, such as a batch of the held-out loader": "give --example input.npz",
-    "call calibrate with held-out samples first": "run `igeood calibrate` with held-out samples first",
-    "give what predict takes": "give inputs of the model; an .npz file has an array for each keyword, or one",
-    ", or arrays with '|h'": ", or columns 'feature.|h'",
-}
-_ARGUMENT = re.compile(r"(?<![\w/])(\w+)=(True|'[\w-]+'|\d[\d.]*\b)(?![\w/])")
 
 
-def in_shell_words(text: str, command: click.Command | None) -> str:
-    """A message of the library in the words of the command line."""
-    for python, shell in SPELLING.items():
-        text = text.replace(python, shell)
+def spelling(command: click.Command | None) -> Callable[[str], str]:
+    """How a command writes an argument of Python: `tpr=0.9` as `--tpr 0.9`, where it has such an option."""
     options = {one.name: one.opts[0] for one in getattr(command, "params", ()) if isinstance(one, click.Option)}
 
-    def spelt(found: re.Match[str]) -> str:
-        name, value = found.groups()
-        return f"{options[name]} {value}".replace(" True", "").replace("'", "") if name in options else found[0]
+    def spell(text: str) -> str:
+        name, _, value = text.partition("=")
+        if name not in options:
+            return text
+        return options[name] if value in ("", "True") else f"{options[name]} {value.strip(chr(39))}"
 
-    return _ARGUMENT.sub(spelt, text)
+    return spell
 
 
 class _Group(click.Group):
@@ -90,8 +66,11 @@ class _Group(click.Group):
         sys.exit(2)
 
     def _say(self, words: list[str], message: Warning | str | Exception) -> None:
-        """Print a message of the library, as the command of these words would say it."""
-        _echo(in_shell_words(str(message), self.get_command(click.Context(self), words[0])))
+        """Print an error or a warning as the command of these words writes it."""
+        content = message.args[0] if isinstance(message, IgeoodWarning) else message
+        if isinstance(content, (IgeoodError, Finding)):
+            content = content.text(spelling(self.get_command(click.Context(self), words[0])))
+        _echo(str(content))
 
 
 def _echo(text: str) -> None:

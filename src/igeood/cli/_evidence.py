@@ -21,14 +21,19 @@ class Trace:
     """The largest evidence in each of at most 2,000 equally long runs of inputs, however many there are."""
 
     def __init__(self, first: int) -> None:
-        self.first, self.inputs, self._length, self._peaks = first, 0, 1, np.zeros(POINTS)
+        self.first = first
+        self.inputs = 0
+        self._length = 1
+        self._peaks = np.zeros(POINTS)
 
     def add(self, evidence: NDArray[np.float64]) -> None:
         """Take in the evidence after each of some inputs."""
-        before, self.inputs = self.inputs, self.inputs + len(evidence)
+        before = self.inputs
+        self.inputs += len(evidence)
         while self.inputs > POINTS * self._length:
             halved = self._peaks.reshape(-1, 2).max(axis=1)
-            self._peaks, self._length = np.append(halved, np.zeros(len(halved))), 2 * self._length
+            self._peaks = np.append(halved, np.zeros(len(halved)))
+            self._length *= 2
         np.maximum.at(self._peaks, np.arange(before, self.inputs) // self._length, evidence)
 
     def points(self) -> tuple[NDArray[Any], NDArray[np.float64]]:
@@ -40,11 +45,11 @@ class Trace:
 def check_picture(path: str) -> None:
     """Raise if no picture of this name can be drawn."""
     if Path(path).suffix not in (".png", ".svg"):
-        raise InputError(f"picture: expected a name that ends with .png or .svg, got {path}; name such a file")
+        raise InputError(f"expected a name that ends with .png or .svg, got {path}", argument="picture")
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
-        raise MissingExtraError("matplotlib is needed; pip install 'igeood[report]'") from error
+        raise MissingExtraError("matplotlib is needed", cure="pip install 'igeood[report]'") from error
 
 
 def draw(monitor: "Monitor", trace: Trace, path: str) -> None:
@@ -53,27 +58,33 @@ def draw(monitor: "Monitor", trace: Trace, path: str) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.5, 3.4), layout="constrained")
-    axes, (numbers, evidence) = figure.subplots(), trace.points()
-    start, end, is_alarm = trace.first, trace.first + max(trace.inputs - 1, 1), evidence >= monitor.run_length
+    axes = figure.subplots()
+    numbers, evidence = trace.points()
+    start = trace.first
+    end = start + max(trace.inputs - 1, 1)
+    is_alarm = evidence >= monitor.run_length
     axes.plot(numbers, evidence.clip(min=1.0), color=_LINE, linewidth=1.0)
     axes.plot(numbers[is_alarm], evidence[is_alarm], "o", color=_ALARM, markersize=3)
     axes.axhline(monitor.run_length, color=_ALARM, linewidth=1.0, linestyle="--")
-    title, side = f"No alarm in {trace.inputs:,} inputs", "left"
+    title = f"No alarm in {trace.inputs:,} inputs"
+    side = "left"
     if is_alarm.any():
-        known = [alarm for alarm in monitor.alarms if alarm.at >= start]  # all, or the first ones
-        at, since = known[0][:2] if known else (int(numbers[is_alarm][0]), int(numbers[is_alarm][0]))
-        title, side = f"Alarm at input {at:,}: the inputs have changed", "right" if 2 * since < start + end else "left"
+        alarms = [alarm for alarm in monitor.alarms if alarm.at >= start]  # all, or the first ones
+        at, since = alarms[0][:2] if alarms else (int(numbers[is_alarm][0]), int(numbers[is_alarm][0]))
+        title = f"Alarm at input {at:,}: the inputs have changed"
+        side = "right" if 2 * since < start + end else "left"
         axes.axvspan(max(since, start), numbers[is_alarm][-1], facecolor=_ALARM, edgecolor=_ALARM, alpha=0.15)
         where = {"va": "bottom", "ha": "left" if side == "right" else "right", "color": _ALARM, "fontsize": 8}
         axes.text(max(since, start), 1.2, f" since about input {since:,} ", where)
     axes.set(yscale="log", xlabel="input", ylabel="evidence of a change", xlim=(start, end))
     axes.set_ylim(1.0, 10 * max(monitor.run_length, evidence.max()))
-    axes.annotate(f" alarm at {monitor.run_length:,.0f} ", (float(side == "right"), 1.2 * monitor.run_length), ha=side,
-                  xycoords=("axes fraction", "data"), color=_ALARM, fontsize=8)  # fmt: skip
+    place = {"xycoords": ("axes fraction", "data"), "ha": side, "color": _ALARM, "fontsize": 8}
+    axes.annotate(f" alarm at {monitor.run_length:,.0f} ", (float(side == "right"), 1.2 * monitor.run_length), **place)
     axes.set_title(title, fontsize=10, loc="left")
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.spines[["top", "right"]].set_visible(False)
-    content, kind = io.BytesIO(), Path(path).suffix[1:]
+    content = io.BytesIO()
+    kind = Path(path).suffix[1:]
     with rc_context({"svg.hashsalt": "igeood"}):  # the same picture is the same bytes
         metadata = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
         figure.savefig(content, format=kind, dpi=150, metadata=metadata)

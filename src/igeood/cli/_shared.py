@@ -10,53 +10,54 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from igeood.errors import InputError
-from igeood.terminal import FILE, Decorator, Progress, force_option, json_option, root_option, show
+from igeood.cli import spelling
+from igeood.errors import IgeoodError, InputError, plain
+from igeood.terminal import FILE, Decorator, Progress, force_option, json_option, show
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from igeood.bench.inputs import Images
     from igeood.guard import Guard
-    from igeood.summary import Summary
+    from igeood.images import ImageFolder
+    from igeood.summary import Needs, Summary
     from igeood.tables import LogitsFile
 
 Options = dict[str, Any]
-out_option: Decorator = click.option("--out", type=FILE, help="Write the guard here, and leave GUARD as it is.")
-tpr_option: Decorator = click.option("--tpr", default=0.95, show_default=True, help="Share of ID samples to keep.")
+SHOWN = 20  # files that failed
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def size_of(_: click.Context, __: click.Parameter, text: str) -> int:
     """Bytes from text such as 512MB or 1.5GiB."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]?)(i?)b?", text.strip().lower())
-    if found is None or not float(found[1]):
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]?)(i?)b?", text.strip().lower())
+    if match is None or not float(match[1]):
         raise click.BadParameter(f"expected a size such as 512MB, got {text!r}")
-    number, unit, binary = found.groups()
+    number, unit, binary = match.groups()
     return int(float(number) * (1024 if binary else 1000) ** _UNITS[unit])
 
 
-_KEPT = "For the rows that are kept, such as 512MB; of more rows, a sample of each class."
+out_option: Decorator = click.option("--out", type=FILE, help="Write the guard here, and leave GUARD as it is.")
+tpr_option: Decorator = click.option("--tpr", default=0.95, show_default=True, help="Share of ID samples to keep.")
 memory_option: Decorator = click.option(
-    "--memory", "budget", default="256MiB", show_default=True, callback=size_of, help=_KEPT
+    "--memory",
+    "budget",
+    default="256MiB",
+    show_default=True,
+    callback=size_of,
+    help="Memory for the rows that are kept, such as 512MB; of more rows, a sample of each class is kept.",
 )
-_DISTINCT = "Samples of different files are different ones, however equal: compare nothing."
-distinct_option: Decorator = click.option("--distinct", is_flag=True, help=_DISTINCT)
-SHOWN = 20  # files that failed
 _ENGINE = (
-    click.option("--workers", type=click.IntRange(1, 4096), help="Processes that do the files; by default this one."),
-    click.option(
-        "--engine", type=click.Choice(["ray"]), help="Do the files on Ray; on this machine without --address."
-    ),
-    click.option("--address", metavar="HOST:PORT", help="Of a Ray cluster, whose machines see the same paths."),
+    click.option("--workers", type=click.IntRange(1, 4096), help="Number of processes; by default this one."),
+    click.option("--engine", type=click.Choice(["ray"]), help="Run on Ray; on this machine without --address."),
+    click.option("--address", metavar="HOST:PORT", help="A Ray cluster, whose machines see the same paths."),
 )
-_MODEL_OPTIONS = (
+_MODEL = (
     force_option,
     json_option,
     click.option("--model", metavar="MODULE:NAME", help="A torch model, or what makes it; the module's code runs."),
     click.option("--weights", type=click.Path(), help="The model's weights: .safetensors, or a state dict in .pt."),
 )
-_OPTIONS = (
+_SAMPLES = (
     click.option(
         "--logits-column",
         default="logits",
@@ -65,80 +66,37 @@ _OPTIONS = (
     ),
     click.option("--label-column", help="Column of the true classes, if not `label` or `labels`."),
     click.option("--id-column", help="Column that identifies samples across files; by default `id`, if its ids can."),
-    *_MODEL_OPTIONS,
+    *_MODEL,
     click.option("--batch", default=100, show_default=True, type=click.IntRange(min=1), help="Images at a time."),
-    root_option,
 )
 
 
-def model_options(command: Callable[..., None], options: Sequence[Decorator] = _MODEL_OPTIONS) -> Callable[..., None]:
-    """Add `--force`, `--json`, and the options that name a model."""
-    for option in reversed(options):
-        command = option(command)
-    return command
+def options_of(*decorators: Decorator) -> Decorator:
+    """Several options as one decorator."""
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return add
 
 
-def guard_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add these, and the options that say how samples are read."""
-    return model_options(command, _OPTIONS)
-
-
-def engine_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that say where many files are done."""
-    return model_options(command, _ENGINE)
+model_options = options_of(*_MODEL)  # --force, --json, and the options that name a model
+guard_options = options_of(*_SAMPLES)  # these, and how samples are read
+engine_options = options_of(*_ENGINE)  # where many files are done
 
 
 def load_model(options: Options) -> "nn.Module | None":
     """The model that `--model MODULE:NAME` is, or makes, with its weights."""
-    spec, weights = options["model"], options["weights"]
-    if spec is None:
-        if weights is not None:
-            raise InputError("weights: need their model; give --model MODULE:NAME too")
+    if options["model"] is None:
+        if options["weights"] is not None:
+            raise InputError("they need their model", argument="weights", cure="give {model} too")
         return None
-    from igeood.model.factory import make_model
+    from igeood.model.factory import load_weights, make_model
 
-    model = make_model(spec)
-    if weights is not None:
-        from igeood.bench.networks import load_weights
-
-        load_weights(model, weights)
-    return model
-
-
-def sum_of(names: Sequence[str], report: Progress) -> "Summary":
-    """The sum of summaries in files, folders or patterns of them; each is read, added and forgotten."""
-    from igeood.summary import Summary
-
-    paths = [path for name in names for path in _found(name)]
-    files = [os.path.realpath(path) for path in paths]
-    if len(set(files)) < len(files):
-        twice = next(path for path, file in zip(paths, files, strict=True) if files.count(file) > 1)
-        raise InputError(f"{twice}: is named twice; name each summary once")
-    total = None
-    for done, path in enumerate(paths, 1):
-        part = Summary.load(path)
-        try:
-            total = part if total is None else total.__iadd__(part)
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from None
-        report("summaries", done, len(paths))
-    return total  # type: ignore[return-value]
-
-
-def _found(name: str) -> list[str]:
-    """The files that a name stands for: itself; those of a folder, all that its manifests have; or of a pattern."""
-    from igeood.scale.units import MANIFEST, read_manifest
-
-    path = Path(name)
-    if path.is_file():
-        return [name]
-    paths = {*path.rglob("*.safetensors")} if path.is_dir() else {*map(Path, glob(name, recursive=True))}  # noqa: PTH207
-    for manifest in path.rglob(MANIFEST) if path.is_dir() else ():  # a missing summary is an error, not a smaller sum
-        units = {manifest.parent / unit for unit in read_manifest(manifest.parent)[1]}
-        paths = {file for file in paths if manifest.parent not in file.parents} | units
-    if not paths:
-        raise InputError(f"{name}: no summary there; give files that `igeood fit --summary` wrote")
-    return sorted(map(str, paths))
+    model = make_model(options["model"])
+    return model if options["weights"] is None else load_weights(model, options["weights"])
 
 
 def load_guard(path: str, options: Options) -> "Guard":
@@ -148,24 +106,61 @@ def load_guard(path: str, options: Options) -> "Guard":
     return load(path, load_model(options))
 
 
+def sum_of(names: Sequence[str], report: Progress, needs: "Needs | None" = None) -> "Summary":
+    """The sum of summaries in files, folders or patterns of them; each is read, added and forgotten."""
+    from igeood.summary import Summary
+
+    paths = [path for name in names for path in _summary_files(name)]
+    files = [os.path.realpath(path) for path in paths]
+    total = None
+    for done, path in enumerate(paths, 1):
+        if files.count(os.path.realpath(path)) > 1:
+            raise InputError("is named twice", place=path, cure="name each summary once")
+        part = Summary.load(path, needs)
+        try:
+            total = part if total is None else total.__iadd__(part)
+        except InputError as error:
+            raise error.within(path) from None
+        report("summaries", done, len(paths))
+    return total  # type: ignore[return-value]
+
+
+def _summary_files(name: str) -> list[str]:
+    """The files that a name stands for: itself; those of a folder, all that its manifests have; or of a pattern."""
+    from igeood.work.units import MANIFEST, read_manifest
+
+    path = Path(name)
+    if path.is_file():
+        return [name]
+    paths = {*path.rglob("*.safetensors")} if path.is_dir() else {*map(Path, glob(name, recursive=True))}  # noqa: PTH207
+    for manifest in path.rglob(MANIFEST) if path.is_dir() else ():  # a missing summary is an error, not a smaller sum
+        units = {manifest.parent / unit for unit in read_manifest(manifest.parent)[1]}
+        paths = {file for file in paths if manifest.parent not in file.parents} | units
+    if not paths:
+        raise InputError("no summary there", place=name, cure="give files that `igeood fit --summary` wrote")
+    return sorted(map(str, paths))
+
+
 def health(guard: "Guard", as_json: bool) -> Options:
-    """What the guard says of itself, for the result; what it warns of is on stderr already."""
+    """The guard's findings, for the result; warnings are on stderr already."""
+    spell = spelling(click.get_current_context().command)
     if as_json:
-        return {"health": [vars(finding) for finding in guard.health]}
-    return {"note": [f"{finding}." for finding in guard.health if finding.level == "info"] or None}
+        return {"health": [{**vars(finding), "cure": plain(finding.cure, spell)} for finding in guard.health]}
+    return {"note": [f"{finding.text(spell)}." for finding in guard.health if finding.level == "info"] or None}
 
 
 def open_samples(
     names: Sequence[str], guard: "Guard", options: Options, *, training: bool = False
-) -> "LogitsFile | Images":
+) -> "LogitsFile | ImageFolder":
     """Samples for a guard: images if it has a model, else logits files with the features that it reads."""
-    if guard.inputs.model is not None:
-        from igeood.bench.inputs import Images
+    if guard.source.model is not None:
+        from igeood.images import ImageFolder
 
         if len(names) > 1:
-            raise InputError(f"{names[1]}: a guard with a model takes one set of images; put them into one folder")
-        return Images(names[0], guard, root=options["root"], batch=options["batch"], training=training)
-    from igeood.scale.scoring import open_logits
+            problem = "a guard with a model takes one set of images"
+            raise InputError(problem, place=names[1], cure="put them into one folder")
+        return ImageFolder(names[0], guard, batch=options["batch"], training=training)
+    from igeood.work.scoring import open_logits
 
     return open_logits(guard, names, column_names(options), labelled=training)
 
@@ -180,25 +175,23 @@ def is_folder(path: str | None) -> bool:
     return path is not None and (path.endswith(("/", os.sep)) or Path(path).is_dir())
 
 
-def show_units(as_json: bool, record: Options, failed: dict[str, str]) -> None:
+def show_units(as_json: bool, record: Options, failed: dict[str, IgeoodError]) -> None:
     """Print what was done with many files; those that failed are an error."""
-    from igeood.cli import in_shell_words
-
-    show(as_json, {**record, "failed": failed if as_json else len(failed) or None})
-    for name, reason in [*failed.items()][:SHOWN]:
-        words = in_shell_words(reason, click.get_current_context().command)
-        click.echo(f"igeood: {name}: {words}", err=True)
+    spell = spelling(click.get_current_context().command)
+    reasons = {name: error.text(spell) for name, error in failed.items()}
+    show(as_json, {**record, "failed": reasons if as_json else len(failed) or None})
+    for name, reason in list(reasons.items())[:SHOWN]:
+        click.echo(f"igeood: {name}: {reason}", err=True)
     if failed:
-        more = f", {len(failed) - SHOWN} of them not shown" * (len(failed) > SHOWN)
-        problem = f"{len(failed)} of {record['files']} files failed{more}"
-        raise InputError(f"{problem}; fix them and give the command again, which goes on with them")
+        cure = "fix them and give the command again, which goes on with them"
+        raise InputError(f"{len(failed)} of {record['files']} files failed", cure=cure)
 
 
 @dataclass(frozen=True)
 class Watched:
     """Samples whose reading is reported; they can be read again."""
 
-    source: "LogitsFile | Images"
+    source: "LogitsFile | ImageFolder"
     what: str
     report: Progress
 
@@ -226,9 +219,9 @@ def check_out(
 
     target = Path(os.path.realpath(out or replaced))
     if target in (Path(os.path.realpath(path)) for name in inputs for path in (name, *glob(name, recursive=True))):  # noqa: PTH207
-        raise InputError(f"{what}: {out} is what the command reads; name another file")
+        raise InputError(f"{out} is what the command reads", argument=what, cure="name another file")
     if out is not None and target.exists() and not force:
-        raise InputError(f"{what}: {out} is there already; name another file, or give --force")
+        raise InputError(f"{out} is there already", argument=what, cure="name another file, or give {force}")
     if guard and out is not None:
         from igeood.guard.file import check_replaceable
 

@@ -16,25 +16,23 @@ GUARANTEE = click.Choice(["marginal", "tolerance"])
 @click.argument("id_data", metavar="ID...", nargs=-1, required=True, type=click.Path())
 @_shared.tpr_option
 @click.option("--guarantee", type=GUARANTEE, default="marginal", show_default=True, help="On average, or for this set.")
-@click.option("--confidence", default=0.95, show_default=True, help="Of the tolerance.")
-@_shared.distinct_option
+@click.option("--confidence", default=0.95, show_default=True, help="Confidence of the tolerance guarantee.")
 @_shared.out_option
 @_shared.guard_options
-def calibrate(
-    guard: str, id_data: tuple[str, ...], tpr: float, guarantee: Any, confidence: float, distinct: bool,
-    out: str | None, force: bool, as_json: bool, **options: Any,
-) -> None:  # fmt: skip
+def calibrate(guard: str, id_data: tuple[str, ...], out: str | None, as_json: bool, **options: Any) -> None:
     """Set GUARD's threshold from ID, in-distribution samples that training has not seen.
 
     Samples that `igeood tune` has used are left out.
     """
-    target = check_out(out, force, *id_data, replaced=guard)
+    target = check_out(out, options["force"], *id_data, replaced=guard)
     loaded = load_guard(guard, options)
     with progress_bars() as report:
         samples = Watched(open_samples(id_data, loaded, options), "calibrate", report)
-        loaded.calibrate(samples, tpr, guarantee=guarantee, confidence=confidence, distinct=distinct).save(target)
+        promised = {name: options[name] for name in ("tpr", "guarantee", "confidence")}
+        loaded.calibrate(samples, **promised).save(target)
     calibration: Any = loaded.calibration
-    promise = calibration.promise
-    holds = {"promise": None, "warning": promise} if calibration.trained_on else {"promise": promise}
-    record = {"out": target, "threshold": loaded.threshold, "samples": len(calibration.scores), **holds}
+    promise = {"promise": calibration.promise}
+    if calibration.trained_on:
+        promise = {"promise": None, "warning": calibration.promise}
+    record = {"out": target, "threshold": loaded.threshold, "samples": len(calibration.scores), **promise}
     show(as_json, {**record, **_shared.health(loaded, as_json)})

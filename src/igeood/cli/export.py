@@ -44,7 +44,7 @@ def _example(name: str | None, guard: "Guard", options: dict[str, Any]) -> Any:
 
         size = guard.preparation["size"]
         return torch.randn(4, 3, size, size, generator=torch.Generator().manual_seed(0))
-    if name is None or guard.inputs.model is None or (guard.preparation is not None and not name.endswith(".npz")):
+    if name is None or guard.source.model is None or (guard.preparation is not None and not name.endswith(".npz")):
         return None if name is None else open_samples([name], guard, options)
     if not name.endswith(".npz"):
         raise InputError(f"example: {name} is no .npz file; write one with numpy.savez, an array for each input")

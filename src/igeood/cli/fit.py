@@ -1,60 +1,52 @@
 """`igeood fit`: a guard from training samples."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from igeood.cli import _shared
-from igeood.cli._shared import Watched, check_out, health, load_model, open_samples
-from igeood.errors import InputError
-from igeood.terminal import FILE, Decorator, method_option, progress_bars, show
+from igeood.cli._shared import Options, Watched, check_out, health, load_model, open_samples
+from igeood.errors import IgeoodError, InputError
+from igeood.terminal import FILE, method_option, progress_bars, show
 
 if TYPE_CHECKING:
     from igeood.guard import Guard
     from igeood.summary import Summary
 
 ACCESS = click.Choice(["black-box", "grey-box", "white-box"])
-_SUMMARY = "Write what training rows add up to here; `igeood merge` adds several. A folder gets one for each file."
-_OPTIONS: tuple[Decorator, ...] = (
+build_options = _shared.options_of(  # which guard to make
     click.option("--method", metavar="METHOD", help="Such as energy; a wrong name lists them all."),
     click.option("--access", type=ACCESS, help="What is used of the model; by default what the method needs."),
-    click.option("--temperature", type=float, help="Of the softmax; each method has its own default."),
+    click.option("--temperature", type=float, help="Softmax temperature; each method has its own default."),
     click.option("--probabilities", is_flag=True, default=None, help="The data are probabilities, not logits."),
-    click.option("--layers", metavar="A,B,…", type=lambda text: text.split(","), help="By default those found."),
+    click.option("--layers", metavar="A,B,…", type=lambda text: text.split(","), help="Layers to read."),
     click.option("--classes", type=FILE, help="Names of the classes, one a line; by default the sub-folders'."),
     method_option,
 )
 
 
-def build_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that say which guard to make."""
-    return _shared.model_options(command, _OPTIONS)
-
-
 @click.command()
 @click.argument("train", metavar="TRAIN...", nargs=-1, required=True, type=click.Path())
 @click.option("--out", type=FILE, help="The guard's .safetensors file.")
-@click.option("--summary", type=click.Path(), help=_SUMMARY)
-@click.option("--mean", help="Of the images' normalisation: one number, or one for each channel.")
-@click.option("--std", help="What the images are divided by after the mean: one, or one each.")
+@click.option("--summary", type=click.Path(), help="Write the training summary here; a folder gets one for each file.")
+@click.option("--mean", help="Mean of the images' normalisation: one number, or one for each channel.")
+@click.option("--std", help="Standard deviation of the images' normalisation: one number, or one for each channel.")
 @click.option("--size", type=click.IntRange(1, 4096), help="Pixels of each side that the model takes.")
 @build_options
 @_shared.memory_option
 @_shared.engine_options
 @_shared.guard_options
-def fit(
-    train: tuple[str, ...], out: str | None, summary: str | None, mean: str | None, std: str | None, size: int | None,
-    budget: int, workers: int | None, engine: str | None, address: str | None, force: bool, as_json: bool, **given: Any,
-) -> None:  # fmt: skip
+def fit(train: tuple[str, ...], out: str | None, summary: str | None, as_json: bool, **options: Any) -> None:
     """Learn a guard from TRAIN, and write it to a file.
 
-    TRAIN is a logits file with labels (Parquet, npz, CSV or JSON lines), several of them, a folder, a pattern such as
-    "parts/*.parquet", or - for standard input. With --model it is images: folder:PATH with a sub-folder for each
-    class, or a data set that `igeood data list` names. It is read once; above --memory, a sample of the rows is kept.
+    TRAIN is a logits file with labels (Parquet, npz, CSV or JSON lines), several of them, a folder, or a pattern such
+    as "parts/*.parquet". With --model it is a folder of images with a sub-folder for each class. It is read once; above
+    --memory, a sample of the rows is kept.
 
-    With --summary in place of --out, what one part of the training data adds up to is written: each machine sums up
+    With --summary in place of --out, the summary of one part of the training data is written: each machine sums up
     its own part, and `igeood merge` makes a guard of them all.
 
     With --workers or --engine, or a folder as --summary, each file of TRAIN is summed up on its own. The same command
@@ -62,68 +54,66 @@ def fit(
 
     `igeood calibrate` comes next.
     """
-    from igeood.scale.fitting import build
+    from igeood.guard import summarise
+    from igeood.work.fitting import build
 
-    where = {"engine": engine, "workers": workers, "address": address}
-    check_targets(out, summary, force, train)
-    folder = str(summary) if _shared.is_folder(summary) else f"{out or summary}.parts"
-    model = load_model(given)
-    guard = build(model, given)
+    check_targets(out, summary, options["force"], train)
+    model = load_model(options)
+    guard = build(model, options)
+    preparation = {name: options[name] for name in ("size", "mean", "std")}
     if model is not None:
-        from igeood.bench.inputs import prepare
+        from igeood.images import prepare
 
-        prepare(guard, train[0], size, mean=mean, std=std)
+        prepare(guard, **preparation)
         click.echo(f"images: {guard.preparation}", err=True)
-    elif mean or std or size:
-        raise InputError("mean, std, size: say how images are prepared, logits files have none; leave them out")
-    if folder == summary or any(where.values()):
-        return _fit_each(guard, train, out, summary, folder, budget, force, as_json, where, given)
-    source = open_samples(train, guard, given, training=True)
+    elif any(preparation.values()):
+        problem = "--mean, --std and --size say how images are prepared, logits files have none"
+        raise InputError(problem, cure="leave them out")
+    if _shared.is_folder(summary) or any(options[name] for name in ("engine", "workers", "address")):
+        _fit_each(guard, train, out, summary, as_json, options)
+        return
+    source = open_samples(train, guard, options, training=True)
     with progress_bars() as report:
-        total = sum_up(guard, Watched(source, "fit", report), given, budget)
-        if summary is not None:
-            total.save(summary)
-        if out is None:
-            show(as_json, {"summary": summary, **about(total)})
-        else:
-            write(guard, total, out, as_json)
-    return None
+        total = summarise(guard, Watched(source, "fit", report), budget=options["budget"])
+        name_classes(total, options)
+        total.about |= {} if guard.preparation is None else {"preparation": guard.preparation}
+        write(guard, total, out, summary, as_json)
 
 
 def _fit_each(
-    guard: "Guard", train: tuple[str, ...], out: str | None, summary: str | None, folder: str, budget: int, force: bool,
-    as_json: bool, where: dict[str, Any], given: dict[str, Any],
-) -> None:  # fmt: skip
+    guard: "Guard", train: tuple[str, ...], out: str | None, summary: str | None, as_json: bool, options: Options
+) -> None:
     """Sum up each file in a folder, add the summaries in the order of the files, and fit the guard."""
-    from igeood.scale.engines import choose
-    from igeood.scale.fitting import BUILD, summarise_file
-    from igeood.scale.units import do_units, find_units, remove_units
+    from igeood.work.engines import choose
+    from igeood.work.fitting import BUILD, summarise_file
+    from igeood.work.units import do_units, find_units, remove_units
 
-    if guard.inputs.model is not None:
-        raise InputError("model: images are summed up in one process; leave --workers and --engine out, name one file")
-    if given["classes"] is not None and out is None:
-        raise InputError("classes: summaries of files have no names; give --classes to `igeood merge`")
-    units, columns = find_units(train, folder, ".safetensors", ()), _shared.column_names(given)
-    options = {name: given[name] for name in ("access", *BUILD, "options")}
-    recipe = {"kind": "fit", **options, "columns": columns, "memory": budget}
+    if guard.source.model is not None:
+        cure = "leave {workers} and {engine} out, and name one file"
+        raise InputError("images are summed up in one process", argument="model", cure=cure)
+    if options["classes"] is not None and out is None:
+        problem = "summaries of files have no names"
+        raise InputError(problem, argument="classes", cure="give --classes to `igeood merge`")
+    keeps_parts = _shared.is_folder(summary)
+    folder = str(summary) if keeps_parts else f"{out or summary}.parts"
+    units = find_units(train, folder, ".safetensors", ())
+    columns = _shared.column_names(options)
+    chosen = {name: options[name] for name in ("access", *BUILD, "options")}
+    recipe = {"kind": "fit", **chosen, "columns": columns, "memory": options["budget"]}
+    work = partial(summarise_file, chosen, columns, options["budget"])
+    engine = choose(options["engine"], options["workers"], options["address"])
     with progress_bars() as report:
-        call = (summarise_file, options, columns, budget)
-        outcomes = do_units(units, folder, recipe, choose(**where), call, report, force=force)
-        failed = {units[unit]: end for unit, end in outcomes.items() if isinstance(end, str)}
-        if failed or (out is None and folder == summary):
+        outcomes = do_units(units, folder, recipe, engine, work, report, options["force"])
+        failed = {units[unit]: end for unit, end in outcomes.items() if isinstance(end, IgeoodError)}
+        if failed or (out is None and keeps_parts):
             done = {"files": len(units), "done": len(outcomes) - len(failed), "skipped": len(units) - len(outcomes)}
-            return _shared.show_units(as_json, {"summary": folder, **done}, failed)
-        total = _shared.sum_of([str(Path(folder, unit)) for unit in units], report)
-    name_classes(total, given)
-    if summary is not None and folder != summary:
-        total.save(summary)
-    if out is None:
-        show(as_json, {"summary": summary, **about(total)})
-    else:
-        write(guard, total, out, as_json)
-    if folder != summary:
+            _shared.show_units(as_json, {"summary": folder, **done}, failed)
+            return
+        total = _shared.sum_of([str(Path(folder, unit)) for unit in units], report, guard.detector.needs)
+    name_classes(total, options)
+    write(guard, total, out, None if keeps_parts else summary, as_json)
+    if not keeps_parts:
         remove_units(folder, units)
-    return None
 
 
 def check_targets(out: str | None, summary: str | None, force: bool, sources: Sequence[str]) -> None:
@@ -131,63 +121,57 @@ def check_targets(out: str | None, summary: str | None, force: bool, sources: Se
     if out is None and summary is None:
         raise click.UsageError("give --out for a guard, or --summary for a part of it")
     if out is not None and out.endswith("/"):
-        raise InputError(f"out: {out} is no file's name; leave / out")
-    for path, is_guard in ((out, True), (summary, False)):
-        if path is not None and (is_guard or not _shared.is_folder(path)):
-            check_out(path, force, *sources, guard=is_guard)
+        raise InputError(f"{out} is no file's name", argument="out", cure="leave / out")
+    if out is not None:
+        check_out(out, force, *sources)
+    if summary is not None and not _shared.is_folder(summary):
+        check_out(summary, force, *sources, guard=False, what="summary")
 
 
-def sum_up(guard: "Guard", source: Watched, given: dict[str, Any], budget: int) -> "Summary":
-    """The summary of training samples, with the names of the classes and what images are prepared by."""
-    from igeood.guard import summarise
-
-    total = summarise(guard, source, budget=budget)
-    name_classes(total, given)
-    total.about |= {} if guard.preparation is None else {"preparation": guard.preparation}
-    return total
-
-
-def name_classes(total: "Summary", given: dict[str, Any]) -> None:
+def name_classes(total: "Summary", options: Options) -> None:
     """Note the names in the file that --classes names."""
     from igeood.guard.names import checked_names
 
-    if given["classes"] is not None:
-        names = _lines(given["classes"])
-        total.about["classes"] = list(checked_names(names, total.n_classes) if total.rows else names)
+    path = options["classes"]
+    if path is None:
+        return
+    try:
+        names = Path(path).read_text(encoding="utf-8-sig").rstrip().splitlines()
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is no UTF-8 text", argument="classes", cure="write one name a line") from None
+    total.about["classes"] = list(checked_names(names, total.n_classes) if total.rows else names)
 
 
-def about(total: "Summary") -> dict[str, Any]:
-    """What a summary has, for the result."""
-    kept = {kind: len(sample) for kind, sample in total.samples.items()}
-    shape = {"classes": total.n_classes, "layers": list(total.widths)} if total.rows else {}
-    return {"samples": total.rows, **shape, "kept": kept or None}
-
-
-def write(guard: "Guard", total: "Summary", out: str, as_json: bool) -> None:
-    """Fit a guard, write it, and show what it is."""
+def write(guard: "Guard", total: "Summary", out: str | None, summary: str | None, as_json: bool) -> None:
+    """Write the summary and fit and write the guard, those that are wanted, and show what they are."""
     from igeood.detectors import method_name
 
+    if summary is not None:
+        total.save(summary)
+    if out is None:
+        shape = {"classes": total.n_classes, "layers": list(total.widths)} if total.rows else {}
+        kept = {name: len(sample) for name, sample in total.samples.items()}
+        show(as_json, {"summary": summary, "samples": total.rows, **shape, "kept": kept or None})
+        return
     guard.fit(total).save(out)
-    method, n_classes = method_name(guard.detector), guard.detector.n_classes_
-    record = {"out": out, "method": method, "classes": n_classes, "samples": total.rows, "layers": guard.layers}
-    show(as_json, {**record, "accuracy": _accuracy(guard), **health(guard, as_json)})
+    record = {
+        "out": out,
+        "method": method_name(guard.detector),
+        "classes": guard.detector.n_classes_,
+        "samples": total.rows,
+        "layers": guard.layers,
+        "accuracy": _accuracy(total),
+    }
+    show(as_json, {**record, **health(guard, as_json)})
 
 
-def _lines(path: str) -> list[str]:
-    """The lines of a text file; empty ones at its end do not count."""
-    try:
-        return Path(path).read_text(encoding="utf-8-sig").rstrip().splitlines()
-    except UnicodeDecodeError:
-        raise InputError(f"classes: {path} is no UTF-8 text; write one name a line") from None
-
-
-def _accuracy(guard: "Guard") -> float | None:
+def _accuracy(summary: "Summary") -> float | None:
     """Share of the training rows that are kept whose label is the classifier's answer; None without labels."""
-    summary: Any = guard.summary
     sample = next(iter(summary.samples.values()), None)
     if sample is None or len(summary.counts) == 1:
         return None
-    right = total = 0.0
+    right = 0.0
+    total = 0.0
     for outputs, weights in sample.batches():
         right += float(weights[outputs.logits.argmax(dim=1) == outputs.labels].sum())
         total += float(weights.sum())

@@ -1,4 +1,4 @@
-"""`igeood merge`: a guard from what several parts of the training data add up to."""
+"""`igeood merge`: a guard from the summaries of several parts of the training data."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatch
@@ -10,9 +10,9 @@ import click
 
 from igeood.cli import _shared
 from igeood.cli._shared import load_model
-from igeood.cli.fit import about, build_options, check_targets, name_classes, write
+from igeood.cli.fit import build_options, check_targets, name_classes, write
 from igeood.errors import InputError
-from igeood.terminal import FILE, progress_bars, show
+from igeood.terminal import FILE, progress_bars
 
 
 @click.command()
@@ -22,35 +22,28 @@ from igeood.terminal import FILE, progress_bars, show
 @build_options
 @_shared.model_options
 def merge(
-    summaries: tuple[str, ...], out: str | None, summary: str | None, force: bool, as_json: bool, **given: Any
+    summaries: tuple[str, ...], out: str | None, summary: str | None, force: bool, as_json: bool, **options: Any
 ) -> None:
     """Add up SUMMARY files that `igeood fit --summary` wrote, and make a guard of them.
 
     A folder stands for the .safetensors files below it, a pattern such as "parts/*.safetensors" for those it names.
     They are read one after another. The method may be any that needs no more than they hold.
     """
-    from igeood.scale.fitting import build
+    from igeood.images import use_preparation
+    from igeood.work.fitting import build
 
-    _check_elsewhere([*filter(None, (out, summary))], summaries)
+    _check_elsewhere([path for path in (out, summary) if path], summaries)
     check_targets(out, summary, force, summaries)
-    model = load_model(given)
+    model = load_model(options)
     with progress_bars() as report:
         total = _shared.sum_of(summaries, report)
-    name_classes(total, given)
-    if summary is not None:
-        total.save(summary)
-    if out is None:
-        show(as_json, {"summary": summary, **about(total)})
-        return
-    if not (given["access"] or given["method"]) and total.rows and total.widths:
-        given["access"] = "white-box"
-    guard = build(model, given)
-    preparation = total.about.get("preparation")
-    if preparation is not None:
-        guard.preparation = preparation
-        for name in ("mean", "std"):
-            setattr(guard.inputs, name, preparation[name] * (3 // len(preparation[name])))
-    write(guard, total, out, as_json)
+    name_classes(total, options)
+    if not (options["access"] or options["method"]) and total.rows and total.widths:
+        options["access"] = "white-box"
+    guard = build(model, options)
+    if "preparation" in total.about:
+        use_preparation(guard, total.about["preparation"])
+    write(guard, total, out, summary, as_json)
 
 
 def _check_elsewhere(targets: Sequence[str], sources: Sequence[str]) -> None:
@@ -60,4 +53,5 @@ def _check_elsewhere(targets: Sequence[str], sources: Sequence[str]) -> None:
         is_inside = any(folder in Path(target).resolve().parents for folder in folders)
         is_named = any(fnmatch(realpath(target), realpath(name)) for name in sources if set("*?[") & set(name))
         if target.endswith("/") or is_inside or is_named:
-            raise InputError(f"out: {target} is a folder, or among the files that are read; name one elsewhere")
+            problem = f"{target} is a folder, or among the files that are read"
+            raise InputError(problem, argument="out", cure="name one elsewhere")

@@ -65,16 +65,16 @@ def serve(
     what is in flight. The monitor goes on after a restart.
     """
     try:
-        from igeood.serve.app import make_app
+        from igeood.serve.app import App
         from igeood.serve.log import json_log
         from igeood.serve.run import listen, read_keys, run
         from igeood.serve.service import Options, Service
     except ImportError as error:
-        raise MissingExtraError(f"{error.name} is needed; pip install 'igeood[serve]'") from error
+        raise MissingExtraError(f"{error.name} is needed", cure="pip install 'igeood[serve]'") from error
     click.get_current_context().with_resource(json_log())
-    keys = read_keys(Path(key_file) if key_file else None)
+    keys = read_keys(Path(key_file)) if key_file else []
     files = {"state": state and Path(state), "keep_flagged": keep_flagged and Path(keep_flagged)}
     with listen(host, port, has_keys=bool(keys)) as listener:
         loaded = load_model({"model": model, "weights": weights})
         service = Service(Path(guard), loaded, Options(**{**options, **files}))
-        run(make_app(service, keys=keys, max_body=max_body, quiet=quiet), service, listener)
+        run(App(service, keys=keys, max_body=max_body, quiet=quiet), service, listener)

@@ -46,8 +46,13 @@ class Detector(ABC):  # noqa: B024 (a subclass overrides score, or terms)
             setattr(self, option.name, checked_option(option.name, getattr(self, option.name), option.type))
 
     def fit(self, outputs: Outputs | ArrayLike, labels: ArrayLike | None = None) -> Self:
-        """Learn from in-distribution samples: `Outputs`, or logits (N, C) with their true classes (N,)."""
-        return self.learn(Summary.of(self.read(outputs, labels), self.needs))
+        """Learn from in-distribution samples: `Outputs`, or logits (N, C) with their true classes (N,).
+
+        A fit that fails leaves the detector as it was.
+        """
+        summary = Summary.of(self.read(outputs, labels), self.needs)
+        self.__dict__ = vars(type(self)(**self.params()).learn(summary))
+        return self
 
     def __call__(self, outputs: Outputs | ArrayLike) -> Array:
         """Scores (N,) of `Outputs` or of logits (N, C), in the kind of array that came in."""

@@ -59,7 +59,7 @@ class LayerDetector(Detector):
         return self
 
     @abstractmethod
-    def layer_score(self, batch: Outputs, layer: str) -> tuple[Tensor, Tensor]:
+    def layer_score(self, outputs: Outputs, layer: str) -> tuple[Tensor, Tensor]:
         """Score of one layer, (N,), and its nearest class, (N,)."""
 
     @abstractmethod

@@ -17,9 +17,9 @@ from igeood.detectors.options import options
 from igeood.detectors.registry import register
 from igeood.errors import Finding, InputError
 from igeood.geometry import categorical
+from igeood.geometry.centroids import solve
 from igeood.geometry.precision import by_rows, wide
 from igeood.geometry.sphere import chord_distance, sphere
-from igeood.geometry.weiszfeld import solve
 from igeood.outputs import Outputs
 from igeood.summary import Needs, Sample, Summary
 
@@ -245,7 +245,7 @@ class IgeoodLogits(CentroidDetector):
         """Riemannian Weiszfeld on the sphere (Eq. 3)."""
         fitted_at = self.centroid_temperature or self.temperature
         start = None if near is None else categorical.retemper(near.centroids_, near.temperature, fitted_at)
-        effort: dict[str, Any] = {"tolerance": 0.0, "max_passes": 2, "keep_bytes": 64 << 20} if roughly else {}
+        effort: dict[str, Any] = {"tolerance": 0.0, "max_passes": 2} if roughly else {}
         centroids = solve(chunks(sample, roughly), sample.n_classes, fitted_at, start=start, **effort)
         return categorical.retemper(centroids, fitted_at, self.temperature)
 

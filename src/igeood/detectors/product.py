@@ -129,7 +129,7 @@ class FisherRaoProduct(IgeoodFeatures):
         if self.bank == 0:  # sums alone
             self.needs = replace(type(self).needs, samples=())  # type: ignore[misc]
 
-    @property
+    @cached_property
     def _layers(self) -> list[str]:
         """P and L."""
         last = Needs(layers="last two").blocks(self.widths_)

@@ -81,13 +81,13 @@ class Weighted(Detector):
         """The first part with a temperature."""
         return next((part for part in self.parts.values() if part.softmax), None)
 
-    def columns(self, outputs: Outputs) -> Tensor:
+    def part_terms(self, outputs: Outputs) -> Tensor:
         """Terms of all parts side by side, (N, P)."""
         return torch.cat([part.terms(outputs) for part in self.parts.values()], dim=1)
 
     def terms(self, outputs: Outputs) -> Tensor:
         """Weighted columns."""
-        columns = self.columns(outputs)
+        columns = self.part_terms(outputs)
         centre, scale, weights = (value.to(columns) for value in (self.centre_, self.scale_, self.weights_))
         return weights * (columns - centre) / scale
 
@@ -103,7 +103,7 @@ class Weighted(Detector):
     def standardise(self, summary: Summary) -> None:
         """Centre, scale and weights before any out-of-distribution sample is seen."""
         sample = summary.samples[self.needs.samples[-1]]
-        rows = [(self.columns(batch), weights) for batch, weights in sample.batches(self.standard_rows)]
+        rows = [(self.part_terms(batch), weights) for batch, weights in sample.batches(self.standard_rows)]
         columns, weights = (torch.cat(side) for side in zip(*rows, strict=True))
         self.centre_, self.scale_ = standardised(columns, weights)
         self.weights_ = torch.tensor(self.first_weights(), dtype=torch.float64)

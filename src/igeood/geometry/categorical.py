@@ -1,25 +1,27 @@
-r"""Fisher–Rao geometry of softmax outputs (the paper's Eq. 1–3), with the Kullback–Leibler divergence beside it.
+r"""Fisher–Rao geometry of softmax outputs (the paper's Eq. 1–3).
 
-`distances` and `kl_divergences` take prepared centroids (`prepare`, `prepare_kl`) and check nothing, for scoring row
-after row.
+`distances` takes prepared centroids (`prepare`) and checks nothing, for scoring row after row.
 """
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from igeood.errors import InputError
-from igeood.geometry.centroids import centroids, retemper
+from igeood.geometry.centroids import centroids
 from igeood.geometry.precision import by_rows, result_dtype
-from igeood.geometry.sphere import check_rows, check_temperature, chord_distance, log_softmax, sphere, sphere_distances
+from igeood.geometry.sphere import (
+    check_rows,
+    check_temperature,
+    chord_distance,
+    log_softmax,
+    retemper,
+    sphere,
+    sphere_distances,
+)
 
-__all__ = [
-    "centroids", "check_temperature", "distance", "distances", "kl_divergences", "log_softmax", "pairwise_distance",
-    "prepare", "prepare_kl", "retemper",
-]  # fmt: skip
+__all__ = ["centroids", "distance", "distances", "log_softmax", "pairwise_distance", "prepare", "retemper"]
 
-_LOG_ZERO = -1e4
 Reduce = Callable[[Tensor], Tensor]
 
 
@@ -38,13 +40,16 @@ def distance(logits_p: Tensor, logits_q: Tensor) -> Tensor:
 
     Examples
     --------
+    >>> import torch
     >>> p = torch.tensor([0.0, -torch.inf])
     >>> [round(distance(p, q).item(), 6) for q in (p, p.flip(0), torch.zeros(2))]
     [0.0, 3.141593, 1.570796]
     """
     if logits_p.shape[-1:] != logits_q.shape[-1:]:
         shapes = f"{tuple(logits_p.shape)} and {tuple(logits_q.shape)}"
-        raise InputError(f"distance: logits_p and logits_q need the same last axis of C classes; got {shapes}")
+        raise InputError(
+            f"expected the same last axis of C classes, got shapes {shapes}", argument="logits_p, logits_q"
+        )
     check_rows(logits_p, "logits_p")
     check_rows(logits_q, "logits_q")
     return chord_distance(sphere(logits_p), sphere(logits_q)).to(result_dtype(logits_p, logits_q))
@@ -69,13 +74,14 @@ def pairwise_distance(logits: Tensor, centroids: Tensor, temperature: float = 1.
 
     Examples
     --------
+    >>> import torch
     >>> vertices = torch.tensor([[0.0, -torch.inf], [-torch.inf, 0.0]])
     >>> pairwise_distance(torch.zeros(1, 2), vertices)
     tensor([[1.5708, 1.5708]])
     """
     if logits.ndim != 2 or centroids.ndim != 2 or logits.shape[1] != centroids.shape[1]:
         shapes = f"{tuple(logits.shape)} and {tuple(centroids.shape)}"
-        raise InputError(f"logits, centroids: expected shapes (N, C) and (K, C); got {shapes}")
+        raise InputError(f"expected shapes (N, C) and (K, C), got {shapes}", argument="logits, centroids")
     check_temperature(temperature)
     check_rows(logits, "logits")
     check_rows(centroids, "centroids")
@@ -89,39 +95,13 @@ def prepare(centroids: Tensor) -> Tensor:
 
 
 def distances(logits: Tensor, roots: Tensor, temperature: float = 1.0, reduce: Reduce | None = None) -> Tensor:
-    """Distances (N, K) in float64 to prepared centroids, or what `reduce` makes of them; nothing is checked.
+    """Distances (N, K) in float64 to prepared centroids, or `reduce` of them; nothing is checked.
 
     `reduce` gets the values of some samples, (n, K): those of all samples are then never held together.
     """
 
-    def of_rows(f: Tensor) -> Tensor:
-        apart = sphere_distances(sphere(f, temperature), roots)
-        return apart if reduce is None else reduce(apart)
+    def of_rows(rows: Tensor) -> Tensor:
+        values = sphere_distances(sphere(rows, temperature), roots)
+        return values if reduce is None else reduce(values)
 
     return by_rows(of_rows, logits, max(roots.shape))
-
-
-def prepare_kl(centroids: Tensor) -> Tensor:
-    """Finite log-probabilities (K, C) of centroids (K, C): what `kl_divergences` takes."""
-    return _floored(log_softmax(centroids))
-
-
-def kl_divergences(logits: Tensor, log_q: Tensor, temperature: float = 1.0, reduce: Reduce | None = None) -> Tensor:
-    r"""Divergences :math:`\mathrm{KL}(q(x)\,\|\,\mu_y)` (N, K) of samples from prepared centroids, as `distances`.
-
-    They are finite: the logarithm of a probability of 0 in μ counts as −10,000.
-    """
-
-    def of_rows(f: Tensor) -> Tensor:
-        log_p = log_softmax(f, temperature)
-        p = log_p.exp()
-        negative_entropy = (p * _floored(log_p)).sum(dim=-1, keepdim=True)  # (n, 1)
-        divergences = (negative_entropy - p @ log_q.T).clamp(min=0.0)
-        return divergences if reduce is None else reduce(divergences)
-
-    return by_rows(of_rows, logits, max(log_q.shape))
-
-
-def _floored(log_p: Tensor) -> Tensor:
-    """Log-probabilities with −inf replaced: 0·log 0 = 0, and divergences stay finite."""
-    return log_p.masked_fill(log_p == -torch.inf, _LOG_ZERO)

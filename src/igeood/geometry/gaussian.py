@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from igeood.errors import InputError
-from igeood.geometry.nearest import Prepared, nearest, prepare
+from igeood.geometry.nearest import Prepared, asinh, nearest, prepare
 from igeood.geometry.plain import is_plain
-from igeood.geometry.precision import result_dtype, wide
+from igeood.geometry.precision import result_dtype, row_chunks, wide
 
 _TWO_SQRT2 = 2.0 * math.sqrt(2.0)
 
@@ -102,7 +102,7 @@ def nearest_distance(x: Tensor, means: Tensor, std: Tensor) -> tuple[Tensor, Ten
     """
     if x.ndim != 2 or not len(means) or means.shape[1:] != x.shape[1:] or std.shape != x.shape[1:]:
         shapes = f"{tuple(x.shape)}, {tuple(means.shape)} and {tuple(std.shape)}"
-        raise InputError(f"x, means, std: expected shapes (N, k), (C, k) and (k,); got {shapes}")
+        raise InputError(f"expected shapes (N, k), (C, k) and (k,), got {shapes}", argument="x, means, std")
     _check_values(x=x, means=means, std=std)
     distance, label = nearest_prepared(x, prepare_nearest(means, std))
     return distance.to(result_dtype(x, means, std)), label
@@ -116,11 +116,12 @@ def prepare_nearest(means: Tensor, std: Tensor) -> Prepared:
 def nearest_prepared(x: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor]:
     """`nearest_distance` of rows (N, k) in float64, with prepared classes and without checks."""
     with torch.no_grad():
-        squares, label = nearest(x, prepared)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (x, prepared.means, prepared.scale)):
-        rho = torch.asinh(((wide(x) - prepared.means[label]) * prepared.scale).abs())  # (N, k): only the winner's
-        return _TWO_SQRT2 * torch.linalg.vector_norm(rho, dim=-1), label
-    return _TWO_SQRT2 * squares.sqrt(), label
+        label = nearest(x, prepared)
+    lengths = []
+    for rows in row_chunks(x.shape[0], x.shape[1]):
+        rho = asinh((wide(x[rows]) - prepared.means[label[rows]]) * prepared.scale)  # (n, k)
+        lengths.append(_TWO_SQRT2 * torch.linalg.vector_norm(rho, dim=-1))
+    return torch.cat(lengths), label
 
 
 def _check_values(**tensors: Tensor) -> None:
@@ -128,4 +129,5 @@ def _check_values(**tensors: Tensor) -> None:
     for name, value in () if is_plain() else tensors.items():
         least, expected = (0.0, "positive and finite") if name.startswith("std") else (-math.inf, "finite")
         if value.numel() and not all(least < float(end) < math.inf for end in value.detach().aminmax()):
-            raise InputError(f"{name}: must be {expected} everywhere; remove the samples or channels that are not")
+            what = f"expected {expected} values everywhere"
+            raise InputError(what, argument=name, cure="remove the samples or channels that are not")

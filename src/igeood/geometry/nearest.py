@@ -34,8 +34,20 @@ from igeood.geometry.precision import by_rows, chunk_rows, row_chunks, wide
 _EPS = 1.01 * 2.0**-24  # the hundredth is for the rounding of the bound itself
 _TOLERANCE = 0.02  # of the bound in one channel, times √k: sums of different classes are about √k apart
 _NODES = (3, 4, 5, 6, 8, 10, 12, 16, 20)
+_WIDTH = 256  # channels in one product: rounding grows with their number
 SMALL = 1 << 17  # so many asinh in float64 cost less than the interpolation's calls
-_FEW, _DIRECT = 8, 1 << 14  # in plain mode: classes that the interpolation leaves open; values of a row without it
+_FEW = 8  # classes that are compared in plain mode, the nearest by the interpolation
+_DIRECT = 1 << 14  # values of a row up to which plain mode compares all classes
+
+
+class Group(NamedTuple):
+    """Channels that are interpolated with the same number of nodes n, or not at all."""
+
+    channels: Tensor  # (b,)
+    reach: Tensor  # (b,) h
+    points: Tensor  # (n, b) nodes; without interpolation (C, b), the classes
+    table: Tensor | None  # (n-1, b, C) Lagrange's basis at the classes, without the first node's
+    error: Tensor  # (C,) bound on the interpolation's error
 
 
 class Prepared(NamedTuple):
@@ -44,10 +56,7 @@ class Prepared(NamedTuple):
     means: Tensor  # (C, k)
     scale: Tensor  # (k,)
     centre: Tensor  # (k,) the middle of the means
-    order: Tensor  # (k,) the plan's order of the channels
-    offsets: Tensor  # (k, C) scaled means about the centre, in that order
-    blocks: list[tuple[int, int, int]]  # channels first:last, in that order, with n nodes; n = 0: no interpolation
-    tables: list[tuple[Tensor, Tensor] | None]  # `basis` of each block, where there is interpolation
+    groups: list[Group]
 
 
 def prepare(means: Tensor, scale: Tensor) -> Prepared:
@@ -55,96 +64,94 @@ def prepare(means: Tensor, scale: Tensor) -> Prepared:
     with torch.no_grad():
         centre = (means.amin(dim=0) + means.amax(dim=0)) / 2
         offsets = ((means - centre) * scale).T.contiguous()  # (k, C)
-        order, blocks = _plan(offsets)
-        offsets = offsets[order]
-        tables = [basis(offsets[first:last], n) if n else None for first, last, n in blocks]
-    return Prepared(means, scale, centre, order, offsets, blocks, tables)
+        n_nodes = _node_counts(offsets)
+        groups = []
+        for n in sorted(set(n_nodes.tolist())):
+            blocks = torch.split((n_nodes == n).nonzero()[:, 0], _WIDTH)
+            groups += [_group(channels, offsets[channels], n) for channels in blocks]
+    return Prepared(means, scale, centre, groups)
 
 
-def nearest(x: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor]:
-    """Least sum over channels of asinh²((x-μ)·scale), (N,), and its class, the first of equals, for x (N, k)."""
+def nearest(x: Tensor, prepared: Prepared) -> Tensor:
+    """The class (N,) with the least sum over channels of asinh²((x-μ)·scale), the first of equals, for x (N, k)."""
+    means = prepared.means
     if is_plain():
         return _plain_nearest(x, prepared)
-    if x.numel() * len(prepared.means) <= SMALL:
-        squares = asinh_squared((x[:, None] - prepared.means).mul_(prepared.scale)).sum(dim=-1)  # (N, C)
-        label = squares.argmin(dim=1)
-        return squares.gather(1, label[:, None])[:, 0], label
-    step = 16 * chunk_rows(max(prepared.means.shape))
-    label = torch.cat([_search(part, prepared) for part in torch.split(x, step)])
-    return squared_sums(x, prepared, torch.arange(len(x), device=x.device), label), label
+    if x.shape[0] <= 2 or x.numel() * len(means) <= SMALL:
+        return by_rows(lambda rows: _squared_sums(rows[:, None], means, prepared.scale).argmin(dim=1), x, means.numel())
+    step = 16 * chunk_rows(max(means.shape))
+    return torch.cat([_search(rows, prepared) for rows in torch.split(x, step)])
 
 
-def _plain_nearest(x: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor]:
+def asinh(t: Tensor) -> Tensor:
+    """Compute asinh |t|, differentiable and exact to the last digits; torch.asinh is slow on a CPU."""
+    size = t.abs()
+    root = size.clamp(max=1e150)  # whose square is finite; beyond, the fraction is 1
+    fraction = root / (1.0 + (1.0 + root * root).sqrt())
+    return torch.log1p(size + size * fraction)
+
+
+def _squared_sums(x: Tensor, means: Tensor, scale: Tensor) -> Tensor:
+    """Sums over channels of asinh²((x-μ)·scale): (..., k) → (...)."""
+    return asinh((wide(x) - means) * scale).square_().sum(dim=-1)
+
+
+def _plain_nearest(x: Tensor, prepared: Prepared) -> Tensor:
     """As `nearest`, in plain mode: of many classes those are compared that the interpolation finds nearest."""
-    means, classes = prepared.means, None
-    if means.numel() > _DIRECT and len(means) > _FEW:
-        classes = _approximate(_moved(x, prepared), prepared)[0].topk(_FEW, dim=1, largest=False).indices
-        means = means[classes]  # (N, 8, k)
-    least = asinh_squared((wide(x)[:, None] - means) * prepared.scale).sum(dim=-1).min(dim=1)
-    label = least.indices if classes is None else classes.gather(1, least.indices[:, None])[:, 0]
-    return least.values, label
-
-
-def squared_sums(x: Tensor, prepared: Prepared, rows: Tensor, labels: Tensor) -> Tensor:
-    """Sums over channels of asinh²((x-μ)·scale), (M,), of pairs of a row of x (N, k) and a class."""
-    sums = prepared.means.new_empty(len(rows))
-    for few in row_chunks(len(rows), _width(8, x.shape[1])):
-        t = wide(x.index_select(0, rows[few])) - prepared.means.index_select(0, labels[few])
-        sums[few] = asinh_squared(t.mul_(prepared.scale)).sum(dim=1)
-    return sums
-
-
-def asinh_squared(t: Tensor) -> Tensor:
-    """asinh²t; t is overwritten.
-
-    With ½log(1+2u(u+√(1+u²))), exact to the last digits: torch.asinh takes one number at a time on a CPU.
-    """
-    root = torch.mul(t, t).add_(1.0).sqrt_()
-    squares = root.add_(t.abs_()).mul_(t).mul_(2.0).log1p_().square_().mul_(0.25)
-    if is_plain() or math.isfinite(float(squares.sum())):
-        return squares
-    return torch.asinh(t).square_()  # a square overflowed
-
-
-def _width(part: int, width: int) -> int:
-    """The width for `row_chunks`: a part of a chunk stays in one thread's cache; more threads must seldom meet."""
-    return part * width if torch.get_num_threads() == 1 else max(1, width // 2)
+    means = prepared.means
+    if means.numel() <= _DIRECT or len(means) <= _FEW:
+        return _squared_sums(x[:, None], means, prepared.scale).argmin(dim=1)
+    candidates = _approximate(x, prepared)[0].topk(_FEW, dim=1, largest=False).indices  # (N, 8)
+    places = _squared_sums(x[:, None], means[candidates], prepared.scale).argmin(dim=1, keepdim=True)
+    return candidates.gather(1, places)[:, 0]
 
 
 def _search(x: Tensor, prepared: Prepared) -> Tensor:
-    """Index (N,) of the nearest class."""
-    means = prepared.means
-    if len(x) <= 2 or len(means) == 1:
-        return _settle(means.new_zeros(len(x), len(means)), means.new_full((len(means),), math.inf), x, prepared)
-    return _settle(*_approximate(_moved(x, prepared), prepared), x, prepared)
+    """As `nearest`: classes that the bound leaves open are computed again in float64."""
+    sums, bound = _approximate(x, prepared)
+    bound = bound.float() * (1.0 + 1e-6)
+    best, label = (sums + bound).min(dim=1)
+    is_open = ~(sums - bound > best[:, None])  # (N, C); a sum that overflowed is left open
+
+    def of_pairs(pairs: Tensor) -> Tensor:  # (M, 2) of a row and a class
+        return _squared_sums(x[pairs[:, 0]], prepared.means[pairs[:, 1]], prepared.scale)
+
+    for rows in torch.split((is_open.sum(dim=1) > 1).nonzero()[:, 0], 256):  # the pairs can be many
+        row, candidate = is_open[rows].nonzero().T
+        squares = prepared.means.new_full(is_open[rows].shape, math.inf)
+        squares[row, candidate] = by_rows(of_pairs, torch.stack([rows[row], candidate], dim=1), x.shape[1])
+        label[rows] = squares.argmin(dim=1)
+    return label
 
 
-def _moved(x: Tensor, prepared: Prepared) -> Tensor:
-    """Rows (N, k) about the classes' centre, scaled, in the plan's order; float32, in plain mode float64."""
-
-    def scaled(rows: Tensor) -> Tensor:
-        moved = (wide(rows) - prepared.centre).mul_(prepared.scale).index_select(1, prepared.order)
-        return moved if is_plain() else moved.float()
-
-    return by_rows(scaled, x, _width(8, x.shape[1]))
-
-
-def _plan(offsets: Tensor) -> tuple[Tensor, list[tuple[int, int, int]]]:
-    """The order of the channels (k,) and their blocks: each takes the fewest nodes within the tolerance that pay."""
+def _node_counts(offsets: Tensor) -> Tensor:
+    """Nodes of each channel (k,): the fewest within the tolerance that pay; 0 for no interpolation."""
     n_channels, n_classes = offsets.shape
-    reach = offsets.abs().amax(dim=1)  # (k,)
-    direct = 3.0 * n_classes  # nanoseconds for a value of each class; below, to make a column and for its products
-    kinds = [n for n in _NODES if n * (3.5 + n_classes / 40) < direct] + [0]
-    choice = torch.full((n_channels,), len(kinds) - 1, device=reach.device)
-    for number, n in reversed(list(enumerate(kinds[:-1]))):
+    reach = offsets.abs().amax(dim=1)
+    counts = torch.zeros(n_channels, dtype=torch.int64, device=reach.device)
+    for n in reversed(_NODES):
+        pays = n * (3.5 + n_classes / 40) < 3.0 * n_classes  # nanoseconds: a column and its products; direct values
         error = steepest(n) * 4 / math.pi * (reach / 2.0) ** n  # the mean of |T_n| is 2/π
-        choice[error * math.sqrt(n_channels) <= _TOLERANCE] = number
-    blocks, first = [], 0
-    for n, count in zip(kinds, choice.bincount(minlength=len(kinds)).tolist(), strict=True):
-        width = max(1, min(512, (1 << 20) // ((n + 1) * n_classes)) if n else min(32, (1 << 14) // n_classes))
-        blocks += [(i, min(i + width, first + count), n) for i in range(first, first + count, width)]
-        first += count
-    return choice.argsort(stable=True), blocks
+        if pays:
+            counts[error * math.sqrt(n_channels) <= _TOLERANCE] = n
+    return counts
+
+
+def _group(channels: Tensor, offsets: Tensor, n: int) -> Group:
+    """Channels with n nodes, and the classes' offsets (b, C) in them."""
+    reach = offsets.abs().amax(dim=1)
+    if n == 0:
+        return Group(channels, reach, offsets.T.float().contiguous(), None, offsets.new_zeros(offsets.shape[1]))
+    xi = offsets / reach.clamp(min=torch.finfo(reach.dtype).tiny)[:, None]
+    at = nodes(n)
+    apart = torch.stack([xi - node for node in at])  # (n, b, C)
+    error = steepest(n) * (apart.prod(dim=0).abs().T @ reach**n)
+    table = xi.new_ones(n - 1, *xi.shape)  # the basis sums to 1: all values are taken less the first node's
+    for i in range(1, n):
+        for j in range(n):
+            if j != i:
+                table[i - 1] *= apart[j] / (at[i] - at[j])
+    return Group(channels, reach, torch.stack([node * reach for node in at]).float(), table.float(), error)
 
 
 def steepest(r: int) -> float:
@@ -157,65 +164,33 @@ def nodes(n: int) -> list[float]:
     return [math.cos((2 * i + 1) * math.pi / (2 * n)) for i in range(n)]
 
 
-def basis(offsets: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Lagrange's basis at the offsets (b, C), without the first: (n-1, b, C), and the interpolation's error, (C,)."""
-    reach = offsets.abs().amax(dim=1)
-    xi = offsets / reach.clamp(min=torch.finfo(reach.dtype).tiny)[:, None]
-    apart = torch.stack([xi - node for node in nodes(n)])  # (n, b, C)
-    error = steepest(n) * (apart.prod(dim=0).abs_().T @ reach**n)
-    table = xi.new_ones(n - 1, *xi.shape)  # the basis sums to 1: all values are taken less the first node's
-    for i in range(1, n):
-        for j in range(n):
-            if j != i:
-                table[i - 1].mul_(apart[j] / (nodes(n)[i] - nodes(n)[j]))
-    return table.float(), error
-
-
 def _approximate(x: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor]:
-    """Sums over channels (N, C), up to a term for each row, and how far off each class's may be (C,)."""
-    offsets, blocks = prepared.offsets, prepared.blocks
-    total = x.new_zeros(x.shape[0], offsets.shape[1])
-    reach = offsets.abs().amax(dim=1)  # (k,)
-    far = torch.maximum(x.amax(dim=0), -x.amin(dim=0))  # (k,)
-    growth = (1.0 + torch.asinh(far + reach)).square() - 1.0 + reach  # (k,), what a value's rounding is a multiple of
-    bound = 2.0**-50 * growth.sum().repeat(offsets.shape[1])  # float64's own rounding: it decides where it can
-    additions = sum(max(1, n - 1) for _, _, n in blocks) + 4
-    for (first, last, n), known in zip(blocks, prepared.tables, strict=True):
-        here, roundings = slice(first, last), last - first + additions
-        if known is None:
-            bound += _EPS * (5 + roundings) * growth[here].sum()
-            points = offsets[here].T.to(x.dtype).contiguous()  # (C, b)
+    """Sums over channels (N, C) in float32, up to a term for each row, and how far off each class's may be (C,)."""
+    moved = by_rows(lambda rows: ((wide(rows) - prepared.centre) * prepared.scale).float(), x, x.shape[1])  # (N, k)
+    farthest = moved.abs().amax(dim=0)  # (k,)
+    sums = moved.new_zeros(x.shape[0], len(prepared.means))
+    bound = prepared.means.new_zeros(len(prepared.means))
+    additions = sum(1 if group.table is None else len(group.table) for group in prepared.groups) + 4
+    for channels, reach, points, table, error in prepared.groups:
+        growth = (1.0 + torch.asinh(farthest[channels] + reach)).square() - 1.0 + reach  # rounding of one value
+        bound += error + 2.0**-50 * growth.sum()  # float64's own rounding: it decides where it can
+        roundings = len(channels) + additions
+        here = moved[:, channels]
+        if table is None:
+            bound += _EPS * (5 + roundings) * growth.sum()
             for rows in row_chunks(x.shape[0], 4 * points.numel()):
-                total[rows] += _rough_squares(x[rows, None, here] - points).sum(dim=-1)
+                sums[rows] += _rough_squares(here[rows, None] - points).sum(dim=-1)
             continue
-        table, error = known
-        weights = _EPS * (10.0 * growth[here] + 8 / 3 * roundings * reach[here])  # (b,)
-        bound += error + weights @ table.abs().sum(dim=0).to(weights)
-        points = x.new_tensor(nodes(n))[:, None] * reach[here].to(x.dtype)  # (n, b)
-        for rows in row_chunks(x.shape[0], _width(4, last - first)):
-            base = _rough_squares(x[rows, here] - points[0])
+        weights = _EPS * (10.0 * growth + 8 / 3 * roundings * reach)  # (b,)
+        bound += weights @ table.abs().sum(dim=0).to(weights)
+        for rows in row_chunks(x.shape[0], 4 * len(channels)):
+            base = _rough_squares(here[rows] - points[0])
             for point, column in zip(points[1:], table, strict=True):
-                total[rows].addmm_(_rough_squares(x[rows, here] - point).sub_(base), column.to(x.dtype))
-    return total, bound
+                sums[rows].addmm_(_rough_squares(here[rows] - point).sub_(base), column)
+    return sums, bound
 
 
 def _rough_squares(t: Tensor) -> Tensor:
     """asinh²t in float32; t is overwritten."""
     root = torch.mul(t, t).add_(1.0).sqrt_()
     return t.abs_().add_(root).log_().square_()
-
-
-def _settle(total: Tensor, bound: Tensor, x: Tensor, prepared: Prepared) -> Tensor:
-    """The nearest class (N,) from sums that are off by the bound: classes that it leaves open are computed again."""
-    bound = bound.float() * (1.0 + 1e-6)
-    lower = total - bound
-    best, label = total.add_(bound).min(dim=1)
-    left = ~(lower > best[:, None])  # (N, C); a sum that overflowed is left open
-    several = (left.sum(dim=1) > 1).nonzero()[:, 0]
-    for start in range(0, len(several), 256):  # the pairs can be many
-        rows = several[start : start + 256]
-        row, open_label = left[rows].nonzero().T
-        squares = prepared.means.new_full(left[rows].shape, math.inf)
-        squares[row, open_label] = squared_sums(x, prepared, rows[row], open_label)
-        label[rows] = squares.argmin(dim=1)
-    return label

@@ -27,23 +27,16 @@ def chunk_rows(width: int) -> int:
 
 
 def row_chunks(n: int, width: int) -> Iterator[slice]:
-    """Slices of `n` rows such that each chunk has about `CHUNK_ELEMENTS` elements of `width` a row."""
+    """Slices of `n` rows such that each chunk has about `CHUNK_ELEMENTS` elements; no row is one empty chunk."""
     if is_plain():
         yield slice(None)
         return
     step = chunk_rows(width)
-    for start in range(0, n, step):
+    for start in range(0, max(n, 1), step):
         yield slice(start, min(start + step, n))
 
 
 def by_rows(function: Callable[[Tensor], Tensor], x: Tensor, width: int) -> Tensor:
     """`function` of the rows of `x`, a chunk at a time: its temporaries have about `width` elements a row."""
-    if is_plain():
-        return function(x)
-    first = function(x[: chunk_rows(width)])
-    if len(x) <= chunk_rows(width):
-        return first
-    out = first.new_empty((len(x), *first.shape[1:]))
-    for rows in row_chunks(len(x), width):
-        out[rows] = function(x[rows]) if rows.start else first
-    return out
+    parts = [function(x[rows]) for rows in row_chunks(x.shape[0], width)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

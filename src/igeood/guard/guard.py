@@ -276,10 +276,8 @@ class Guard:
             needed = needed_samples(tpr, guarantee, confidence)  # raises for options that nothing can be promised with
             self.source.check_weights(strict=True)
             with self.source.reading(id_data):
-                parts = [
-                    (self._scores(outputs), outputs.keys, outputs.identified or not len(outputs))
-                    for outputs in self._outputs(id_data, "id_data", ids=ids, keys=True)
-                ]
+                batches = self.source.batches(id_data, ids=ids, name="id_data", detector=self.detector, keys=True)
+                parts = [(self._scores(each), each.keys, each.identified or not len(each)) for each in batches]
             scores = torch.cat([part[0] for part in parts]).cpu().double().numpy()
             keys = np.concatenate([part[1] for part in parts])
             identified = all(part[2] for part in parts)
@@ -311,7 +309,8 @@ class Guard:
         self._check_fitted("score")
         self.source.check_weights(strict=False)
         with self.source.reading(data):
-            scores = [self._scores(outputs) for outputs in self._outputs(data, "x", on_error=on_error)]
+            batches = self.source.batches(data, on_error=on_error, detector=self.detector)
+            scores = [self._scores(outputs) for outputs in batches]
         return as_kind(torch.cat(scores), is_numpy(data))
 
     def predict(self, data: Any, *, on_error: OnError = "raise") -> Verdict:
@@ -324,7 +323,6 @@ class Guard:
         on_error : {"raise", "refuse"}
             A row with NaN is an error; or it is refused with the smallest p-value, and `Verdict.reason` says why.
         """
-        self._check_fitted("predict")
         calibration = self._calibrated("predict")
         self.source.check_weights(strict=False)
         scores: list[Tensor] = []
@@ -332,19 +330,14 @@ class Guard:
         reasons: dict[int, str] = {}
         rows = 0
         with self.source.reading(data):
-            for outputs in self._outputs(data, "x", on_error=on_error):
+            for outputs in self.source.batches(data, on_error=on_error, detector=self.detector):
                 scores.append(self._scores(outputs))
                 labels.append(outputs.predicted)
-                reasons |= {rows + row: reason for row, reason in outputs.reasons.items()}
+                for row, reason in outputs.reasons.items():
+                    reasons[rows + row] = reason
                 rows += len(outputs)
         to_numpy = is_numpy(data)
         return Verdict.of(torch.cat(scores), torch.cat(labels), calibration, reasons, self.classes, to_numpy=to_numpy)
-
-    def _outputs(
-        self, data: Any, name: str, *, ids: Any = None, on_error: OnError = "raise", keys: bool = False
-    ) -> Iterable[Outputs]:
-        """Outputs as the detector scores them, batch by batch."""
-        return self.source.batches(data, ids=ids, name=name, on_error=on_error, detector=self.detector, keys=keys)
 
     def _scores(self, outputs: Outputs) -> Tensor:
         """Scores (N,) of outputs; infinite where a row is not valid."""
@@ -368,7 +361,7 @@ class Guard:
             raise InputError(f"must be a number of channels, at least 1; got {top!r}", argument="top")
         self.source.check_weights(strict=False)
         with self.source.reading(data):
-            whole = Outputs.concat(self._outputs(data, "x"))
+            whole = Outputs.concat(self.source.batches(data, detector=self.detector))
         self.detector.check(whole)
         with torch.no_grad():
             return explain(self.detector, whole, top, to_numpy=is_numpy(data), classes=self.classes)
@@ -407,6 +400,7 @@ class Guard:
 
     def _calibrated(self, step: str) -> Calibration:
         if self.calibration is None:
+            self._check_fitted(step)
             raise NotReadyError(f"{step}: no threshold yet", cure="calibrate it with held-out samples first")
         return self.calibration
 

@@ -23,7 +23,7 @@ def warn(findings: Iterable[Finding], stacklevel: int = 3) -> None:
     """Warn of those that are warnings."""
     for finding in findings:
         if finding.level == "warning":
-            warnings.warn(str(finding), IgeoodWarning, stacklevel=stacklevel)
+            warnings.warn(IgeoodWarning(finding), stacklevel=stacklevel)
 
 
 def _warning(code: str, message: str, cure: str) -> Finding:

@@ -239,7 +239,7 @@ class Source:
         if strict:
             raise error
         self._warned = True
-        warnings.warn(str(error), IgeoodWarning, stacklevel=3)
+        warnings.warn(IgeoodWarning(error), stacklevel=3)
 
 
 def array_blocks(data: Any, labels: Any, ids: Any, name: str, on_error: OnError) -> Iterator[Outputs]:

@@ -1,6 +1,6 @@
 """What a guard says of samples."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from igeood.calibration import Calibration
 from igeood.errors import MissingExtraError
-from igeood.outputs import Array, as_kind
+from igeood.outputs import Array
 
 SHOWN = 5  # rows in a text
 
@@ -77,9 +77,10 @@ class Verdict:
             label = label.index_fill(0, rows, -1)
             reason = np.full(len(score), None, dtype=object)
             reason[list(reasons)] = list(reasons.values())
-        columns: dict[str, Tensor] = {"is_ood": is_ood, "score": score, "p_value": p_value, "label": label}
-        arrays: dict[str, Any] = {name: as_kind(value, to_numpy) for name, value in columns.items()}
-        return cls(**arrays, reason=reason, classes=classes)
+        columns: Iterable[Array] = (is_ood, score, p_value, label)
+        if to_numpy:
+            columns = (value.cpu().numpy() for value in (is_ood, score, p_value, label))
+        return cls(*columns, reason, classes)
 
     @property
     def name(self) -> np.ndarray[Any, Any] | None:

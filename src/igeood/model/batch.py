@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from igeood.errors import InputError, NoRowsError
-from igeood.outputs import BadRows, Keys, OnError, row_keys
+from igeood.outputs import Keys, OnError, note_bad_rows, row_keys
 
 CHUNK = 256  # samples of a bare tensor that go through the model at a time
 LABELS = ("labels", "label")
@@ -134,6 +134,9 @@ def as_batch(item: Any, on_error: OnError = "raise") -> Batch:
     """
     if isinstance(item, Batch):
         return item
+    reasons: dict[int, str] = {}
+    if isinstance(item, Tensor) and item.ndim:
+        return Batch({"": _checked_input(item, reasons, on_error)}, reasons=reasons)
     entries = item
     if not isinstance(item, Mapping):
         parts = [*item, None] if isinstance(item, (tuple, list)) else [item, None]
@@ -145,12 +148,11 @@ def as_batch(item: Any, on_error: OnError = "raise") -> Batch:
         raise InputError(f"expected a tensor, a tuple (x, y) or a mapping with tensors, got {given}")
     name = min(tensors, key=lambda name: ("mask" in name, not tensors[name].is_floating_point()))
     labels = next((entries[name] for name in LABELS if name in entries), None)
-    reasons: dict[int, str] = {}
-    inputs[name] = _checked_input(tensors[name], BadRows(reasons, on_error, 0))
+    inputs[name] = _checked_input(tensors[name], reasons, on_error)
     return Batch(inputs, name, _label_tensor(labels), reasons)
 
 
-def _checked_input(x: Tensor, rows: BadRows) -> Tensor:
+def _checked_input(x: Tensor, reasons: dict[int, str], on_error: OnError) -> Tensor:
     """Inputs that a model can take: no NaN, no infinity, no images of bytes."""
     if x.dtype == torch.uint8:
         cure = "give floats, scaled and normalised as in training"
@@ -158,8 +160,8 @@ def _checked_input(x: Tensor, rows: BadRows) -> Tensor:
     if not x.is_floating_point() or math.isfinite(x.detach().sum().item()):  # one pass; a sum may also overflow
         return x
     is_bad = ~x.isfinite().reshape(len(x), -1).all(dim=1)
-    rows.note(is_bad, "inputs", "NaN or infinity", "look where they come from")
-    return x.masked_fill(is_bad.view(-1, *[1] * (x.ndim - 1)), 0.0) if rows.reasons else x
+    note_bad_rows(is_bad, "inputs", "NaN or infinity", "look where they come from", reasons, on_error)
+    return x.masked_fill(is_bad.view(-1, *[1] * (x.ndim - 1)), 0.0) if reasons else x
 
 
 def _tensor(value: Any) -> Any:

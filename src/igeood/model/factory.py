@@ -1,12 +1,20 @@
-"""A model from the name of what makes it."""
+"""A model from the name of what makes it, and its weights from a file that builds nothing but tensors."""
 
+import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import TypeVar
 
-from torch import nn
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
 
 from igeood.errors import InputError
+
+M = TypeVar("M", bound=nn.Module)
+SHOWN = 300  # letters of torch's list of the keys that differ
 
 
 def make_model(spec: str) -> nn.Module:
@@ -17,7 +25,59 @@ def make_model(spec: str) -> nn.Module:
         model = model if isinstance(model, nn.Module) else model()
     except (Exception, SystemExit) as error:  # of the user's own code
         problem = f"{spec} failed: {type(error).__name__}: {error}"
-        raise InputError(f"model: {problem}; give MODULE:NAME, such as nets:make_model for nets.py") from error
+        cure = "give MODULE:NAME, such as nets:make_model for nets.py"
+        raise InputError(problem, argument="model", cure=cure) from error
     if not isinstance(model, nn.Module):
-        raise InputError(f"model: {spec} is {type(model).__name__}; expected a torch.nn.Module, or what makes one")
+        problem = f"{spec} is {type(model).__name__}, not a torch.nn.Module or what makes one"
+        raise InputError(problem, argument="model")
     return model
+
+
+def read_weights(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors by name, and the file's metadata.
+
+    Parameters
+    ----------
+    path : path
+        A `.safetensors` file; or `.pt` or `.pth` with a state dict, alone or under `state_dict` or `model`.
+    """
+    source = Path(path)
+    if not source.is_file():
+        raise InputError(f"there is no file {source}", argument="weights", cure="check the path")
+    if source.suffix not in (".safetensors", ".pt", ".pth"):
+        raise InputError(f"{source} is neither .safetensors nor a state dict in .pt or .pth", argument="weights")
+    try:
+        if source.suffix == ".safetensors":
+            with safe_open(source, framework="pt") as file:
+                return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+        loaded = torch.load(source, map_location="cpu", weights_only=True)
+    except Exception as error:  # damage shows as any kind of error
+        cure = "get a whole copy, or save model.state_dict() alone"
+        raise InputError(f"{source} is damaged, or holds more than tensors", argument="weights", cure=cure) from error
+    for key in ("state_dict", "model"):
+        if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
+            loaded = loaded[key]
+    if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
+        raise InputError(f"{source} holds no state dict", argument="weights", cure="save model.state_dict() alone")
+    return {str(name).removeprefix("module."): value for name, value in loaded.items()}, {}
+
+
+def load_weights(model: M, path: str | os.PathLike[str]) -> M:
+    """Load the weights of a file into a model and set it to evaluation mode; returns the model.
+
+    Parameters
+    ----------
+    model : Module
+        Of the architecture that the file was made with.
+    path : path
+        As in `read_weights`.
+    """
+    tensors, _ = read_weights(path)
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        keys = " ".join(str(error).split())[:SHOWN]
+        cure = "name the network that the file was made with, or give this one's own weights"
+        problem = f"{path} is of another architecture ({keys}…)"
+        raise InputError(problem, argument="weights", cure=cure) from error
+    return model.eval()

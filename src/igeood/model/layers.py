@@ -118,8 +118,7 @@ def mean(call: Call) -> Tensor:
     if call.shown is not None:
         counts = call.shown.sum(dim=1, keepdim=True).clamp(min=1)
         return torch.where(call.shown[..., None], features, 0.0).sum(dim=1) / counts
-    channels = features.ndim - 1 if call.layout == "last" else 1
-    return features.mean(dim=[axis for axis in range(1, features.ndim) if axis != channels])
+    return features.flatten(1, -2).mean(dim=1) if call.layout == "last" else features.flatten(2).mean(dim=2)
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from statistics import mode
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -64,8 +64,10 @@ class Reader:
         self._blocks = {f"{layer}{ending}": layer for layer in self.layers}  # the layer of each block
         if HEAD in self.layouts:
             (self._blocks[HEAD],) = known_layers(self.modules, [self.layouts[HEAD]])
+        self._hooked = list(dict.fromkeys(self.modules[layer] for layer in self._blocks.values()))
         self._tree = list(model.modules())
-        self._parameters = list(model.parameters())
+        floats = (weight for weight in model.parameters() if weight.is_floating_point())
+        self._weight = next(floats, next(model.parameters(), None))  # has the model's device and precision
         with _making:
             self._lock = _locks.setdefault(self.bare, threading.RLock())
 
@@ -83,16 +85,14 @@ class Reader:
 
     def place(self, batch: Batch) -> Batch:
         """A copy of the batch on the model's device, in its precision: the model may work in place."""
-        device = self._parameters[0].device if self._parameters else None
-        dtypes = [p.dtype for p in self._parameters if p.is_floating_point()]
-
-        def move(value: Any) -> Any:
-            if not isinstance(value, Tensor):
-                return value
-            fits = not value.is_floating_point() or not dtypes or value.dtype in dtypes
-            return value.to(device, value.dtype if fits else mode(dtypes), copy=True)
-
-        return batch.mapped(move)
+        device = None if self._weight is None else self._weight.device
+        inputs: dict[str, Any] = {}
+        for name, value in batch.inputs.items():
+            inputs[name] = value
+            if isinstance(value, Tensor):
+                rounds = self._weight is not None and value.is_floating_point()
+                inputs[name] = value.to(device, self._weight.dtype if rounds else value.dtype, copy=True)
+        return replace(batch, inputs=inputs)
 
     def _run(self, model: nn.Module, batch: Batch, hooks: Iterable[tuple[nn.Module, Hook]]) -> Tensor:
         """Logits of a batch, in one pass with hooks."""
@@ -160,13 +160,15 @@ class Reader:
                         raise InputError(problem, argument="layers", cure=cure)
                     features[block] = self._features(block, layer, inputs, output, batch)
 
-        hooks = [(module, keep) for module in {self.modules[layer]: None for layer in self._blocks.values()}]
+        hooks = [(module, keep) for module in self._hooked]
         logits = self._run(self.bare if hooks else self.model, batch, hooks)
+        ordered: dict[str, Tensor] = {}
         for block, layer in self._blocks.items():
             if block not in features:
                 problem = f"{layer!r} is not called in the model's forward pass"
                 raise InputError(problem, argument="layers", cure="name another")
-        return logits, {block: features[block] for block in self._blocks}
+            ordered[block] = features[block]
+        return logits, ordered
 
     def _features(self, block: str, layer: str, inputs: Any, output: Any, batch: Batch) -> Tensor:
         """Features (N, m) of what a layer was given and returned."""
@@ -206,8 +208,10 @@ def _shown(mask: Any, value: Tensor) -> Tensor | None:
 
 def first_tensor(output: object) -> Tensor | None:
     """The tensor that a module returned, or the first of several."""
-    values = output if isinstance(output, (tuple, list)) else (output,)
-    return next((value for value in values if isinstance(value, Tensor)), None)
+    for value in output if isinstance(output, (tuple, list)) else (output,):
+        if isinstance(value, Tensor):
+            return value
+    return None
 
 
 def reader_for(model: nn.Module, batch: Batch, needs: Needs, layers: Sequence[str] | None = None) -> Reader:

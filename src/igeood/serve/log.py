@@ -1,47 +1,48 @@
-"""The service's log: lines of JSON on stderr."""
+"""The service's log: lines of JSON on stderr, written through `logging`."""
 
 import logging
-import sys
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import orjson
 
+log = logging.getLogger("igeood.serve")
+log.setLevel(logging.INFO)
+
 
 def say(event: str, **fields: Any) -> None:
-    """Write a line."""
-    now = time.time()
-    stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1000):03d}Z"
-    with suppress(OSError, ValueError):  # nobody reads it any more: the service goes on
-        sys.stderr.write(f"{orjson.dumps({'time': stamp, 'event': event, **fields}, default=str).decode()}\n")
+    """Log an event with its fields."""
+    log.info(event, extra={"fields": {"event": event, **fields}})
 
 
-class Lines(logging.Handler):
-    """Messages of libraries as lines of JSON."""
+class _JsonLines(logging.Formatter):
+    """Events with their fields, and messages of libraries."""
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write a message, with its traceback if it has one."""
-        trace = logging.Formatter().formatException(record.exc_info) if record.exc_info else None
-        fields = {"level": record.levelname.lower(), "logger": record.name, "message": record.getMessage()}
-        say("log", **fields, **({"traceback": trace} if trace else {}))
+    def format(self, record: logging.LogRecord) -> str:
+        """A record as a line of JSON."""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        message = {"event": "log", "level": record.levelname.lower(), "logger": record.name}
+        line = getattr(record, "fields", {**message, "message": record.getMessage()})
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return orjson.dumps({"time": f"{stamp}.{int(record.msecs):03d}Z", **line}, default=str).decode()
 
 
 @contextmanager
 def json_log() -> Iterator[None]:
-    """Messages of libraries, and warnings, go to this log."""
+    """Send the messages of igeood and uvicorn, and warnings, to stderr."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_JsonLines())
     loggers = [logging.getLogger(name) for name in ("igeood", "uvicorn.error")]
-    lines, before, shown = Lines(), [logger.propagate for logger in loggers], warnings.showwarning
-    for logger in loggers:
-        logger.addHandler(lines)
-        logger.propagate = False
-    warnings.showwarning = lambda message, *_, **__: say("warning", message=str(message))
-    try:
-        yield
-    finally:
-        warnings.showwarning = shown
-        for logger, propagate in zip(loggers, before, strict=True):
-            logger.removeHandler(lines)
-            logger.propagate = propagate
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: say("warning", message=str(message))
+        for logger in loggers:
+            logger.addHandler(handler)
+        try:
+            yield
+        finally:
+            for logger in loggers:
+                logger.removeHandler(handler)

@@ -227,13 +227,23 @@ class Summary:
         if self.shape is None:
             self._start(other.shape)
         self.counts = self.counts + other.counts
-        self.sums = {k: self.sums[k] + v if k in self.sums else v for k, v in other.sums.items()}
+        mine = self.sums
+        self.sums = {k: self._typed(mine[k]) + self._typed(v) if k in mine else v for k, v in other.sums.items()}
         for name, sample in other.samples.items():
             self.samples[name] += sample
         _check_budget(self.samples, self.budget)  # rows of a wider type are larger
         self.identified &= other.identified
         self._add_keys(other.keys, other.key_counts)
         return self
+
+    def _typed(self, sums: Any) -> Any:
+        """Sums as an object of their class, which those of a file may lack."""
+        if not isinstance(sums, SimpleNamespace):
+            return sums
+        if not callable(self.needs.sums):
+            problem = "a loaded summary does not have its method's class of sums"
+            raise InputError(problem, argument="summary", cure="load it with the {needs} of its method")
+        return self.needs.sums(**vars(sums))
 
     def only(self, blocks: Iterable[str]) -> "Summary":
         """The same summary with the sums of these blocks of features."""
@@ -304,11 +314,22 @@ class Summary:
         return f"Summary({self.rows} rows, {self.n_classes} classes{kept})"
 
 
+class UnknownSums(SimpleNamespace):
+    """Sums read from a file, whose class is not known; they add to sums of that class."""
+
+    def __add__(self, other: Any) -> Any:
+        if isinstance(other, UnknownSums):
+            cure = "load one of them with the needs of its method"
+            raise InputError("sums of the method's own class do not add without it", argument="summary", cure=cure)
+        return type(other)(**vars(self)) + other
+
+
 def _restore(record: dict[str, Any], tensors: dict[str, Tensor], needs: Needs | None) -> Summary:
     described = record["needs"]
     if needs is None or needs.describe() != described:
-        plain = {name: described[name] for name in ("layers", "head", "labels", "sums")}
-        needs = Needs(**plain, samples=tuple(described["samples"]))
+        plain = {name: described[name] for name in ("layers", "head", "labels")}
+        sums = described["sums"] if described["sums"] in SUMS else "none"
+        needs = Needs(**plain, sums=sums, samples=tuple(described["samples"]))
     summary = Summary(needs, budget=record["budget"], model=record["model"])
     summary.described = described
     summary.about = record["about"]
@@ -327,7 +348,7 @@ def _restore(record: dict[str, Any], tensors: dict[str, Tensor], needs: Needs | 
     summary._keys = [tensors["keys"].numpy().view(np.uint64)]
     summary._key_counts = [tensors["key_counts"].numpy()]
     if described["sums"] != "none":
-        kind: Any = ClassSums if described["sums"] in SUMS else SimpleNamespace
+        kind: Any = ClassSums if described["sums"] in SUMS else UnknownSums
         kind = needs.sums if callable(needs.sums) else kind
         summary.sums = {block: kind(**part(f"sums:{number}:")) for number, block in enumerate(features)}
     for name, sample in summary.samples.items():

@@ -7,6 +7,7 @@ import tarfile
 import threading
 import zipfile
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -100,30 +101,14 @@ def packed():
     return build
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        web = self.server.web
-        web.asked.append(self.path)
-        content = web.files.get(self.path)
-        if content is None:
-            self.send_error(404)
-            return
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content[: web.cut])
-
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture
-def web():
-    """A server: files by path, where it cuts them, and what it was asked."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
-        server.web = SimpleNamespace(url=f"http://127.0.0.1:{server.server_port}", files={}, asked=[], cut=None)
+def web(tmp_path_factory):
+    """A server of a folder's files."""
+    folder = tmp_path_factory.mktemp("web")
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=folder)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
-        yield server.web
+        yield SimpleNamespace(url=f"http://127.0.0.1:{server.server_port}", folder=folder)
         server.shutdown()
         thread.join()

@@ -36,11 +36,7 @@ def test_what_the_example_claims(examples):
             assert highest <= _auroc(example, "likelihood-ratio", ood) + 0.005
     best = 0.5 * (1.0 + math.erf(TRUTH[OOD_I].mean / 2.0))  # Φ(Δ/(σ√2))
     assert np.mean([_auroc(each, "likelihood-ratio", OOD_I) for each in examples]) == pytest.approx(best, abs=0.01)
-    example = examples[0]  # the seed decides, and statistics are not those of the test draws
-    assert toy(SEEDS[0]).evaluations == example.evaluations != examples[1].evaluations
-    for name, truth in TRUTH.items():
-        assert example.estimates[name] == pytest.approx(truth, abs=0.1)
-        assert example.estimates[name].mean != pytest.approx(float(example.samples[name].mean()), abs=1e-6)
+    assert toy(SEEDS[0]).evaluations == examples[0].evaluations != examples[1].evaluations
 
 
 def test_both_forms_of_the_distance_to_the_ood_gaussian_order_samples_alike():

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 from urllib.parse import urlsplit
 
-from igeood.bench.datasets.images import extra
+from igeood.errors import import_extra
 
 
 @dataclass(frozen=True)
@@ -77,5 +77,5 @@ DATASETS = _read_table()
 
 def data_root(root: str | os.PathLike[str] | None = None) -> Path:
     """The folder of the data sets: the argument, else $IGEOOD_DATA, else `igeood` in the user's cache folder."""
-    given = root or os.environ.get("IGEOOD_DATA") or extra("pooch").os_cache("igeood")
-    return Path(os.path.expanduser(given))  # noqa: PTH111 (Path.expanduser fails for a user that is not known)
+    folder = root or os.environ.get("IGEOOD_DATA") or import_extra("pooch", "data").os_cache("igeood")
+    return Path(os.path.expanduser(folder))  # noqa: PTH111 (Path.expanduser fails for a user that is not known)

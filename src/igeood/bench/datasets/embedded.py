@@ -13,8 +13,8 @@ from string import ascii_uppercase
 import numpy as np
 from numpy.typing import NDArray
 
-from igeood.bench.datasets.images import SIDE, Arrays, Images, ImageSet, Labels, extra
-from igeood.errors import InputError
+from igeood.bench.datasets.images import SIDE, Arrays, Images, ImageSet, Labels
+from igeood.errors import InputError, import_extra
 
 KNOWN = 8  # digits 0…7 are what a classifier learns; 8 and 9 are left out
 TRAIN = 720  # of the known digits, half; the others are its test images
@@ -67,8 +67,9 @@ def _letters(alphabet: str) -> Images:
 
 def _glyph(letter: str, font: str) -> NDArray[np.float64]:
     """A letter as the digits were made: a bitmap of 32 x 32 that it fills, then counts in blocks of 4 x 4."""
-    image, drawing, fonts, ops = (extra(f"PIL.{name}") for name in ("Image", "ImageDraw", "ImageFont", "ImageOps"))
-    file = Path(extra("matplotlib", "report").get_data_path()) / "fonts" / "ttf" / f"{font}.ttf"
+    modules = ("Image", "ImageDraw", "ImageFont", "ImageOps")
+    image, drawing, fonts, ops = (import_extra(f"PIL.{name}", "data") for name in modules)
+    file = Path(import_extra("matplotlib", "report").get_data_path()) / "fonts" / "ttf" / f"{font}.ttf"
     canvas = image.new("L", (160, 160))
     drawing.Draw(canvas).text((40, 20), letter, fill=255, font=fonts.truetype(str(file), 96))
     cut = ops.contain(canvas.crop(canvas.getbbox()), (SIDE, SIDE), image.Resampling.BILINEAR)
@@ -82,7 +83,7 @@ def _patches() -> Images:
     """Squares of 32 x 32 pixels that cover scikit-learn's two photographs, (520, 3, 32, 32)."""
     from sklearn.datasets import load_sample_images  # noqa: PLC0415 (slow to import)
 
-    extra("PIL.Image")  # which scikit-learn reads them with
+    import_extra("PIL.Image", "data")  # which scikit-learn reads them with
     patches = []
     for photograph in load_sample_images().images:  # (427, 640, 3)
         rows, columns = (side // SIDE for side in photograph.shape[:2])

@@ -1,8 +1,6 @@
 """An image set: where its images are, and which of them; they are read and prepared only when asked for."""
 
 import hashlib
-import importlib
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -12,25 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from igeood.errors import InputError, MissingExtraError, is_of_disk
+from igeood.errors import InputError, import_extra
+from igeood.images import read_image, resized
 
 SIDE = 32
-PREPARATION = 1  # part of every digest: raise it when `prepare` gives other pixels
+PREPARATION = 1  # part of every digest: raise it when `igeood.images.resized` gives other pixels
 BLOCK = 1000  # images that are read, or in noise made, together
-MAX_PIXELS = 2**26  # of a resized image: one pixel high and very long, it would fill the memory
-FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # Pillow has others, of which one starts Ghostscript
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 Rows = NDArray[np.int64]
-
-
-def extra(module: str, name: str = "data") -> Any:
-    """A module of an optional dependency; an error that says how to get it if it is not installed."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise MissingExtraError(f"{module.partition('.')[0]} is needed; pip install 'igeood[{name}]'") from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,9 +34,7 @@ class Files:
 
     def resized(self, rows: Rows, side: int) -> Images:
         """The images of these rows, (n, 3, side, side), resized once, from the file."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow's, about files that it reads nevertheless
-            return np.stack([_prepare_file(self.paths[row], side, self.nearest) for row in rows])
+        return np.stack([read_image(self.paths[row], side, nearest=self.nearest) for row in rows])
 
     def content(self, rows: Rows) -> Iterator[bytes]:
         """The files' bytes, for the digest."""
@@ -68,15 +55,14 @@ class Arrays:
         chosen = self.values[rows]
         if chosen.ndim == 4:
             return chosen
-        return np.stack([prepare(extra("PIL.Image").fromarray(grey)) for grey in chosen])
+        return np.stack([resized(_picture(grey), SIDE) for grey in chosen])
 
     def resized(self, rows: Rows, side: int) -> Images:
         """The images of these rows, (n, 3, side, side), resized from 32 x 32."""
         images = self.read(rows)
         if side == SIDE:
             return images
-        pictures = (extra("PIL.Image").fromarray(image.transpose(1, 2, 0)) for image in images)
-        return np.stack([prepare(picture, side=side) for picture in pictures])
+        return np.stack([resized(_picture(image.transpose(1, 2, 0)), side) for image in images])
 
     def content(self, rows: Rows) -> Iterator[bytes]:
         """What each image is made from, for the digest: its shape, and its bytes before preparation."""
@@ -114,8 +100,6 @@ class ImageSet:
         What a reader of results should know: that the set is a part of the official one, for example.
     side : int
         Pixels of each side of the images.
-    names : tuple of str or None
-        Of the classes.
     """
 
     name: str
@@ -126,7 +110,6 @@ class ImageSet:
     classes: int | None = None
     note: str = ""
     side: int = SIDE
-    names: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -139,7 +122,7 @@ class ImageSet:
     def limited(self, limit: int | None) -> "ImageSet":
         """At most `limit` images, evenly spaced from first to last, so that every class folder has its share."""
         if limit is not None and limit < 1:
-            raise InputError(f"limit: must be at least 1, got {limit}")
+            raise InputError(f"must be at least 1, got {limit}", argument="limit")
         if limit is None or limit >= len(self):
             return self
         return self[np.linspace(0, len(self) - 1, limit).round().astype(np.int64)]
@@ -160,7 +143,8 @@ class ImageSet:
     @cached_property
     def digest(self) -> str:
         """SHA-256 over the selected images' source bytes in order, the labels, and the version of the preparation."""
-        size = ("" if self.side == SIDE else f" {self.side}") + " nearest" * getattr(self.source, "nearest", False)
+        size = "" if self.side == SIDE else f" {self.side}"
+        size += " nearest" if getattr(self.source, "nearest", False) else ""
         total = hashlib.sha256(f"igeood images {PREPARATION} {len(self)}{size}\n".encode())
         for content in self.source.content(self.rows):
             total.update(f"{len(content)}\n".encode() + content)
@@ -175,31 +159,5 @@ def _noise(block: int) -> Images:
     return (255 * p).round().astype(np.uint8)
 
 
-def _prepare_file(path: Path, side: int, nearest: bool) -> Images:
-    image = extra("PIL.Image")
-    try:
-        with image.open(path, formats=FORMATS) as opened:
-            return prepare(opened, side=side, nearest=nearest)
-    except Exception as error:  # each of Pillow's formats fails in its own way
-        if is_of_disk(error):
-            raise
-        raise InputError(f"{path}: does not decode ({error}); remove it, or fetch the set again") from error
-
-
-def prepare(image: Any, *, side: int = SIDE, nearest: bool = False) -> Images:
-    """Resize the shorter side of a Pillow image to `side` pixels, crop the centre, convert to RGB: (3, side, side).
-
-    The filter is Pillow's bilinear one, which averages over all pixels that an output pixel covers. Copies of data sets
-    that were resized without such an average (nearest neighbour) are aliased, and much easier to detect: `nearest`
-    makes such a copy.
-    """
-    scale = side / min(image.size)
-    width, height = (max(side, round(scale * length)) for length in image.size)
-    if width * height > MAX_PIXELS:
-        raise InputError(f"{image.width} x {image.height} pixels is too long and narrow to resize")
-    if image.mode.startswith("I"):  # 16 bits: Pillow would cut them off at 255
-        image = extra("PIL.Image").fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
-    filters = extra("PIL.Image").Resampling
-    resized = image.convert("RGB").resize((width, height), filters.NEAREST if nearest else filters.BILINEAR)
-    left, top = (width - side) // 2, (height - side) // 2
-    return np.asarray(resized.crop((left, top, left + side, top + side))).transpose(2, 0, 1)
+def _picture(image: Images) -> Any:
+    return import_extra("PIL.Image", "data").fromarray(image)

@@ -11,10 +11,10 @@ from igeood.bench.datasets.embedded import load_embedded
 from igeood.bench.datasets.images import SIDE, Arrays, Files, ImageSet, Labels, Noise
 from igeood.bench.datasets.records import read_cifar, read_idx, read_mat
 from igeood.errors import InputError
+from igeood.images import image_files
 
 MAX_SIDE = 4096
 NEAREST = "-nearest"  # the end of a name of image files that are resized by the nearest pixel
-SUFFIXES = frozenset([".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"])
 
 
 def load(
@@ -24,7 +24,6 @@ def load(
     split: str = "test",
     limit: int | None = None,
     side: int = SIDE,
-    labelled: bool = False,
 ) -> ImageSet:
     """Open an image set. Files of images are read later, as they are needed.
 
@@ -45,8 +44,6 @@ def load(
         Take only so many images, evenly spaced over the whole set (not its beginning): the same ones every time.
     side : int
         Resize to this many pixels in place of 32; sets that come as arrays are resized from 32 x 32.
-    labelled : bool
-        `folder:PATH` has one sub-folder for each class; sorted, their names are the classes 0, 1, …
 
     Examples
     --------
@@ -55,23 +52,24 @@ def load(
     (3, 3, 32, 32)
     """
     if not 1 <= side <= MAX_SIDE:
-        raise InputError(f"side: must be 1 to {MAX_SIDE} pixels, got {side!r}")
-    given, name = canonical(name), smooth_name(name)
+        raise InputError(f"must be 1 to {MAX_SIDE} pixels, got {side!r}", argument="side")
+    asked = canonical(name)
+    name = smooth_name(name)
     path = Path(name.partition(":")[2])
     if name.startswith("folder:"):
-        images = _folder(path, name, labelled)
+        images = _folder(path, name)
     elif name.startswith("idx:"):
         images = _idx(path, name, split)
     elif name.startswith("demo:"):
         images = load_embedded(name, split)
     else:
         images = load_dataset(find(name), data_root(root), split)
-    if given != name:
+    if asked != name:
         if not isinstance(images.source, Files):
-            raise InputError(f"name: {given} has no image files, only {name} as it is; leave {NEAREST} out")
+            raise InputError(f"{asked} has no image files", argument="name", cure=f"leave {NEAREST} out")
         note = "resized here, by the nearest pixel: aliased, as in the literature"
         source = replace(images.source, nearest=True)
-        images = replace(images, name=given, title=f"{images.title} (nearest)", source=source, note=note)
+        images = replace(images, name=asked, title=f"{images.title} (nearest)", source=source, note=note)
     return replace(images, side=side).limited(limit)
 
 
@@ -92,7 +90,8 @@ def nearest_name(name: str) -> str:
     known = DATASETS.get(name)
     is_files = name.startswith("folder:") or (known is not None and known.kind == "images")
     if is_files and Path(f"{canonical(name).partition(':')[2]}{NEAREST}").exists():
-        raise InputError(f"name: {name}{NEAREST} is a folder of its own; rename it, or leave --resize out")
+        cure = "rename it, or leave --resize out"
+        raise InputError(f"{name}{NEAREST} is a folder of its own", argument="name", cure=cure)
     return f"{canonical(name)}{NEAREST}" if is_files else name
 
 
@@ -131,7 +130,7 @@ def _read(dataset: Dataset, root: Path, split: str) -> tuple[Files | Arrays, Lab
     if not paths:
         places = " or ".join(str(root / layout[0]) for layout in dataset.layouts[split])
         cure = f"run `igeood data get {dataset.name}`, or set IGEOOD_DATA to the folder that has it"
-        raise InputError(f"{places}: {dataset.name} ({split}) is not there; {cure}")
+        raise InputError(f"{dataset.name} ({split}) is not there", place=places, cure=cure)
     if dataset.kind == "cifar":
         return read_cifar(paths, classes=dataset.classes or 10)
     if dataset.kind == "mat":
@@ -147,39 +146,16 @@ def present(dataset: Dataset, root: Path, split: str) -> tuple[Path, ...]:
     return next(filter(None, layouts), ())
 
 
-def image_files(folder: Path) -> list[Path]:
-    """The image files below a folder, in the order of their paths, without hidden ones."""
-    named = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
-    shown = (path for path in named if not any(part.startswith(".") for part in path.relative_to(folder).parts))
-    files = sorted((path for path in shown if path.is_file()), key=lambda path: path.parts)
-    if not files:
-        raise InputError(f"{folder}: no image files in it; fetch the set again, or give another folder")
-    return files
-
-
-def _folder(folder: Path, name: str, labelled: bool) -> ImageSet:
-    """All images below a folder; if they are labelled, each sub-folder is a class."""
-    if not folder.is_dir():
-        raise InputError(f"{folder}: there is no such folder; give one with images in it")
-    places = [folder]
-    if labelled:
-        stray = next((path for path in image_files(folder) if path.parent == folder), None)
-        if stray is not None:
-            raise InputError(f"{stray}: lies beside the classes; put each image into the sub-folder of its class")
-        places = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")]
-        if len(places) < 2:
-            raise InputError(f"{folder}: expected a sub-folder for each class, at least two; found {len(places)}")
-    parts = [image_files(place) for place in places]
-    paths = tuple(path for part in parts for path in part)
-    images = ImageSet(name, folder.resolve().name, Files(paths), np.arange(len(paths)))
-    labels = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    names = tuple(place.name for place in places)
-    return replace(images, labels=labels, classes=len(parts), names=names) if labelled else images
+def _folder(folder: Path, name: str) -> ImageSet:
+    """All images below a folder."""
+    paths = tuple(image_files(folder))
+    return ImageSet(name, folder.resolve().name, Files(paths), np.arange(len(paths)))
 
 
 def _idx(path: Path, name: str, split: str) -> ImageSet:
     """One idx file of images, or a folder of the four files of an MNIST-like set."""
-    labels, images_file = None, path
+    labels = None
+    images_file = path
     if path.is_dir():
         stems = {"train": "train", "test": "t10k"}
         if split not in stems:
@@ -188,6 +164,7 @@ def _idx(path: Path, name: str, split: str) -> ImageSet:
         labels = read_idx(labels_file, dims=1).astype(np.int64)
     images = read_idx(images_file, dims=3)
     if labels is not None and len(labels) != len(images):
-        raise InputError(f"{labels_file}: {len(labels):,} labels for {len(images):,} images; fetch both files again")
+        problem = f"{len(labels):,} labels for {len(images):,} images"
+        raise InputError(problem, place=str(labels_file), cure="fetch both files again")
     classes = None if labels is None else int(labels.max()) + 1
     return ImageSet(name, path.resolve().name, Arrays(images), np.arange(len(images)), labels, classes)

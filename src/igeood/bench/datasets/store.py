@@ -14,9 +14,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from igeood.bench.datasets.catalog import Dataset, Download
-from igeood.bench.datasets.images import extra
 from igeood.bench.datasets.loading import load_dataset, present
-from igeood.errors import InputError
+from igeood.errors import InputError, import_extra
 from igeood.files import only_one
 
 OWN = ".igeood"
@@ -89,13 +88,15 @@ def get(dataset: Dataset, root: Path, *, force: bool = False, progress: Show | N
             shutil.rmtree(aside, ignore_errors=True)
     after = status(dataset, root)
     if after.state != "ok":
-        raise InputError(f"{root}: {dataset.name} is {after.state} after download ({after.detail}); see {dataset.home}")
+        problem = f"{dataset.name} is {after.state} after download ({after.detail})"
+        raise InputError(problem, place=str(root), cure=f"see {dataset.home}")
     return True
 
 
 def _get(dataset: Dataset, download: Download, aside: Path, progress: Show | None) -> None:
     """Fetch one file; it, or what is in it, is then below aside/files."""
-    pooch, file = extra("pooch"), aside / "files" / download.file
+    pooch = import_extra("pooch", "data")
+    file = aside / "files" / download.file
     pooch.get_logger().setLevel("WARNING")  # it advises the callers of pooch, not our users
     bar = _Bar(file.name, progress) if progress else False
     plain = {"Accept-Encoding": "identity"}  # the file as it was published, or its checksum differs
@@ -104,7 +105,7 @@ def _get(dataset: Dataset, download: Download, aside: Path, progress: Show | Non
         pooch.retrieve(download.url, download.checksum, file.name, file.parent, downloader=downloader)
     except (OSError, ValueError) as error:  # OSError: all that requests raises
         cure = f"nothing was kept: run it again, or see {dataset.home} for a new address"
-        raise InputError(f"{download.url}: {error}; {cure}") from error
+        raise InputError(str(error), place=download.url, cure=cure) from error
     if file.name.endswith(ARCHIVES):
         own = {place.split("/")[0] for layouts in dataset.layouts.values() for layout in layouts for place in layout}
         unpack(file, file.parent, folders=own)
@@ -117,7 +118,9 @@ class _Bar:
     total = 0
 
     def __init__(self, file: str, show: Show) -> None:
-        self.file, self.show, self.done = file, show, 0
+        self.file = file
+        self.show = show
+        self.done = 0
 
     def update(self, n: int) -> None:
         self.done += n
@@ -139,14 +142,14 @@ def unpack(archive: Path, into: Path, *, folders: Iterable[str]) -> None:
             members = packed.getmembers() if isinstance(packed, tarfile.TarFile) else packed.infolist()
             sizes = [m.size if isinstance(m, tarfile.TarInfo) else m.file_size for m in members]
         if sum(sizes) > MAX_BYTES:
-            raise InputError(f"{archive.name}: unpacks to more than {MAX_BYTES:,} bytes; it is not the official one")
+            raise InputError(f"unpacks to more than {MAX_BYTES:,} bytes: not the official one", place=archive.name)
         into.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=into) as aside:
             shutil.unpack_archive(archive, aside, **how)
             for folder in folders:
                 _move(Path(aside, folder), into / folder)
     except (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
-        raise InputError(f"{archive.name}: cannot be unpacked ({error}); fetch it again") from error
+        raise InputError(f"cannot be unpacked ({error})", place=archive.name, cure="fetch it again") from error
 
 
 def _move(source: Path, target: Path) -> None:

@@ -25,7 +25,8 @@ def tuning_curves(panels: Sequence[TuningPanel], width: float = WIDTH) -> Figure
     figure, grid = drawing.grid_of(len(panels), most=2, height=2.0, width=width)
     for axes, (title, parameter, searches) in zip(grid, panels, strict=True):
         for method, (values, rates, chosen) in searches.items():
-            look, x, y = look_of(method), *np.array([values, rates])[:, np.argsort(values, kind="stable")]
+            look = look_of(method)
+            x, y = np.array([values, rates])[:, np.argsort(values, kind="stable")]
             line = axes.plot(x, y, look.line, color=look.colour, linewidth=1.2, label=look.title)[0]
             line.set(marker=look.marker, markevery=[int(np.abs(x - chosen).argmin())], markeredgecolor="black")
         is_log = parameter == "temperature"
@@ -45,12 +46,14 @@ def threshold_curves(kind: str, methods: Scores) -> Figure:
     """
     figure, (axes,) = drawing.grid_of(1, most=1, height=2.6, width=NARROW)
     for method, scores in methods.items():
-        labels, ordered = np.repeat([1, 0], list(map(len, scores))), -np.concatenate(scores)
+        labels = np.repeat([1, 0], [len(part) for part in scores])
+        ordered = -np.concatenate(scores)
         if kind == "ROC":
             x, y, _ = roc_curve(labels, ordered, drop_intermediate=False)
         else:
             y, x = (values[-2::-1] for values in precision_recall_curve(labels, ordered)[:2])  # [-1] is no point
-        look, some = look_of(method), np.unique(np.linspace(0, len(x) - 1, 200).round().astype(int))
+        look = look_of(method)
+        some = np.unique(np.linspace(0, len(x) - 1, 200).round().astype(int))
         axes.plot(x[some], y[some], look.line, color=look.colour, linewidth=1.3, label=look.title)
     axes.set(xlim=(0, 1), ylim=(0, 1.02))
     for axis in (axes.xaxis, axes.yaxis):
@@ -64,7 +67,8 @@ def threshold_curves(kind: str, methods: Scores) -> Figure:
 def contributions(columns: Sequence[str], id_means: ArrayLike, ood_means: ArrayLike) -> Figure:
     """What each column adds to the score on average, in-distribution and OOD side by side, narrow."""
     figure, (axes,) = drawing.grid_of(1, most=1, height=0.4 + 0.36 * len(columns), width=NARROW)
-    places, colours = np.arange(len(columns)), {ID_LABEL: ID_COLOUR, **drawing.ood_colours([OOD_LABEL])}
+    places = np.arange(len(columns))
+    colours = {ID_LABEL: ID_COLOUR, **drawing.ood_colours([OOD_LABEL])}
     for (name, colour), shift, means in zip(colours.items(), (-0.19, 0.19), (id_means, ood_means), strict=True):
         axes.barh(places + shift, means, height=0.36, label=name, facecolor=(colour, 0.5), edgecolor=colour)
     axes.axvline(0.0, color="black", linewidth=0.8)

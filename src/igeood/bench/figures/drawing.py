@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
-from igeood.bench.datasets.images import extra
 from igeood.detectors import METHODS
+from igeood.errors import import_extra
 from igeood.files import write_whole
 
 if TYPE_CHECKING:  # an optional extra
@@ -18,15 +18,27 @@ if TYPE_CHECKING:  # an optional extra
 
 Axes: TypeAlias = "matplotlib.axes.Axes"
 Figure: TypeAlias = "matplotlib.figure.Figure"
-WIDTH, NARROW, SMALL, TITLE, DPI = 6.3, 3.6, 8, 9, 200  # inches; inches; points; points; dots an inch
-ID_LABEL, OOD_LABEL, DELTA = "in-distribution", "out-of-distribution", "threshold δ"
+WIDTH = 6.3  # inches
+NARROW = 3.6
+SMALL = 8  # points
+TITLE = 9
+DPI = 200
+ID_LABEL = "in-distribution"
+OOD_LABEL = "out-of-distribution"
+DELTA = "threshold δ"
 ID_COLOUR = "#0072B2"
-# fmt: off
 OOD_COLOURS: Mapping[str, str] = {  # of the paper's sets, by name in small letters and digits
-    "tinyimagenet": "#E69F00", "svhn": "#CC79A7", "textures": "#009E73", "lsun": "#56B4E9", "isun": "#D55E00",
-    "gaussian": "#000000", "places365": "#999999", "cifar10": "#882255", "cifar100": "#999933", "chars74k": "#F0E442",
+    "tinyimagenet": "#E69F00",
+    "svhn": "#CC79A7",
+    "textures": "#009E73",
+    "lsun": "#56B4E9",
+    "isun": "#D55E00",
+    "gaussian": "#000000",
+    "places365": "#999999",
+    "cifar10": "#882255",
+    "cifar100": "#999933",
+    "chars74k": "#F0E442",
 }
-# fmt: on
 Values = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -47,7 +59,8 @@ def look_of(method: str) -> Look:
 
 def blank(height: float, width: float = WIDTH) -> Figure:
     """An empty figure of a column's width, laid out without overlaps and independent of pyplot."""
-    return cast("Figure", extra("matplotlib.figure", "report").Figure(figsize=(width, height), layout="constrained"))
+    matplotlib = import_extra("matplotlib.figure", "report")
+    return cast("Figure", matplotlib.Figure(figsize=(width, height), layout="constrained"))
 
 
 def shape(count: int, most: int) -> tuple[int, int]:

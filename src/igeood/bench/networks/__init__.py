@@ -1,10 +1,6 @@
-"""Reference classifiers of 32×32 images: their architectures, their weights, and how they are trained."""
+"""Reference classifiers of 32×32 images: their architectures, and how they are trained."""
 
 from igeood.bench.networks.catalog import HEADS, NETWORKS, DenseNet, ResNet, build
-from igeood.bench.networks.training import Progress, Recipe, Task, normalised, train
-from igeood.bench.networks.weights import load_weights, read_weights
+from igeood.bench.networks.training import Progress, Recipe, Task, learning_task, train
 
-__all__ = [
-    "HEADS", "NETWORKS", "DenseNet", "Progress", "Recipe", "ResNet", "Task", "build", "load_weights", "normalised",
-    "read_weights", "train",
-]  # fmt: skip
+__all__ = ["HEADS", "NETWORKS", "DenseNet", "Progress", "Recipe", "ResNet", "Task", "build", "learning_task", "train"]

@@ -65,12 +65,15 @@ class DenseNet(nn.Module):
     def __init__(self, classes: int = 10, *, depth: int = 100, growth: int = 12) -> None:
         super().__init__()
         layers = (depth - 4) // 6
-        more, channels = layers * growth, 2 * growth
+        more = layers * growth  # channels that a block adds
+        channels = 2 * growth
         self.conv1 = nn.Conv2d(3, channels, 3, padding=1, bias=False)
         self.block1 = _DenseBlock(layers, channels, growth)
-        self.trans1 = _Transition(channels + more, channels := (channels + more) // 2)
+        self.trans1 = _Transition(channels + more, (channels + more) // 2)
+        channels = (channels + more) // 2
         self.block2 = _DenseBlock(layers, channels, growth)
-        self.trans2 = _Transition(channels + more, channels := (channels + more) // 2)
+        self.trans2 = _Transition(channels + more, (channels + more) // 2)
+        channels = (channels + more) // 2
         self.block3 = _DenseBlock(layers, channels, growth)
         channels += more
         self.bn1 = nn.BatchNorm2d(channels)
@@ -201,7 +204,7 @@ def build(name: str, classes: int = 10, *, head: str = "linear") -> nn.Module:
     if name not in NETWORKS:
         raise InputError.unknown("network", name, NETWORKS)
     if classes < 2:
-        raise InputError(f"classes: must be at least 2; got {classes!r}")
+        raise InputError(f"must be at least 2; got {classes!r}", argument="classes")
     if head not in HEADS:
         raise InputError.unknown("head", head, HEADS)
     model = NETWORKS[name](classes)

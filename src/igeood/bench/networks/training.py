@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,10 +19,12 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional
 
+from igeood.bench.datasets import DATASETS, load
 from igeood.bench.datasets.images import Images, Labels, Rows
 from igeood.bench.networks.catalog import build
 from igeood.errors import InputError
 from igeood.files import only_one, read_record, write_record, write_whole
+from igeood.images import normalised
 from igeood.model.reader import logits_of
 
 Maker = Callable[[int], nn.Module]  # from the number of classes
@@ -63,7 +65,8 @@ class Recipe:
     def __post_init__(self) -> None:
         for name, low in {"epochs": 1, "batch": 2, "seed": 0, "rate": 0, "momentum": 0, "decay": 0}.items():
             if not low <= getattr(self, name) < math.inf:
-                raise InputError(f"{name}: must be a finite number, at least {low}; got {getattr(self, name)!r}")
+                problem = f"must be a finite number, at least {low}; got {getattr(self, name)!r}"
+                raise InputError(problem, argument=name)
         if self.optimiser not in ("sgd", "adam"):
             raise InputError.unknown("optimiser", self.optimiser, ("sgd", "adam"))
 
@@ -111,14 +114,16 @@ class Task:
         pairs = {"images": (self.images, self.labels), "test_images": (self.test_images, self.test_labels)}
         for name, (images, labels) in pairs.items():
             if len(images) == 0 or len(images) != len(labels):
-                raise InputError(f"{name}: {len(images)} images and {len(labels)} labels; both are needed, one each")
+                problem = f"{len(images)} images and {len(labels)} labels; both are needed, one each"
+                raise InputError(problem, argument=name)
         absent = np.setdiff1d(np.arange(self.classes), self.labels)
         if len(absent):
-            raise InputError(f"labels: no training image of {len(absent)} classes, of {absent[0]} for example")
+            problem = f"no training image of {len(absent)} classes, of {absent[0]} for example"
+            raise InputError(problem, argument="labels")
         if not self.mean:
             for name, moment, least in (("mean", np.mean, 0.0), ("std", np.std, 1e-3)):
                 values = [moment(channel) / 255 for channel in self.images.transpose(1, 0, 2, 3)]
-                vars(self)[name] = tuple(np.array(values).clip(least).round(4).tolist())
+                object.__setattr__(self, name, tuple(np.array(values).clip(least).round(4).tolist()))
 
     def digest(self) -> str:
         """SHA-256 of everything that the weights depend on, 16 hex digits."""
@@ -128,11 +133,13 @@ class Task:
         return digest.hexdigest()[:16]
 
 
-def normalised(images: Images | Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Network inputs (N, 3, H, W) from images of bytes."""
-    pixels = torch.as_tensor(images).float() / 255
-    centre, scale = (torch.tensor(v)[:, None, None] for v in (mean, std))
-    return ((pixels - centre) / scale).contiguous(memory_format=torch.channels_last)
+def learning_task(name: str, *, root: str | None = None, limit: int | None = None) -> Task:
+    """A labelled set, to train a classifier on; normalised as is usual for it, or else by its own moments."""
+    learn, test = (load(name, root=root, split=split, limit=limit) for split in ("train", "test"))
+    if learn.labels is None or test.labels is None or learn.classes is None:
+        raise InputError(f"{name} has no labels to learn", argument="data", cure="name a set of labelled images")
+    usual = (getattr(DATASETS.get(name), key, None) or () for key in ("mean", "std"))
+    return Task(name, learn.classes, learn.images(), learn.labels, test.images(), test.labels, *usual)
 
 
 def augmented(images: Images, draw: np.random.Generator) -> Images:
@@ -167,12 +174,15 @@ class Run:
             self.model = make(task.classes) if make else build(network, task.classes, head=head)
         self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.optimiser = recipe.optimiser_of(self.model)
-        self.task, self.recipe, self.epoch = task, recipe, 0
+        self.task = task
+        self.recipe = recipe
+        self.epoch = 0
         self.record = {"network": network, "head": head, "recipe": asdict(recipe), "data": task.digest()}
 
     def advance(self, progress: Callable[[Progress], None] | None = None) -> None:
         """Train for one epoch."""
-        batch, n = self.recipe.batch, len(self.task.images)
+        batch = self.recipe.batch
+        n = len(self.task.images)
         order = np.random.default_rng([self.recipe.seed, self.epoch]).permutation(n)
         for group in self.optimiser.param_groups:
             group["lr"] = self.recipe.rate_at(self.epoch)
@@ -180,20 +190,24 @@ class Run:
         loss = correct = 0.0
         for step, start in enumerate(range(0, n, batch)):
             step_loss, step_correct = self._step(order[start : start + batch], step)
-            loss, correct, seen = loss + step_loss, correct + step_correct, min(start + batch, n)
+            loss += step_loss
+            correct += step_correct
+            seen = min(start + batch, n)
             if progress is not None:
                 progress(Progress(self.epoch, step + 1, -(-n // batch), loss / seen, correct / seen))
         self.epoch += 1
 
     def _step(self, rows: Rows, step: int) -> tuple[float, int]:
         """One step of the optimiser; returns the sum of the losses, and how many images were classified correctly."""
-        images, labels = self.task.images[rows], torch.from_numpy(self.task.labels[rows])
+        images = self.task.images[rows]
+        labels = torch.from_numpy(self.task.labels[rows])
         if self.recipe.augment:
             images = augmented(images, np.random.default_rng([self.recipe.seed, self.epoch, step]))
         logits = logits_of(self.model(normalised(images, self.task.mean, self.task.std)))
         loss = functional.cross_entropy(logits, labels)
         if not bool(loss.isfinite()):
-            raise InputError(f"rate: the loss is no longer finite in epoch {self.epoch + 1}; train with a smaller rate")
+            problem = f"the loss is no longer finite in epoch {self.epoch + 1}"
+            raise InputError(problem, argument="rate", cure="train with a smaller rate")
         self.optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimiser.step()
@@ -212,8 +226,9 @@ class Run:
         record, tensors = read_record(path, "checkpoint")
         for key, value in self.record.items():
             if record.get(key) != value:
-                there = f"the checkpoint {path} was made with another {key} ({record.get(key)}, not {value})"
-                raise InputError(f"out: {there}; give the same settings to go on, or delete it to start anew")
+                problem = f"the checkpoint {path} was made with another {key} ({record.get(key)}, not {value})"
+                cure = "give the same settings to go on, or delete it to start anew"
+                raise InputError(problem, argument="out", cure=cure)
         self.model.load_state_dict({place[1:]: value for place, value in tensors.items() if place.startswith("|")})
         for place, value in tensors.items():
             key, _, name = place.partition("|")
@@ -263,11 +278,12 @@ def train(
     """
     target = Path(path)
     if target.suffix != ".safetensors":
-        raise InputError(f"out: weights go to a .safetensors file, got {target}; name one")
+        raise InputError(f"weights go to a .safetensors file, got {target}", argument="out")
     checkpoint = target.with_suffix(".training")
     with only_one(target.with_name(f".{target.stem}.lock"), "out"):
         if target.exists() and not checkpoint.exists():  # with both, a run was killed before it removed the latter
-            raise InputError(f"out: {target} exists already; delete it to train again, or name another file")
+            cure = "delete it to train again, or name another file"
+            raise InputError(f"{target} exists already", argument="out", cure=cure)
         run = Run(network, task, recipe or Recipe(), make, head)
         if checkpoint.exists():
             run.load(checkpoint)
@@ -276,11 +292,17 @@ def train(
             run.save(checkpoint)
         share = accuracy(run.model, task)
         about = {  # how to use the weights, and how to make them again
-            "network": network, "head": head, "trained_on": task.name, "classes": str(task.classes),
-            "train_images": str(len(task.images)), "test_images": str(len(task.test_images)),
-            "mean": ",".join(map(str, task.mean)), "std": ",".join(map(str, task.std)),
-            "test_accuracy": f"{share:.4f}", "training": json.dumps(run.record, sort_keys=True),
-        }  # fmt: skip
+            "network": network,
+            "head": head,
+            "trained_on": task.name,
+            "classes": str(task.classes),
+            "train_images": str(len(task.images)),
+            "test_images": str(len(task.test_images)),
+            "mean": ",".join(map(str, task.mean)),
+            "std": ",".join(map(str, task.std)),
+            "test_accuracy": f"{share:.4f}",
+            "training": json.dumps(run.record, sort_keys=True),
+        }
         write_whole(target, save({name: value.contiguous() for name, value in run.model.state_dict().items()}, about))
         checkpoint.unlink(missing_ok=True)
     return share

@@ -73,4 +73,4 @@ def make(
     if not parts or (name in FIGURES and not figures):
         note = NOTHING.format("drawn" if name in FIGURES else "shown")
     head = [] if tables else [f"### {name}\n"]
-    return "\n".join([*head, *parts, *[note] * bool(note)])
+    return "\n".join([*head, *parts, note] if note else [*head, *parts])

@@ -21,7 +21,8 @@ from igeood.geometry import gaussian
 from igeood.metrics import tnr_at_tpr
 from igeood.outputs import Outputs
 
-LABEL, OUTPUT = "fig:hist_maha_fr", "output"
+LABEL = "fig:hist_maha_fr"
+OUTPUT = "output"
 SHOWN = ("tiny-imagenet-resized", "tiny-imagenet-nearest", "tiny-imagenet")  # the paper's: the first that is there
 Observed = tuple[Key, Record, str, Outputs, Outputs]  # with the OOD set, and outputs of both kinds
 
@@ -58,7 +59,8 @@ def regressions(ours: Averages) -> list[tuple[Key, str, list[LayerRow]]]:
     """Scores of each layer and what the regression makes of them; SVHN as in the paper, where it was measured."""
     rows = []
     for key, line, ood, known, foreign in observed(ours, "svhn", *SHOWN):
-        train, methods = kept(ours, line, "train"), reported.values("method", label=LABEL)
+        train = kept(ours, line, "train")
+        methods = reported.values("method", label=LABEL)
         if train is not None:
             rows.append((key, ood, [_row(method, train, known, foreign) for method in methods]))
     return rows
@@ -71,21 +73,23 @@ def _row(method: str, train: Outputs, known: Outputs, foreign: Outputs) -> Layer
     (learn_id, show_id), (learn_ood, show_ood) = parts
     scorer.learn_weights(learn_id, learn_ood, tpr=TPR, seed=0)
     weights = scorer.state()["weights_"]
-    shares = [torch.as_tensor(scorer.contributions(outputs)) for outputs in (show_id, show_ood)]  # (N, P) each
+    shares = [scorer.terms(outputs) for outputs in (show_id, show_ood)]  # (N, P) each
     columns = [torch.column_stack([share / weights, share.sum(dim=1)]).numpy().T for share in shares]  # the score last
-    triples = zip([*scorer.columns_, "regression"], *columns, strict=True)
+    triples = zip([*scorer.term_names, "regression"], *columns, strict=True)
     return method, [LayerPanel(name, a, b, tnr_at_tpr(a, b)) for name, a, b in triples], weights.tolist()
 
 
 def weights(ours: Averages) -> list[Table]:
     """The regression's weight of each layer, for Mahalanobis and IGEOOD; the paper has the last three layers'."""
-    methods, rows = reported.values("method", label=LABEL), []
+    methods = reported.values("method", label=LABEL)
+    rows = []
     learnt = {key: (ood, lines) for key, ood, lines in regressions(ours)}
     for key in rows_of(ours, LABEL):
         ood, lines = learnt.get(key, ("", []))
         alphas = {m: dict(zip([p.layer for p in panels[:-1]], alpha, strict=True)) for m, panels, alpha in lines}
         layers = list(dict.fromkeys(name for alpha in alphas.values() for name in alpha))
-        layers = layers or ["1", "2", "3"] * bool(reported.find(label=LABEL, **key.paper))
+        if not layers and reported.find(label=LABEL, **key.paper):
+            layers = ["1", "2", "3"]
         layers.sort(key=OUTPUT.__ne__)  # it comes first; the last three are the paper's
         for place, layer in enumerate(layers, start=4 - len(layers)):
             row = [str(key), title(ood) if ood else MISSING, layer]
@@ -110,9 +114,12 @@ def reduction(ours: Averages) -> list[Table]:
         train = kept(ours, line, "train")
         if train is None:
             continue
-        scorer, rows, inside = IgeoodFeatures().fit(train), [], dict[str, Tensor]()
+        scorer = IgeoodFeatures().fit(train)
+        rows = []
+        inside: dict[str, Tensor] = {}
         for _, _, ood, known, foreign in _foreign(ours, key, line):
-            inside, outside = inside or _reduced(scorer, known), _reduced(scorer, foreign)
+            inside = inside or _reduced(scorer, known)
+            outside = _reduced(scorer, foreign)
             rows.append([title(ood), *(f"{100 * tnr_at_tpr(inside[name], outside[name], TPR):.1f}" for name in inside)])
         if rows:
             name = f"minimum and sum over classes: {key}: {METRICS['tnr']}"
@@ -123,9 +130,10 @@ def reduction(ours: Averages) -> list[Table]:
 def _reduced(scorer: IgeoodFeatures, outputs: Outputs) -> dict[str, Tensor]:
     """Scores (N,) of each layer by minimum and by sum, by the name of the column."""
     columns = {}
-    least = torch.as_tensor(scorer.layer_scores(outputs))
-    for i, layer in enumerate(scorer.columns_):
-        x, std = outputs.features[layer].double(), scorer.std_[layer]
+    least = scorer.terms(outputs)
+    for i, layer in enumerate(scorer.term_names):
+        x = outputs.features[layer].double()
+        std = scorer.std_[layer]
         columns[f"{layer}: minimum"] = least[:, i]
         columns[f"{layer}: sum"] = torch.stack([gaussian.distance(x, std, m, std) for m in scorer.mean_[layer]]).sum(0)
     return columns

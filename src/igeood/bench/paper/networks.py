@@ -60,7 +60,9 @@ def _of_networks(ours: Averages, label: str, what: str, columns: dict[str, str],
 
 def covariance(ours: Averages) -> list[Table]:
     """How Gaussian each layer is, and how well its covariance and the diagonal of it are conditioned."""
-    label, rows, lines = "sec:covariance", [], {line["weights"]: line for line in ours.networks}
+    label = "sec:covariance"
+    rows = []
+    lines = {line["weights"]: line for line in ours.networks}
     note = "W is Shapiro–Wilk's of each class and channel, averaged. A row is dominant if its diagonal exceeds the sum "
     note += "of the others' absolute values, the usual definition; or the sum of the others with their signs, as the "
     note += "paper writes, which says that most rows are. The paper's condition numbers are in the infinity norm. "

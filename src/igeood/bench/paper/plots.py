@@ -24,7 +24,8 @@ def histograms(ours: Averages) -> Drawn:
             *_, method = reported.values("method", setting=setting, ood="average", network="average")  # IGEOOD's
             cells = [c for c in ours.of(setting, key) if c["method"] == method and ours.kept(c).exists()]
             for cell in sorted(cells, key=lambda c: rank(c["ood"], SHOWN))[:1]:
-                scores, name = ours.scores(cell), f"{setting}: {look_of(method).title}"
+                scores = ours.scores(cell)
+                name = f"{setting}: {look_of(method).title}"
                 foreign = {title(cell["ood"]): scores.arrays["ood"]}
                 panels.append(HistogramPanel(name, scores.arrays["id"], foreign, scores.threshold))
         if panels:
@@ -33,7 +34,8 @@ def histograms(ours: Averages) -> Drawn:
 
 def curves(ours: Averages) -> Drawn:
     """TNR against temperature and against the input step, on the validation set, of the paper's methods."""
-    panels, methods = [], reported.values("method", setting="grey-box")
+    panels = []
+    methods = reported.values("method", setting="grey-box")
     for key in ours.classifiers():
         for parameter, tried in ours.searches(key).items():
             searches = {method: search for method, search in tried.items() if method in methods}

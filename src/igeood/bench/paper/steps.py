@@ -14,7 +14,8 @@ NOTE += "size ε, 0 being none, at the best T that was tried. No other result wi
 
 def input_steps(ours: Averages) -> list[Table]:
     """TNR with the step that was chosen, the paper's, and on the validation images the TNR with each size."""
-    rows, tried = [], list[dict[float, float]]()
+    rows = []
+    tried: list[dict[float, float]] = []
     for key in ours.classifiers():
         for setting, label in WHITE.items():
             for cell in ours.of(f"{setting}-step", key):
@@ -34,5 +35,5 @@ def input_steps(ours: Averages) -> list[Table]:
         row += [f"{100 * each[size]:.1f}" if size in each else MISSING for size in sizes]
     header = [NETWORK, "setting", "method", "OOD set", "T, ε", "images", "TNR as tuned", "validation images"]
     missing = "Sizes need `igeood bench --setting white-box-step --setting white-box-fgsm-step`, and its tunings.jsonl."
-    notes = [NOTE, *[missing] * (not sizes)]
+    notes = [NOTE] if sizes else [NOTE, missing]
     return [Table(LABEL, "white box with input steps", [*header, *(f"ε = {s:g}" for s in sizes)], rows, notes)]

@@ -27,16 +27,17 @@ QUOTED = "other methods, quoted from their authors, "
 COPIES = "Averages count a set once. Of its copies they take the literature's resized one, else the one resized by the "
 COPIES += "nearest pixel, else the smooth one: the paper's copies are aliased."
 OVERALL = "Ours: the mean over networks that are the paper's, where each method was run on all of them, two at least."
-SEEDS, OTHERS = "tab:seed_model_error", ("tab:other_comparisons", "tab:other_comparisons_adv")
+SEEDS = "tab:seed_model_error"
+OTHERS = ("tab:other_comparisons", "tab:other_comparisons_adv")
 NO_OOD = {"gram": "untuned", "deconf-c": "grey-box"}  # no OOD sample is used by them: where their results are
 LENT = "Ours of {} use no OOD sample: they were measured in the setting {}, on {:,} in-distribution images."
 
 
 def _both(ours: Averages, keys: Sequence[Key], sets: Sequence[str], methods: Sequence[str], /, **paper: str) -> Pairs:
     """Of each method, our mean over classifiers and all of the OOD sets, and the paper's number with these fields."""
-    pairs, setting, metric = [], paper["setting"], paper["metric"]
+    pairs = []
     for method in methods:
-        values = [[ours.value(setting, key, ood, method, metric) for key in keys] for ood in sets]
+        values = [[ours.value(paper["setting"], k, ood, method, paper["metric"]) for k in keys] for ood in sets]
         whole = all(any(value is not None for value in of_set) for of_set in values)
         mine = mean(value for of_set in values for value in of_set) if whole else None
         pairs.append((mine, reported.number(**paper, method=method)))
@@ -45,16 +46,20 @@ def _both(ours: Averages, keys: Sequence[Key], sets: Sequence[str], methods: Seq
 
 def _pairs(numbers: Pairs) -> list[str]:
     """Cells of one row from our numbers and the paper's, our best in bold unless all are the same."""
-    cells, printed = [pair(*both) for both in numbers], {f"{ours[0]:.1f}": ours[0] for ours, _ in numbers if ours}
+    cells = [pair(*both) for both in numbers]
+    printed = {f"{ours[0]:.1f}": ours[0] for ours, _ in numbers if ours}
     best = max(printed, key=lambda text: printed[text]) if len(printed) > 1 else ""
     return [f"**{best}**{cell.removeprefix(best)}" if best and cell.split(" ")[0] == best else cell for cell in cells]
 
 
 def averages(ours: Averages, setting: str, label: str) -> Table:
     """Means over OOD sets: Table 1, Table 2, and the grey box's; the last row is the mean over classifiers."""
-    rows, methods, keys = [], reported.values("method", label=label), rows_of(ours, label)
+    rows = []
+    methods = reported.values("method", label=label)
+    keys = rows_of(ours, label)
     for key in keys:
-        sets, theirs = one_each(ours.ood(setting, key, methods)), {"label": label, "setting": setting, **key.paper}
+        sets = one_each(ours.ood(setting, key, methods))
+        theirs = {"label": label, "setting": setting, **key.paper}
         row = [str(key), str(len(sets)) if sets else MISSING]
         for metric in ("tnr", "auroc"):
             row += _pairs(_both(ours, [key], sets, methods, metric=metric, **theirs))
@@ -98,7 +103,8 @@ def _how(ours: Averages, setting: str, cells: Sequence[Record]) -> list[str]:
     images = {c["ood"]: _or(other["ood_images"] for other in cells if other["ood"] == c["ood"]) for c in cells}
     each = ", ".join(f"{title(ood)} {n}" for ood, n in images.items())
     notes = [f"{how} Measured on {_or(c['id_images'] for c in cells)} in-distribution images; {each}."]
-    if left := sum(ours.left_out[setting, weights] for weights in {c["weights"] for c in cells}):
+    left = sum(ours.left_out[setting, weights] for weights in {c["weights"] for c in cells})
+    if left:
         notes.append(f"{left} results of other options, or measured again, are not shown.")
     return notes
 
@@ -113,7 +119,8 @@ def extended(ours: Averages, label: str, what: str = "", also: str = "") -> list
 
     Methods are those of the label, or of the label `also`. Trainings of one architecture are one in the table of seeds.
     """
-    tables, methods = [], reported.values("method", label=also or label)
+    tables = []
+    methods = reported.values("method", label=also or label)
     setting = next(r.setting for r in reported.find(label=label) if r.setting)
     ours = _lent(ours, setting, methods) if label in OTHERS else ours
     metrics = [metric for metric in METRICS if reported.find(label=label, metric=metric)]
@@ -128,7 +135,8 @@ def extended(ours: Averages, label: str, what: str = "", also: str = "") -> list
             notes = _set_notes(ours, trainings, methods, **theirs)
             name = f"{what}{setting}: {key}: {METRICS[metric]}"
             tables.append(Table(label, name, ["OOD set", *titles(methods)], rows, notes))
-    if absent := [key for key, trainings in groups.items() if not trainings[0].weights]:
+    absent = [key for key, trainings in groups.items() if not trainings[0].weights]
+    if absent:
         printed = [{"label": label, "setting": setting, **key.paper} for key in absent]
         rows = [row for paper in printed for row in _printed_rows(methods, metrics, **paper)]
         name = f"{what}{setting}: {' / '.join(METRICS[m] for m in metrics)} of networks that are not here"
@@ -143,9 +151,11 @@ def extended(ours: Averages, label: str, what: str = "", also: str = "") -> list
 
 def _printed_rows(methods: Sequence[str], metrics: Sequence[str], /, **paper: str) -> list[list[str]]:
     """What the paper alone has of a classifier: a row for each OOD set, all metrics in one cell."""
-    key, rows = Key(paper["network"], paper["in_distribution"]), []
+    key = Key(paper["network"], paper["in_distribution"])
+    rows = []
     for ood in dict.fromkeys(r.ood for r in reported.find(**paper)):
-        row, printed = [str(key), title(ood)], {(r.method, r.metric): r for r in reported.find(**paper, ood=ood)}
+        row = [str(key), title(ood)]
+        printed = {(r.method, r.metric): r for r in reported.find(**paper, ood=ood)}
         for method in methods:
             numbers = [printed[method, metric] for metric in metrics if (method, metric) in printed]
             texts = [pair((number.value, number.spread), None, tenths) for number in numbers]
@@ -156,7 +166,8 @@ def _printed_rows(methods: Sequence[str], metrics: Sequence[str], /, **paper: st
 
 def _set_rows(ours: Averages, keys: Sequence[Key], methods: Sequence[str], /, **paper: str) -> list[list[str]]:
     """A row for each OOD set, copies of one set side by side; then means over the sets that both have, and averages."""
-    setting, printed = paper["setting"], reported.values("ood", **paper)
+    setting = paper["setting"]
+    printed = reported.values("ood", **paper)
     own = {m: dict.fromkeys(c["ood"] for k in keys for c in ours.of(setting, k) if c["method"] == m) for m in methods}
     every = {ood: None for key in keys for ood in ours.ood(setting, key, methods)}
     measured = {ood: None for sets in own.values() for ood in sets}
@@ -178,10 +189,10 @@ def _set_rows(ours: Averages, keys: Sequence[Key], methods: Sequence[str], /, **
 
 def _set_notes(ours: Averages, keys: Sequence[Key], methods: Sequence[str], /, **paper: str) -> list[str]:
     """How a table by OOD sets was made, and what it lacks."""
-    setting, label = paper["setting"], paper["label"]
+    setting = paper["setting"]
     cells = [cell for key in keys for cell in ours.of(setting, key) if cell["method"] in methods]
-    seeds = f"Trainings of ours: {len(keys)}; the paper's are 5."
-    notes = [*[seeds] * (label == SEEDS), *_how(ours, setting, cells)]
+    notes = [f"Trainings of ours: {len(keys)}; the paper's are 5."] if paper["label"] == SEEDS else []
+    notes += _how(ours, setting, cells)
     run, measured = ({cell[name]: None for cell in cells} for name in ("method", "ood"))
     lent = {c["method"]: c["id_images"] for c in cells if "lent" in c}
     missing = [ood for ood in reported.values("ood", **paper) if ood not in map(printed_name, measured)]
@@ -218,8 +229,11 @@ def _whole(values: Sequence[float | None]) -> Number:
 
 def validation_choice(ours: Averages) -> list[Table]:
     """Mean TNR for each set to tune on; the last row of a network is the mean over these sets."""
-    label, rows, absent = "tab:robust", [], dict[str, None]()
-    columns, names = reported.columns(label), {NO_VALIDATION: "none: defaults", "average": "average"}
+    label = "tab:robust"
+    rows = []
+    absent: dict[str, None] = {}
+    columns = reported.columns(label)
+    names = {NO_VALIDATION: "none: defaults", "average": "average"}
     note = "Mean TNR over the sets measured, without the one tuned on; the paper's over its eight others."
     for key in rows_of(ours, label):
         theirs = {"label": label, **key.paper}
@@ -234,9 +248,9 @@ def validation_choice(ours: Averages) -> list[Table]:
             paper = [reported.number(**of, setting=setting, method=method) for setting, method in columns]
             rows.append([names.get(name) or title(name), str(key)])
             rows[-1] += map(pair, mine.get(name) or [None] * len(columns), paper)
-    header, untried = ["tuned on", NETWORK, *titles(columns)], ", ".join(map(title, absent))
-    notes = [note, *[f"Empty cells need the sets to tune on, `--validation`: {untried}."] * bool(untried)]
-    return [Table(label, "choice of the validation set", header, rows, notes)]
+    untried = ", ".join(map(title, absent))
+    notes = [note, f"Empty cells need the sets to tune on, `--validation`: {untried}."] if untried else [note]
+    return [Table(label, "choice of the validation set", ["tuned on", NETWORK, *titles(columns)], rows, notes)]
 
 
 def _tuned_on(ours: Averages, key: Key, validation: str, setting: str, method: str) -> Number:
@@ -262,7 +276,8 @@ def variants(
     ours: Averages, name: str, method: str, labels: Mapping[str, str], forms: Mapping[str, Record]
 ) -> list[Table]:
     """One method in several forms, a row each, on every OOD set; the paper's own numbers are the last row."""
-    tables, results = [], {form: ours.variant(**options) for form, options in forms.items()}
+    tables = []
+    results = {form: ours.variant(**options) for form, options in forms.items()}
     for setting, label in labels.items():
         for key in ours.classifiers() or rows_of(ours, label)[:1]:
             every = {form: [c for c in r.of(setting, key) if c["method"] == method] for form, r in results.items()}
@@ -288,7 +303,7 @@ def _forms(label: str, name: str, method: str, setting: str, key: Key, cells: Ma
     }
     rows = [[form, *_with_mean({o: n and n[0] for o, n in numbers.items()})] for form, numbers in tnr.items()]
     absent = "; ".join(form for form, each in cells.items() if not each)
-    notes = [*_copies(sets), *[f"Empty cells need results of: {absent}."] * bool(absent)]
+    notes = _copies(sets) + ([f"Empty cells need results of: {absent}."] if absent else [])
     return Table(label, name, [look_of(method).title, *map(title, sets), "mean"], rows, notes)
 
 
@@ -321,8 +336,11 @@ TABLES: dict[str, Callable[[Averages], list[Table]]] = {
     "white-box-fgsm": partial(_box, "tab:white_box_avg", WHITE["white-box-fgsm"], "white-box-fgsm"),
     "equation-12": partial(variants, name="Eq. 12 in three readings", method="igeood+", labels=WHITE, forms=READINGS),
     "centroids": partial(
-        variants, name="centroids and search", method="igeood-logits",
-        labels={"black-box": "tab:black_box_extended"}, forms=CENTROIDS,
+        variants,
+        name="centroids and search",
+        method="igeood-logits",
+        labels={"black-box": "tab:black_box_extended"},
+        forms=CENTROIDS,
     ),
     "kl": partial(extended, label="tab:kl", what="Fisher–Rao and KL, "),
     "hyperparameters": hyperparameters,
@@ -332,4 +350,4 @@ TABLES: dict[str, Callable[[Averages], list[Table]]] = {
     "adversarial": adversarial,
     "others": lambda ours: [table for label in OTHERS for table in extended(ours, label, QUOTED)],
     "gaussianity": covariance,
-}  # fmt: skip
+}

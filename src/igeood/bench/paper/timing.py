@@ -7,16 +7,17 @@ from statistics import median
 
 import torch
 
-from igeood.bench.networks import normalised
 from igeood.bench.paper import reported
 from igeood.bench.paper.layers import kept
 from igeood.bench.paper.table import Table, by_network, pair
 from igeood.bench.runs.averages import Averages, Key
 from igeood.bench.runs.network import Network
 from igeood.detectors import detector
+from igeood.images import normalised
 
 LABEL = "tab:time_analysis"
-RUNS, CALLS = 5, 300  # of what takes seconds, as in the paper; of one sample
+RUNS = 5  # of what takes seconds, as in the paper
+CALLS = 300  # of one sample
 TRAIN = 50_000  # images of the paper's training sets
 COLUMNS = {  # of the paper's table: metric and method
     "logits of the training set": ("train_logits_seconds", ""),

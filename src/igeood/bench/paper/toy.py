@@ -41,7 +41,9 @@ class Normal(NamedTuple):
     std: float
 
 
-ID, OOD_I, OOD_II = "In-dist.", "OOD I", "OOD II"
+ID = "In-dist."
+OOD_I = "OOD I"
+OOD_II = "OOD II"
 TRUTH: Mapping[str, Normal] = {ID: Normal(0.0, 1.0), OOD_I: Normal(0.6745, 1.0), OOD_II: Normal(0.6745, 0.1)}
 _COLOURS = drawing.ood_colours([OOD_I, OOD_II])
 VALIDATION = 1000  # draws that give each Gaussian's estimate: the paper's number of validation samples
@@ -166,7 +168,8 @@ def _contours(axes: drawing.Axes) -> None:
 def _densities(axes: drawing.Axes) -> None:
     x = torch.linspace(-3.0, 3.5, 651, dtype=torch.float64)
     for name, of in TRUTH.items():
-        colour, title = _COLOURS.get(name, drawing.ID_COLOUR), drawing.ID_LABEL if name == ID else name
+        colour = _COLOURS.get(name, drawing.ID_COLOUR)
+        title = drawing.ID_LABEL if name == ID else name
         density = _log_density(x, of).exp() / math.sqrt(2 * math.pi)
         axes.fill_between(x, density, facecolor=(colour, 0.3), edgecolor=colour, linewidth=1.1, label=title)
     axes.set(xlim=(-3.0, 3.5), ylim=(0.0, None))

@@ -1,9 +1,9 @@
 """A benchmark's results → one self-contained HTML page."""
 
-from igeood.bench.datasets.images import extra
+from igeood.errors import import_extra
 
 for module in ("jinja2", "matplotlib"):
-    extra(module, "report")
+    import_extra(module, "report")
 
 from igeood.bench.report.page import Report, make  # noqa: E402 (they are there)
 

@@ -38,7 +38,8 @@ def _tidy(value: str) -> str:
 
 def histogram(name: str, known: Values, foreign: Values, threshold: float) -> Drawing:
     """Scores of an OOD set beside known ones, with a threshold."""
-    kept, refused = 100 * np.mean(known <= threshold), 100 * np.mean(foreign > threshold)
+    kept = 100 * np.mean(known <= threshold)
+    refused = 100 * np.mean(foreign > threshold)
     alt = (
         f"Histogram of scores: in-distribution median {number(np.median(known))}, {name} median "
         f"{number(np.median(foreign))}; the threshold {number(threshold)} keeps {kept:.1f}% of {len(known):,} known "
@@ -61,7 +62,8 @@ def picture(image: np.ndarray[Any, np.dtype[np.uint8]]) -> str:
     """An image (3, H, W) as the address of a PNG that is in the address itself."""
     from PIL import Image  # noqa: PLC0415 (comes with matplotlib)
 
-    content, drawn = io.BytesIO(), Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0)))
+    content = io.BytesIO()
+    drawn = Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0)))
     if max(drawn.size) > 64:
         drawn.thumbnail((SIDE, SIDE))
     drawn.save(content, "PNG", optimize=True)

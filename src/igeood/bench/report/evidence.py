@@ -30,7 +30,9 @@ class Evidence:
     """
 
     def __init__(self, ours: Averages, key: Key, standing: Standings, most: int) -> None:
-        self.ours, self.key, self.standing = ours, key, standing
+        self.ours = ours
+        self.key = key
+        self.standing = standing
         tnr = standing.shown.figures["tnr"]
         hardest = sorted(tnr, key=lambda ood: tnr[ood])[:most]
         self.drawn = [ood for ood in tnr if ood in hardest]
@@ -105,5 +107,5 @@ class Evidence:
 def _thumbnails(scores: Scores, side: str, which: str, count: int) -> Iterator[Thumbnail]:
     images, rows = (scores.arrays[f"{side}_{which}{end}"][:count] for end in ("", "_rows"))
     for image, row in zip(images, rows.tolist(), strict=True):
-        score, reason = number(scores.arrays[side][row]), scores.reason(side, row)
-        yield {"source": picture(image), "row": row, "score": score, "reason": reason}
+        score = number(scores.arrays[side][row])
+        yield {"source": picture(image), "row": row, "score": score, "reason": scores.reason(side, row)}

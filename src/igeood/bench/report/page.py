@@ -26,7 +26,8 @@ from igeood.errors import InputError
 from igeood.version import __version__
 
 GUARD = "guard.safetensors"
-DRAWN, THUMBNAILS = 18, 96  # OOD sets with figures, and images, that a page has at most: it stays below 2 MB
+DRAWN = 18  # OOD sets with figures at most: a page stays below 2 MB
+THUMBNAILS = 96  # images at most
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,13 @@ class Report:
 
 
 def make(
-    results: Results, *, made_on: date, guard: Path | None = None, validation: str | None = None,
+    results: Results,
+    *,
+    made_on: date,
+    guard: Path | None = None,
+    validation: str | None = None,
     verdicts: Sequence[str] = (),
-) -> Report:  # fmt: skip
+) -> Report:
     """Make the report of a benchmark.
 
     Parameters
@@ -67,11 +72,13 @@ def make(
     pairs = zip(ours.classifiers(), ours.networks, strict=True)
     measured = [(key, line, standing) for key, line in pairs if (standing := standings(ours, key)) is not None]
     if not measured:
-        raise InputError(f"results: nothing was measured in {results.folder}; `igeood bench --out {results.folder}`")
+        cure = f"run `igeood bench --out {results.folder}`"
+        raise InputError(f"nothing was measured in {results.folder}", argument="results", cure=cure)
     beside = results.folder / GUARD
     path = guard or (beside if beside.is_file() else None)
     if verdicts and path is None:
-        raise InputError(f"verdicts: no {GUARD} in {results.folder} to watch them with; name it with --guard")
+        problem = f"no {GUARD} in {results.folder} to watch them with"
+        raise InputError(problem, argument="verdicts", cure="name it with {guard=PATH}")
     told = guarding(results.folder, path, ours.classifiers())
     seen = watched(verdicts, path) if verdicts and path else None
     sections = [_section(ours, *each, len(measured)) for each in measured]
@@ -92,7 +99,8 @@ def _options(**given: str | Path | None) -> list[str]:
 def _section(ours: Averages, key: Key, line: Record, standing: Standings, of: int) -> dict[str, Any]:
     """Everything about one network, as the template calls it."""
     evidence = Evidence(ours, key, standing, max(1, DRAWN // of))
-    white, count = evidence.white_row(), max(1, min(8, THUMBNAILS // (2 * of * (len(evidence.drawn) + 1))))
+    white = evidence.white_row()
+    count = max(1, min(8, THUMBNAILS // (2 * of * (len(evidence.drawn) + 1))))
     return {
         "name": str(key),
         "key": key,

@@ -102,7 +102,8 @@ class Standings:
 
     def lead(self) -> str:
         """Who leads, and by how much, in a sentence."""
-        leader, others = self.leader, self.families()[1:]
+        leader = self.leader
+        others = self.families()[1:]
         n = len(self.compared)
         over = f"on {title(self.compared[0])}" if n == 1 else f"on average over {n} OOD sets"
         share = f"{self._tnr(leader)} of foreign images {over} while {100 * TPR:g}% of known ones are kept"

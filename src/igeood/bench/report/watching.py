@@ -12,10 +12,12 @@ from igeood.bench.figures.drawing import Figure, Values
 from igeood.bench.report.drawing import Drawing, draw
 from igeood.guard.file import load_calibration
 from igeood.monitor import ENOUGH, Monitor
-from igeood.scale.verdicts import open_verdicts, watch
+from igeood.work.verdicts import watch
 
-POINTS, SHOWN = 400, 3  # of the curve; alarms in words
-LINE, ALARM = drawing.ID_COLOUR, "#D55E00"
+POINTS = 400  # of the curve
+SHOWN = 3  # alarms in words
+LINE = drawing.ID_COLOUR
+ALARM = "#D55E00"
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,16 +48,17 @@ class Watched:
 
     def notes(self) -> list[str]:
         """What an alarm promises, and what few calibration samples mean for it."""
-        n, promise = len(self.monitor.calibration.scores), self.monitor.promise
+        n = len(self.monitor.calibration.scores)
+        promise = self.monitor.promise
         few = f"With {n:,} calibration samples, drift from the first input on is partly learnt as normal"
         notes = [f"{promise[0].upper()}{promise[1:]}."]
         return notes if n >= ENOUGH else [*notes, f"{few}; calibrate with {ENOUGH:,} or more."]
 
     def drawing(self) -> Drawing:
         """The evidence over the inputs."""
-        peak, end = self.evidence.max(), self.evidence[-1]
         where = "".join(f" {line}" for line in self.alarms())
-        alt = f"Evidence over {len(self.evidence):,} inputs: at most {peak:,.0f}, at last {end:,.0f}.{where}"
+        levels = f"at most {self.evidence.max():,.0f}, at last {self.evidence[-1]:,.0f}"
+        alt = f"Evidence over {len(self.evidence):,} inputs: {levels}.{where}"
         return draw(_curve(self), alt, "Evidence of a change after each input")
 
     def _input(self, number: int) -> str:
@@ -65,8 +68,9 @@ class Watched:
 
 def watched(files: Sequence[str], guard: Path) -> Watched:
     """Let a monitor of a guard's file see verdict files, in the order of their rows."""
-    monitor, trace = Monitor(load_calibration(guard)), list[Values]()
-    names = watch(monitor, open_verdicts(files, monitor.kind), lambda *_: None, trace.append)
+    monitor = Monitor(load_calibration(guard))
+    trace: list[Values] = []
+    names = watch(monitor, files, lambda *_: None, trace.append)
     return Watched(monitor, names, np.concatenate(trace))
 
 
@@ -75,7 +79,8 @@ def _curve(seen: Watched) -> Figure:
     starts = np.unique(np.linspace(0, len(seen.evidence), POINTS, endpoint=False).astype(int))
     numbers = np.append(starts[1:], len(seen.evidence)) - 1
     peaks = np.maximum.reduceat(seen.evidence, starts).clip(min=1.0)
-    length, last = seen.monitor.run_length, max(len(seen.evidence) - 1, 1)
+    length = seen.monitor.run_length
+    last = max(len(seen.evidence) - 1, 1)
     figure, (axes,) = drawing.grid_of(1, most=1, height=1.9, width=drawing.NARROW)
     if seen.monitor.alarms:
         ends = numbers[peaks >= length]

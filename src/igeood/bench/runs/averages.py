@@ -104,7 +104,8 @@ class Averages:
         self.cells = _alike(every)
         counts = [Counter((c["setting"], c["weights"]) for c in cells) for cells in (every, self.cells)]
         self.left_out = counts[0] - counts[1]
-        records, measured = self.results.networks.records, {(c["weights"], c["data"]["test"]) for c in self.cells}
+        records = self.results.networks.records
+        measured = {(c["weights"], c["data"]["test"]) for c in self.cells}
         fitting = [r for r in records if (r["weights"], r["data"]["test"]) in measured]
         # the last record of each network, of images that cells shown are measured on if there is one
         self.networks = list({r["weights"]: r for r in [*records, *fitting]}.values())
@@ -112,7 +113,7 @@ class Averages:
         first = "isun" if "isun" in tuned or not tuned else tuned[0]
         self.validation = first if validation is None else canonical(validation)
         if tuned and self.validation not in tuned:
-            raise InputError(f"validation: no results tuned on {self.validation!r}; there are {', '.join(tuned)}")
+            raise InputError.unknown("validation", self.validation, tuned)
 
     def variant(self, **options: Any) -> "Averages":
         """Results of methods with these options, or tuned by this `search`; without any, these results."""

@@ -17,19 +17,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from igeood.bench import datasets
+from igeood.bench import bayes, datasets
 from igeood.bench.datasets.images import Rows
 from igeood.bench.diagnose import diagnose
+from igeood.bench.methods.deconf import EPSILONS as DECONF_EPSILONS
 from igeood.bench.runs.network import Network
 from igeood.bench.runs.observing import Notify, Observer, key_of
 from igeood.bench.runs.plan import ATTACK, NO_VALIDATION, RULES, STEPS, TPR, Cell, Plan, cells
 from igeood.bench.runs.results import Record, Results
 from igeood.detectors import METHODS, Detector, IgeoodLogits, detector
-from igeood.detectors.base import Samples
 from igeood.detectors.weighted import FEWEST
 from igeood.errors import InputError, UnsuitedError
 from igeood.files import SCHEMA, only_one, write_record
-from igeood.guard.tuning import Seen, tune_detector, tune_on_id
+from igeood.guard.tune import Search, sweep, tune_detector
 from igeood.metrics import evaluate
 from igeood.model.reader import random_state_kept
 from igeood.outputs import Outputs
@@ -42,6 +42,7 @@ VALIDATION = 1000  # images of each kind to tune on, as in the paper; of a small
 FEWEST_TUNED = 40  # of them, where there is an input step
 GREY_EPSILON = 0.0012  # before tuning: the default of `igeood.grey_box`
 UNNAMED = ("own", "fgsm", NO_VALIDATION)  # what is tuned on without a set's name
+DECONF = "deconf-c"  # whose input step is chosen by in-distribution samples
 EXTREMES = 8  # images with the highest, and with the lowest scores, that are kept with them
 
 Root = str | Path | None
@@ -81,7 +82,8 @@ def run(
     for network in networks:
         _check(network, plan, root)
     with only_one(Path(folder) / ".lock", "out"), random_state_kept(), torch.no_grad():
-        results, number = Results(folder), 0
+        results = Results(folder)
+        number = 0
         total = sum(1 for network in networks for _ in cells(plan, network.in_distribution))
         for network in networks:
             bench = _Bench(network, plan, results, root, notify)
@@ -109,29 +111,33 @@ def _check(network: Network, plan: Plan, root: Root) -> None:
     """Find out what cannot be measured before the network runs: it may take an hour."""
     own = network.in_distribution
     if own in plan.validation:
-        raise InputError(f"validation: {own} is what {network.file} was trained on; name an OOD set")
+        problem = f"{own} is what {network.file} was trained on"
+        raise InputError(problem, argument="validation", cure="name an OOD set")
     if next(cells(plan, own), None) is None:
-        asked = "; ".join(", ".join(names) for names in (plan.methods, plan.settings, plan.ood))
-        cure = "name other sets, or --setting untuned for methods that are not tuned"
-        raise InputError(f"ood: nothing to measure on {network.file} of what was asked for ({asked}); {cure}")
+        cure = "name other sets, or {setting=untuned} for methods that are not tuned"
+        raise InputError(f"nothing to measure on {network.file} of what was asked for", argument="ood", cure=cure)
     for name in dict.fromkeys([*plan.validation, *plan.ood]):
         n = VALIDATION if name == NO_VALIDATION else len(datasets.load(name, root=root))
         if n < 2 * FEWEST and ("white-box" in plan.settings or name in plan.validation):
-            raise InputError(f"ood: {name} has {n} images; tuning on it needs at least {2 * FEWEST}")
+            problem = f"{name} has {n} images; tuning on it needs at least {2 * FEWEST}"
+            raise InputError(problem, argument="ood")
 
 
 class _Bench:
     """One network's cells."""
 
     def __init__(self, network: Network, plan: Plan, results: Results, root: Root, notify: Notify | None) -> None:
-        self.network, self.plan, self.results, self.own = network, plan, results, network.in_distribution
+        self.network = network
+        self.plan = plan
+        self.results = results
+        self.own = network.in_distribution
         self.observer = Observer(network, results.folder / "outputs", notify)
         limits = {"train": ("train", plan.train), "validation": ("test", VALIDATION), "test": ("test", plan.images)}
         # None of these refers to `self`: a network's outputs go with it.
         load = partial(datasets.load, root=root, side=network.size)
         self._set = cache(lambda name, part: load(name, split=limits[part][0], limit=limits[part][1]))
         self._contents = cache(lambda name: load(name).contents())
-        self._learnt: dict[str, tuple[Detector, Samples]] = {}
+        self._learnt: dict[str, tuple[Detector, Summary]] = {}
         self._tuned: dict[Cell, tuple[Detector, Record]] = {}
         self._describe()
 
@@ -144,19 +150,23 @@ class _Bench:
             return
         train, test = (self.observer.outputs(images, Needs(), part) for part, images in sets.items())
         train = train.only(Needs(layers="all").blocks(train.features))  # the head's input is the last layer's mean
-        nearest = torch.as_tensor(IgeoodLogits().fit(train).predict_class(test))
+        nearest = IgeoodLogits().fit(train).predict_class(test)
         assert test.labels is not None  # noqa: S101 (a trained network's images have them)
         right = [float((guess == test.labels).double().mean()) for guess in (test.logits.argmax(dim=1), nearest)]
         about = {
-            "file": self.network.file, "classes": train.n_classes, "accuracy": right[0],
-            "accuracy_fisher_rao": right[1], "train_images": len(train), "test_images": len(test),
+            "file": self.network.file,
+            "classes": train.n_classes,
+            "accuracy": right[0],
+            "accuracy_fisher_rao": right[1],
+            "train_images": len(train),
+            "test_images": len(test),
             "layers": [[layer, int(value.shape[1])] for layer, value in train.features.items()],
             "notes": [f"{part}: {images.note}" for part, images in sets.items() if images.note],
             "diagnostics": {
                 layer: {name: value if math.isfinite(value) else None for name, value in asdict(checks).items()}
                 for layer, checks in diagnose(train).items()
             },
-        }  # fmt: skip
+        }
         self.results.networks.append({**asked, **about})
 
     def _asked(self, cell: Cell) -> Record:
@@ -170,14 +180,16 @@ class _Bench:
 
     def _how(self, cell: Cell) -> Record:
         """What of the plan a cell's numbers depend on, where it is not the usual."""
-        plan, chosen = self.plan, self.plan.options_of(cell.method)
-        seeks = plan.search != "sweep" and cell.validation != NO_VALIDATION and METHODS[cell.method].tunes
-        return {
-            **({"limit": plan.limit} if cell.setting in STEPS else {}),
-            **({"attacked": plan.attacked} if cell.validation == "fgsm" else {}),
-            **({"search": plan.search} if seeks and "temperature" in METHODS[cell.method].options else {}),
-            **({"options": chosen} if chosen else {}),
+        method = METHODS[cell.method]
+        is_tuned = bool(method.tunes) and cell.validation != NO_VALIDATION
+        parts = {
+            "limit": cell.setting in STEPS,
+            "attacked": cell.validation == "fgsm",
+            "search": is_tuned and self.plan.search != "sweep" and "temperature" in method.options,
         }
+        how = {name: getattr(self.plan, name) for name, matters in parts.items() if matters}
+        options = self.plan.options_of(cell.method)
+        return {**how, "options": options} if options else how
 
     def measure(self, cell: Cell) -> Record:
         """The cell's record: from the results, or measured and put there."""
@@ -188,7 +200,8 @@ class _Bench:
         for name, what in {cell.validation: "was tuned on", self.own: "the network was trained on"}.items():
             shared = 0 if name in UNNAMED else len(self._contents(name) & self._contents(cell.ood))
             if shared:
-                raise InputError(f"ood: {shared} images of {cell.ood} are also in {name}, which {what}; leave them out")
+                problem = f"{shared} images of {cell.ood} are also in {name}, which {what}"
+                raise InputError(problem, argument="ood", cure="leave them out")
         scorer, tuning = self._tune(cell)
         tensors: dict[str, Tensor] = {}
         for side, name in (("id", self.own), ("ood", cell.ood)):
@@ -196,14 +209,21 @@ class _Bench:
             images = self._set(name, "test")[self._rows(cell, name, tune=False)]
             tensors |= {f"{side}{end}": tensor for end, tensor in _scored(scorer, outputs, images).items()}
         path = self.results.folder / "scores" / f"{key_of(asked)}.safetensors"
-        write_record(path, {"kind": "scores", "cell": asdict(cell), "columns": scorer.columns_}, tensors)
+        write_record(path, {"kind": "scores", "cell": asdict(cell), "columns": scorer.term_names}, tensors)
         metrics = evaluate(tensors["id"], tensors["ood"], TPR)
         measured = {
-            "file": self.network.file, "id_images": len(tensors["id"]), "ood_images": len(tensors["ood"]),
-            "tnr": metrics.tnr_at_tpr, "auroc": metrics.auroc, "aupr": metrics.aupr,
-            "temperature": tuning["temperature"], "epsilon": tuning["epsilon"], "scores": path.name,
-            "igeood": __version__, "torch": torch.__version__,
-        }  # fmt: skip
+            "file": self.network.file,
+            "id_images": len(tensors["id"]),
+            "ood_images": len(tensors["ood"]),
+            "tnr": metrics.tnr_at_tpr,
+            "auroc": metrics.auroc,
+            "aupr": metrics.aupr,
+            "temperature": tuning["temperature"],
+            "epsilon": tuning["epsilon"],
+            "scores": path.name,
+            "igeood": __version__,
+            "torch": torch.__version__,
+        }
         return self.results.cells.append({**asked, **measured})
 
     def _rows(self, cell: Cell, name: str, part: str = "test", *, tune: bool = True) -> Rows:
@@ -221,7 +241,8 @@ class _Bench:
         self, cell: Cell, scorer: Detector, epsilons: Sequence[float], name: str, part: str = "test", tune: bool = True
     ) -> list[Outputs]:
         """Outputs of a set's images as the setting sees them, for each size of the input step."""
-        images, rows = self._set(name, part), self._rows(cell, name, part, tune=tune)
+        images = self._set(name, part)
+        rows = self._rows(cell, name, part, tune=tune)
         if cell.setting in STEPS and any(epsilons):
             return self.observer.stepped(images[rows], scorer, self._set(self.own, "train").digest, epsilons)
         return [self.observer.outputs(images, scorer.needs, part)[torch.from_numpy(rows)]] * len(epsilons)
@@ -233,52 +254,90 @@ class _Bench:
         """
         cell = replace(cell, ood=cell.ood if cell.validation == "own" else "")
         if cell not in self._tuned:
-            scorer, samples = self._fit(cell.method)
-            is_grey, tuning = cell.setting == "grey-box", None
+            scorer, summary = self._fit(cell.method)
+            is_grey = cell.setting == "grey-box"
+            tuning: Record | None = None
             epsilon = GREY_EPSILON if is_grey else 0.0
-            if is_grey and scorer.id_steps:
-                tuning = tune_on_id(scorer, partial(self._known, cell), scorer.id_steps, epsilon)
+            if is_grey and cell.method == DECONF:
+                tuning = self._tune_on_id(cell, scorer)
             elif cell.validation != NO_VALIDATION and METHODS[cell.method].tunes:
-                scorer, tuning = tune_detector(
-                    scorer, samples, partial(self._validation, cell), STEPS.get(cell.setting, (0.0,)),
-                    epsilon=epsilon, tpr=TPR, seed=cell.seed, search=self.plan.search,
-                )  # fmt: skip
-            epsilon = epsilon if tuning is None else tuning.epsilon
-            asked, chosen = self._asked(cell), {"temperature": scorer.params().get("temperature"), "epsilon": epsilon}
-            record = {**asked, **chosen, "tuning": None if tuning is None else asdict(tuning)}
+                validation = _Validation(self, cell)
+                scorer, found = tune_detector(
+                    scorer,
+                    summary,
+                    validation,
+                    STEPS.get(cell.setting, (0.0,)),
+                    epsilon=epsilon,
+                    tpr=TPR,
+                    seed=cell.seed,
+                    search=self._search(cell, scorer),
+                    progress=None,
+                )
+                tuning = {**asdict(found), "attack": validation.attack}
+            epsilon = epsilon if tuning is None else tuning["epsilon"]
+            asked = self._asked(cell)
+            chosen = {"temperature": scorer.params().get("temperature"), "epsilon": epsilon}
+            record = {**asked, **chosen, "tuning": tuning}
             self._tuned = {cell: (scorer, record)}
             if self.results.tunings.find(asked) is None:
                 self.results.tunings.append(record)
         return self._tuned[cell]
 
-    def _fit(self, method: str) -> tuple[Detector, Samples]:
+    def _search(self, cell: Cell, scorer: Detector) -> Search | None:
+        """How the temperature is sought. Adversarial samples fool the output: they say nothing of a part's."""
+        if cell.validation == "fgsm" and scorer.softmax is not scorer:
+            return None
+        return sweep if self.plan.search == "sweep" else partial(bayes.search, seed=cell.seed)
+
+    def _tune_on_id(self, cell: Cell, scorer: Detector) -> Record:
+        """DeConf-C's choice: the input step after which the mean score of in-distribution samples is lowest."""
+        outputs = self._seen(cell, scorer, DECONF_EPSILONS, self.own)
+        means = [float(scorer.score(each).mean()) for each in outputs]
+        steps = [{"epsilon": size, "mean_score": mean} for size, mean in zip(DECONF_EPSILONS, means, strict=True)]
+        lowest = min(steps, key=lambda step: (step["mean_score"], step["epsilon"]))
+        return {"epsilon": lowest["epsilon"], "n_id": len(outputs[0]), "steps": steps}
+
+    def _fit(self, method: str) -> tuple[Detector, Summary]:
         """A method's detector, fitted once for all cells that follow."""
         if method not in self._learnt:
             needs = METHODS[method].needs
             summary = Summary.of(self.observer.outputs(self._set(self.own, "train"), needs, "train"), needs)
             summary.head = self.observer.head(needs)
             fitted = detector(method, **self.plan.options_of(method)).learn(summary)
-            self._learnt = {method: (fitted, summary.samples)}
+            self._learnt = {method: (fitted, summary)}
         return self._learnt[method]
 
-    def _known(self, cell: Cell, scorer: Detector, epsilons: Sequence[float]) -> Seen:
-        """Outputs to tune on for a method that needs no OOD samples."""
-        return self._seen(cell, scorer, epsilons, self.own), [], None
-
-    def _validation(self, cell: Cell, scorer: Detector, epsilons: Sequence[float]) -> Seen:
-        """Outputs to tune on, of both kinds: the foreign ones adversarial, of the OOD set itself, or of a named set."""
+    def validation(
+        self, cell: Cell, scorer: Detector, epsilons: Sequence[float]
+    ) -> tuple[list[Outputs], list[Outputs], Record | None]:
+        """Outputs to tune on: in-distribution, and adversarial ones, of the OOD set itself, or of a named set."""
         see = partial(self._seen, cell, scorer, epsilons)
         if cell.validation == "fgsm":
-            images, train = self._set(self.own, "test")[self._rows(cell, self.own)], self._set(self.own, "train")
+            images = self._set(self.own, "test")[self._rows(cell, self.own)]
+            train = self._set(self.own, "train")
             images = train.limited(len(images)) if self.plan.attacked == "train" else images
             return see(self.own), *self.observer.attacked(images, scorer, train.digest, ATTACK, epsilons)
         return see(self.own), see(cell.ood) if cell.validation == "own" else see(cell.validation, "validation"), None
 
 
+class _Validation:
+    """A cell's validation samples, as `tune_detector` reads them; `attack` is what adversarial ones did."""
+
+    def __init__(self, bench: _Bench, cell: Cell) -> None:
+        self.bench = bench
+        self.cell = cell
+        self.attack: Record | None = None
+
+    def read(self, detector: Detector, epsilons: Sequence[float]) -> tuple[list[Outputs], list[Outputs]]:
+        """In-distribution and OOD outputs for each size of the input step."""
+        id_outputs, ood_outputs, self.attack = self.bench.validation(self.cell, detector, epsilons)
+        return id_outputs, ood_outputs
+
+
 def _scored(scorer: Detector, outputs: Outputs, images: datasets.ImageSet) -> dict[str, Tensor]:
     """Scores, their parts, and the images with extreme scores; each by the end of its name."""
-    scores = torch.as_tensor(scorer.score(outputs))
-    tensors = {"": scores, "_parts": torch.as_tensor(scorer.contributions(outputs)).float()}
+    scores = scorer.score(outputs)
+    tensors = {"": scores, "_parts": scorer.terms(outputs).float()}
     order = scores.argsort(descending=True, stable=True)
     for which, rows in (("most", order[:EXTREMES]), ("least", order.flip(0)[:EXTREMES])):
         tensors |= {f"_{which}_rows": rows.clone(), f"_{which}": torch.from_numpy(images[rows.numpy()].images())}

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from igeood.bench.datasets import DATASETS, ImageSet
 from igeood.bench.datasets.images import SIDE
-from igeood.bench.networks import NETWORKS, build, load_weights, normalised, read_weights
+from igeood.bench.networks import NETWORKS, build
 from igeood.errors import InputError
-from igeood.model.factory import make_model
+from igeood.images import normalised
+from igeood.model.factory import load_weights, make_model, read_weights
 from igeood.model.fingerprint import fingerprint
 
 
@@ -63,9 +64,14 @@ class Network:
 
 
 def load_network(
-    spec: str, *, in_distribution: str | None = None, weights: str | os.PathLike[str] | None = None,
-    mean: tuple[float, ...] = (), std: tuple[float, ...] = (), size: int = SIDE,
-) -> Network:  # fmt: skip
+    spec: str,
+    *,
+    in_distribution: str | None = None,
+    weights: str | os.PathLike[str] | None = None,
+    mean: tuple[float, ...] = (),
+    std: tuple[float, ...] = (),
+    size: int = SIDE,
+) -> Network:
     """Load a network: a reference one from its weights, or any other from what makes it.
 
     Parameters
@@ -86,17 +92,19 @@ def load_network(
     is_named = bool(rest) and (name in NETWORKS or (Path(rest).is_file() and not Path(spec).is_file()))
     is_own = bool(rest) and not is_named and not Path(spec).is_file()
     if weights is not None and not is_own:
-        raise InputError(f"weights: belong to a network of your own, MODULE:NAME; {spec} names its weights itself")
+        problem = f"{spec} names its weights itself; they belong to a network of your own, MODULE:NAME"
+        raise InputError(problem, argument="weights")
     path = Path(os.path.expanduser((weights or spec) if is_own or not is_named else rest))  # noqa: PTH111 (any user's)
     tensors, about = ({}, {}) if is_own and weights is None else read_weights(path)
     if not (is_named or is_own):
         name = about.get("network") or about.get("architecture", "").split(" ")[0].lower()
         if name not in NETWORKS:
-            names = f"NAME:{path}, with NAME one of {', '.join(NETWORKS)}; or MODULE:NAME and --weights {path}"
-            raise InputError(f"network: {path} does not say what it is; give {names}")
+            cure = f"give NAME:{path}, with NAME one of {', '.join(NETWORKS)}; or MODULE:NAME and {{weights={path}}}"
+            raise InputError(f"{path} does not say what it is", argument="network", cure=cure)
     trained_on = _trained_on(about.get("trained_on", ""), in_distribution or "", path)
     widths = [len(t) for t in tensors.values() if t.ndim == 2]  # of linear layers; one of width 1 is a part of a head
-    classes, head = next((n for n in reversed(widths) if n > 1), 0), about.get("head", "linear")
+    classes = next((width for width in reversed(widths) if width > 1), 0)
+    head = about.get("head", "linear")
     model = make_model(spec).eval() if is_own else build(name, classes, head=head)
     model = load_weights(model, path) if tensors else model
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -108,7 +116,7 @@ def load_network(
     }
     if not all(moments.values()):
         problem = f"{path} does not say how its inputs are normalised, nor does {trained_on}"
-        raise InputError(f"network: {problem}; give --mean and --std")
+        raise InputError(problem, argument="network", cure="give mean and std")
     title = spec if is_own else name if head == "linear" else f"{name} {head}"
     return Network(title, path.name, fingerprint(model), model, trained_on, **moments, size=size)
 
@@ -117,7 +125,8 @@ def _trained_on(said: str, given: str, path: Path) -> str:
     """The set that a file names, or that the user names; they must agree."""
     said, given = (name.lower() if name.lower() in DATASETS else name for name in (said, given))
     if said and given not in ("", said):
-        raise InputError(f"in-distribution: {path} says that it was trained on {said}, not {given}; leave it out")
+        problem = f"{path} says that it was trained on {said}, not {given}"
+        raise InputError(problem, argument="in_distribution", cure="leave it out")
     if not (said or given):
-        raise InputError(f"in-distribution: {path} does not say what it was trained on; add --in-distribution NAME")
+        raise InputError(f"{path} does not say what it was trained on", argument="in_distribution", cure="name it")
     return said or given

@@ -7,7 +7,6 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from igeood.bench.adversarial import fgsm
 from igeood.bench.datasets import ImageSet
 from igeood.bench.runs.network import Network
-from igeood.detectors import Detector
+from igeood.detectors import Detector, Weighted
 from igeood.errors import GuardFileError
 from igeood.files import read_record, write_record
-from igeood.guard.inputs import ModelInputs
-from igeood.model.batches import Batch, as_batch
-from igeood.model.reader import Reader, choose_layers
-from igeood.model.step import Attack
-from igeood.outputs import INPUT, Outputs
+from igeood.guard.source import Source
+from igeood.model.batch import Batch, as_batch
+from igeood.model.reader import Reader
+from igeood.outputs import Outputs
 from igeood.summary import Needs
 
 SHARD = 500  # images a file
@@ -49,89 +48,95 @@ class Observer:
     """
 
     def __init__(self, network: Network, folder: Path, notify: Notify | None = None) -> None:
-        self.network, self.folder, self.notify = network, folder, notify
-        size, generator = (network.size, network.size), torch.Generator().manual_seed(0)
-        self._sample = as_batch(torch.rand(3, 3, *size, generator=generator))
-        self._layers = cache(lambda kind: choose_layers(network.model, self._sample, kind, head=kind == "all"))
-        # blocks of those tensors that the network returns by name
-        self._returned = cache(lambda names: list(Reader(network.model, returns=names)(self._sample).features))
+        self.network = network
+        self.folder = folder
+        self.notify = notify
+        generator = torch.Generator().manual_seed(0)
+        self._sample = as_batch(torch.rand(3, 3, network.size, network.size, generator=generator))
+        has_head = Reader(network.model).trace(self._sample).head is not None
+        self._block_ends = Needs(layers="all", head=has_head)
         self._memory: dict[tuple[str, ...], Outputs] = {}
 
-    def _inputs(self, needs: Needs) -> tuple[str, ModelInputs]:
-        """What reads all that the needs ask for, and its name; most methods read the block ends' means."""
-        kind = needs.layers if needs.layers in ("convolutions", "norms") else "all"
-        inputs = ModelInputs(self.network.model, (), mean=self.network.mean, std=self.network.std)
-        returned = self._returned(needs.returns)
-        inputs.read([*self._layers(kind), *[INPUT] * needs.inputs, *returned], None, needs.statistic)
-        return "-".join([kind, needs.statistic, *["inputs"] * needs.inputs, *(b[1:] for b in returned)]), inputs
+    def _source(self, needs: Needs, *, only_logits: bool = False) -> tuple[str, Source]:
+        """A source of all that the needs ask for, and its name; most methods read the block ends' means."""
+        name = "all-mean"
+        wanted = Needs() if only_logits else self._block_ends
+        if callable(needs.layers):
+            name = f"{needs.layers.__name__}-{'mean' if needs.pool is None else needs.pool.__name__}"
+            wanted = Needs(layers=needs.layers, pool=needs.pool)
+        source = Source(self.network.model, std=self.network.std)
+        source.prepare(self._sample, wanted)
+        return "" if only_logits else name, source
 
     def head(self, needs: Needs) -> tuple[Tensor, Tensor] | None:
         """Weight and bias of the classifier's head, if it is linear."""
-        _, inputs = self._inputs(needs)
-        inputs.reader.prepare(self._sample)
-        return inputs.reader.head
+        reader = self._source(needs)[1].reader
+        return None if reader is None else reader.head
 
     def outputs(self, images: ImageSet, needs: Needs, part: str = "test") -> Outputs:
         """Logits, features, labels and keys."""
-        name, inputs = self._inputs(needs)
+        name, source = self._source(needs)
 
         def make(batches: list[Batch]) -> Tensors:
-            return _tensors(Outputs.concat([inputs.outputs(batch, labels=True, keys=True) for batch in batches]))
+            return _tensors(Outputs.concat([source.read(batch, labels=True, keys=True) for batch in batches]))
 
         place = (name, part, images.digest)
         if place not in self._memory:
-            self._memory[place] = _outputs(self._kept(f"clean-{name}", images, make, part, layers=inputs.layers))
+            self._memory[place] = _outputs(self._kept(f"clean-{name}", images, make, part, layers=source.layers))
         return self._memory[place]
 
     def attacked(
         self, images: ImageSet, scorer: Detector, train: str, size: float, epsilons: Sequence[float]
-    ) -> tuple[list[Outputs], Attack]:
+    ) -> tuple[list[Outputs], dict[str, float]]:
         """Outputs of FGSM samples made from labelled images, for each size of the input step; and what the attack did.
 
         `train` is the digest of what the scorer learnt from.
         """
-        name, inputs = self._inputs(scorer.needs)
+        name, source = self._source(scorer.needs)
 
         def make(batches: list[Batch]) -> Tensors:
-            parts = [inputs.attacked(batch, scorer, size, epsilons) for batch in batches]
-            strengths = [torch.tensor([[a.linf, a.accuracy]] * a.samples, dtype=torch.float64) for _, a in parts]
-            return {**_stacked([outputs for outputs, _ in parts]), "attack": torch.cat(strengths)}
+            samples = fgsm(self.network.model, batches, size, mean=self.network.mean, std=self.network.std)
+            parts = [source.step(batch, scorer, epsilons) for batch in samples]
+            strength = torch.tensor([[samples.linf, samples.accuracy]], dtype=torch.float64)
+            return {**_stacked(parts), "attack": strength.repeat(samples.samples, 1)}
 
         about = self._step(scorer, train, epsilons) if any(epsilons) else {}
-        tensors = self._kept(f"fgsm-{name}", images, make, "fgsm", size=size, layers=inputs.layers, **about)
-        return _unstacked(tensors, len(epsilons)), Attack(len(images), *tensors["attack"].mean(dim=0).tolist())
+        tensors = self._kept(f"fgsm-{name}", images, make, "fgsm", size=size, layers=source.layers, **about)
+        linf, accuracy = tensors["attack"].mean(dim=0).tolist()
+        return _unstacked(tensors, len(epsilons)), {"samples": len(images), "linf": linf, "accuracy": accuracy}
 
     def stepped(self, images: ImageSet, scorer: Detector, train: str, epsilons: Sequence[float]) -> list[Outputs]:
         """Outputs after the input step, for each of its sizes; `train` is the digest of what the scorer learnt from."""
-        name, inputs = self._inputs(scorer.needs) if scorer.needs.reads_layers else ("", self._logits(scorer.needs))
+        name, source = self._source(scorer.needs, only_logits=not scorer.needs.reads_layers)
 
         def make(batches: list[Batch]) -> Tensors:
-            return _stacked([inputs.stepped(batch, scorer, epsilons)[1] for batch in batches])
+            return _stacked([source.step(batch, scorer, epsilons) for batch in batches])
 
-        about = {**self._step(scorer, train, epsilons), **({"layers": inputs.layers} if inputs.layers else {})}
+        about = {**self._step(scorer, train, epsilons), **({"layers": source.layers} if source.layers else {})}
         tensors = self._kept("-".join(filter(None, ["step", name])), images, make, "step", **about)
         return _unstacked(tensors, len(epsilons))
 
-    def _logits(self, needs: Needs) -> ModelInputs:
-        """What reads no layers."""
-        inputs = ModelInputs(self.network.model, (), std=self.network.std)
-        inputs.read(self._returned(needs.returns))
-        return inputs
-
     def _step(self, scorer: Detector, train: str, epsilons: Sequence[float]) -> dict[str, Any]:
         """What the input step depends on."""
-        leader = scorer.step_part
+        leader = next(iter(scorer.parts.values())) if isinstance(scorer, Weighted) else scorer
         return {"by": type(leader).__name__, "params": leader.params(), "train": train, "epsilons": list(epsilons)}
 
     def _kept(
         self, kind: str, images: ImageSet, make: Callable[[list[Batch]], Tensors], part: str, **options: Any
     ) -> Tensors:
         """Tensors of all images, shard by shard: from the disk where they are there, else made and put there."""
-        network, total = self.network, len(images)
+        network = self.network
+        total = len(images)
         about = {
-            "kind": "outputs", "of": kind, "part": part, **network.about, "data": images.name,
-            "images": images.digest, "count": total, **options,
-        }  # fmt: skip
+            "kind": "outputs",
+            "of": kind,
+            "part": part,
+            **network.about,
+            "data": images.name,
+            "images": images.digest,
+            "count": total,
+            **options,
+        }
         folder = self.folder / f"{kind}-{network.weights}-{images.digest[:16]}-{key_of(about)}"
         shards = []
         for start in range(0, total, SHARD):
@@ -176,7 +181,8 @@ def _stacked(parts: Sequence[Sequence[Outputs]]) -> Tensors:
     """Tensors of batches, of each the outputs for several sizes of a step, which become the second axis."""
     sizes = [Outputs.concat(of_size) for of_size in zip(*parts, strict=True)]
     shared = [block for block in sizes[0].features if all(block in outputs.features for outputs in sizes)]
-    tensors = [_tensors(outputs.only(shared).replace(labels=None).keyed()) for outputs in sizes]
+    plain = [Outputs(each.logits, each.only(shared).features, keys=each.keys) for each in sizes]
+    tensors = [_tensors(outputs) for outputs in plain]
     return {name: torch.stack([each[name] for each in tensors], dim=1) for name in tensors[0]}
 
 

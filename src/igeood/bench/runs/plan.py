@@ -5,11 +5,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from igeood.bench import datasets
+from igeood.bench import datasets, methods  # noqa: F401 (the laboratory's methods register themselves)
 from igeood.detectors import METHODS, detector
 from igeood.errors import InputError
 from igeood.guard.guard import EPSILONS
-from igeood.guard.tuning import Search
 
 PAPER = ("black-box", "grey-box", "white-box", "white-box-fgsm")
 WHITE_STEPS = (0.0, 0.0005, 0.001, 0.0015)  # those that the paper's white boxes have found
@@ -55,12 +54,12 @@ class Plan:
     seed : int
         Of the first split.
     search : {"sweep", "bayes"}
-        How temperatures are sought: see `igeood.guard.tuning.tune_temperature`.
+        How temperatures are sought: see `igeood.guard.tune.sweep` and `igeood.bench.bayes.search`.
     attacked : {"train", "test"}
         Images that adversarial samples are made from: of the training set, as in the paper, or those of the test set
         that are tuned on.
     options : mapping
-        Options of the methods that have them, such as `{"solver": "sgd"}`.
+        Options of the methods that have them, such as `{"centroid_temperature": 1.0}`.
     """
 
     ood: tuple[str, ...]
@@ -72,7 +71,7 @@ class Plan:
     train: int | None = None
     splits: int = 5
     seed: int = 0
-    search: Search = "sweep"
+    search: Literal["sweep", "bayes"] = "sweep"
     attacked: Literal["train", "test"] = "train"
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -89,7 +88,8 @@ class Plan:
             detector(method, **self.options_of(method))  # raises for a value that is none, before any network runs
         for option in self.options:
             if not any(self.options_of(method).keys() >= {option} for method in self.methods or METHODS):
-                raise InputError(f"options: no method that is measured has an option {option!r}; leave it out")
+                problem = f"no method that is measured has an option {option!r}"
+                raise InputError(problem, argument="options", cure="leave it out")
         for name in ("ood", "validation"):  # one name for one set, however its path is spelt
             object.__setattr__(self, name, tuple(dict.fromkeys(map(datasets.canonical, getattr(self, name)))))
 
@@ -112,6 +112,8 @@ def _suits(setting: str, name: str, *, is_named: bool) -> bool:
         return method.tunes != "only"
     if setting in STEPS and name not in STEPPED:
         return False
+    if name == "deconf-c":
+        return setting == "grey-box"
     if method.needs_layers:
         return setting.startswith("white-box") and (is_named or bool(method.tunes))
     return setting in ("black-box", "grey-box")

@@ -36,7 +36,8 @@ class Lines:
             except (ValueError, RecursionError):
                 record = None
             if not isinstance(record, dict) or not record.keys() >= fields:
-                raise InputError(f"{self.path}: line {number} is no record of this version; name another folder")
+                problem = f"line {number} is no record of this version"
+                raise InputError(problem, place=str(self.path), cure="name another folder")
             yield record
 
     def find(self, asked: Mapping[str, Any]) -> Record | None:
@@ -82,5 +83,6 @@ class Results:
     def existing(cls, folder: str | os.PathLike[str]) -> "Results":
         """A folder that a benchmark has filled."""
         if not (Path(folder) / "results.jsonl").is_file():
-            raise InputError(f"results: no results.jsonl in {folder}; make it with `igeood bench --out {folder}`")
+            cure = f"make it with `igeood bench --out {folder}`"
+            raise InputError(f"no results.jsonl in {folder}", argument="results", cure=cure)
         return cls(folder)

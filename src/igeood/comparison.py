@@ -1,0 +1,225 @@
+"""Every untuned method on one classifier, side by side."""
+
+import copy
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from igeood.detectors import METHODS, Detector, method_name
+from igeood.detectors import detector as make_detector
+from igeood.detectors.wrapped import Wrapped
+from igeood.errors import InputError, UnsuitedError
+from igeood.guard.inputs import ArrayInputs, ModelInputs
+from igeood.guard.tuning import named_kinds
+from igeood.metrics import evaluate
+from igeood.model.layers import Layers
+from igeood.model.reader import random_state_kept
+from igeood.outputs import Outputs
+from igeood.summary import Needs, Summary
+from igeood.summary.needs import check_covers, joined
+
+LABORATORY = "igeood.bench"  # whose methods are compared only if they are named
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Methods × OOD sets: how many OOD samples each refuses, and what that costs.
+
+    Attributes
+    ----------
+    tnr, auroc : dict
+        For each method a dict from OOD set to the share of its samples that are refused at `tpr`, and to the AUROC.
+    cost : dict of float
+        For each method its time to score a sample, in microseconds, in batches as they came.
+    forward : float or None
+        Microseconds of the model's forward pass for a sample; None for arrays.
+    tpr : float
+        The share of in-distribution samples that are kept.
+    left_out : dict of str
+        Methods that the classifier lacks something for, and what.
+    """
+
+    tnr: dict[str, dict[str, float]]
+    auroc: dict[str, dict[str, float]]
+    cost: dict[str, float]
+    forward: float | None
+    tpr: float
+    left_out: dict[str, str]
+
+    @property
+    def methods(self) -> list[str]:
+        """The methods, by their mean TNR, the best first."""
+        return sorted(self.tnr, key=lambda method: -fmean(self.tnr[method].values()))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One plain dict a method, the best first: means, what each set gave, and the cost."""
+        return [self._row(method) for method in self.methods]
+
+    def _row(self, method: str) -> dict[str, Any]:
+        row: dict[str, Any] = {"method": method}
+        for metric, values in (("tnr", self.tnr[method]), ("auroc", self.auroc[method])):
+            row |= {metric: fmean(values.values()), **{f"{metric} {ood}": value for ood, value in values.items()}}
+        share = {} if self.forward is None else {"of_forward": self.cost[method] / self.forward}
+        return {**row, "microseconds": self.cost[method], **share}
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures as plain values."""
+        return {"tpr": self.tpr, "forward_microseconds": self.forward, "methods": self.rows()}
+
+    def to_pandas(self) -> Any:
+        """A pandas DataFrame with a row for each method."""
+        import pandas  # noqa: PLC0415 (whoever asks for it has it)
+
+        return pandas.DataFrame(self.rows()).set_index("method")
+
+    def __repr__(self) -> str:
+        """TNR in percent for each set, then means and cost."""
+        sets = list(next(iter(self.tnr.values())))
+        lines = [["method", *sets, "mean TNR", "AUROC", "of forward" if self.forward else "µs a sample"]]
+        for row in self.rows():
+            cost = f"{100 * row['of_forward']:.1f}%" if self.forward else f"{row['microseconds']:.3g}"
+            figures = [*(row[f"tnr {ood}"] for ood in sets), row["tnr"], row["auroc"]]
+            lines.append([row["method"], *(f"{100 * value:.1f}" for value in figures), cost])
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        table = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines]
+        return "\n".join([*table, *(f"{method} is left out: {reason}" for method, reason in self.left_out.items())])
+
+
+def compare(
+    model: nn.Module | None,
+    train: Any,
+    held_out: Any,
+    ood: Any,
+    *,
+    methods: Iterable[str | Detector] | None = None,
+    layers: Layers = "auto",
+    tpr: float = 0.95,
+) -> Comparison:
+    """Fit every untuned method on the same training pass, and measure each on the same samples.
+
+    Each loader is read once, and one forward pass serves all methods.
+
+    Parameters
+    ----------
+    model : Module or None
+        The classifier; None where the data are `Outputs` or logits.
+    train : loader
+        Labelled training samples, as for `Guard.fit`.
+    held_out : loader
+        In-distribution samples that training has not seen.
+    ood : mapping of str to loader, or loader
+        OOD samples, by name.
+    methods : iterable of str or Detector, optional
+        By default every method of `igeood.METHODS` that has an untuned form of its own and finds what it needs,
+        those of the laboratory apart.
+    layers : "auto" or names
+        As in `white_box`.
+    tpr : float
+        The operating point.
+    """
+    sets = named_kinds(ood, model)
+    if not sets:
+        raise InputError("empty", argument="ood", cure="give at least one OOD set, as a loader or by name")
+    source: Any = ArrayInputs(layers) if model is None else ModelInputs(model, layers)
+    usual = _usual_methods(None if model else getattr(train, "features", {})) if methods is None else methods
+    with random_state_kept(), torch.inference_mode(False), torch.no_grad():
+        detectors, left_out = _fit(_detectors(usual), source, train, is_strict=methods is not None)
+        seconds = dict.fromkeys(["", *detectors], 0.0)
+        known = _scores(detectors, source, held_out, "held_out", seconds)
+        scores = {name: _scores(detectors, source, data, name, seconds) for name, data in sets.items()}
+    rates = {m: {name: evaluate(known[m], scores[name][m], tpr) for name in sets} for m in detectors}
+    tnr = {method: {name: rate.tnr_at_tpr for name, rate in row.items()} for method, row in rates.items()}
+    auroc = {method: {name: rate.auroc for name, rate in row.items()} for method, row in rates.items()}
+    samples = sum(len(next(iter(each.values()))) for each in (known, *scores.values()))
+    cost = {method: 1e6 * spent / samples for method, spent in seconds.items()}
+    forward = cost.pop("")
+    return Comparison(tnr, auroc, cost, None if model is None else forward, tpr, left_out)
+
+
+def _usual_methods(features: Mapping[str, Any] | None) -> list[str]:
+    """Methods that need no tuning and that one pass serves; of arrays, those that find their features."""
+    core = {name: method for name, method in METHODS.items() if not method.kind.__module__.startswith(LABORATORY)}
+    usual = {name: m.needs for name, m in core.items() if m.tunes != "only" and m.needs.statistic == "mean"}
+    return [n for n, needs in usual.items() if features is None or not needs.reads_layers or needs.blocks(features)]
+
+
+def _detectors(methods: Iterable[str | Detector]) -> dict[str, Detector]:
+    detectors: dict[str, Detector] = {}
+    for method in methods:
+        instance = make_detector(method) if isinstance(method, str) else method
+        wrapped = type(instance).__name__ if isinstance(instance, Wrapped) else None
+        name = method if isinstance(method, str) else wrapped or method_name(instance)
+        same = sum(other == name or other.startswith(f"{name} (") for other in detectors)
+        detectors[f"{name} ({same + 1})" if same else name] = instance
+    if not detectors:
+        raise InputError("empty", argument="methods", cure="name some of igeood.METHODS, or leave it out")
+    return detectors
+
+
+def _fit(
+    detectors: dict[str, Detector], source: Any, train: Any, *, is_strict: bool
+) -> tuple[dict[str, Detector], dict[str, str]]:
+    """Fitted detectors from one reading of the data; unless strict, the others with the reason."""
+    wanted = joined(one.needs for one in detectors.values())
+    read, *others = joined(Needs(n.layers, n.statistic, n.head, n.inputs, n.returns) for n in wanted)
+    if others:
+        raise InputError("they read different statistics of layers", argument="methods", cure="compare them apart")
+    summaries = [Summary(needs, model=source.weights()) for needs in wanted]
+    for outputs, _ in _outputs(source, train, "train", read):
+        for summary in summaries:
+            summary.head = source.head
+            summary.add(outputs)
+    fitted: dict[str, Detector] = {}
+    left_out: dict[str, str] = {}
+    for name, one in detectors.items():
+        covering = next(summary for summary in summaries if _covers(summary, one))
+        try:
+            fitted[name] = copy.copy(one).learn(covering)
+        except UnsuitedError as error:
+            if is_strict:
+                raise
+            left_out[name] = str(error)
+    return fitted, left_out
+
+
+def _covers(summary: Summary, detector: Detector) -> bool:
+    with suppress(InputError):
+        check_covers(summary.described, detector.needs.describe(), "")
+        return True
+    return False
+
+
+def _outputs(source: Any, data: Any, name: str, read: Needs | None = None) -> Iterator[tuple[Outputs, float]]:
+    """Outputs of each batch, and the seconds that it took; with `read`, the source reads this from now on."""
+    number = -1
+    for number, batch in enumerate(filter(len, source.batches(data, name))):
+        with source.at(name, number):
+            if number == 0 and read is not None:
+                source.prepare(batch, read)
+            start = time.perf_counter()
+            outputs = source.outputs(batch, labels=read is not None, keys=read is not None)
+        yield outputs, time.perf_counter() - start
+    if number < 0:
+        raise InputError("empty", argument=name, cure="give at least one sample, or a new loader")
+
+
+def _scores(
+    detectors: dict[str, Detector], source: Any, data: Any, name: str, seconds: dict[str, float]
+) -> dict[str, Tensor]:
+    """Scores of one set by each detector; adds to the seconds that each took, and the forward pass ("")."""
+    parts: dict[str, list[Tensor]] = {method: [] for method in detectors}
+    for outputs, spent in _outputs(source, data, name):
+        seconds[""] += spent
+        for method, detector in detectors.items():
+            if not parts[method]:
+                detector.score(outputs)  # a first call may prepare something
+            start = time.perf_counter()
+            parts[method].append(torch.as_tensor(detector.score(outputs)).cpu())
+            seconds[method] += time.perf_counter() - start
+    return {method: torch.cat(scores) for method, scores in parts.items()}

@@ -1,0 +1,181 @@
+"""Folders of image files as the inputs of a guarded model."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from igeood.errors import InputError, import_extra, is_of_disk
+from igeood.guard import Guard
+from igeood.model.batch import Batch
+from igeood.model.step import check_channels
+
+MAX_PIXELS = 2**26  # of a resized image: one pixel high and very long, it would fill the memory
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # Pillow has others, of which one starts Ghostscript
+SUFFIXES = frozenset([".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"])
+PREFIX = "folder:"
+
+Pixels = NDArray[np.uint8]
+
+
+class ImageFolder:
+    """The images below a folder as batches of a guard's inputs; it can be read again.
+
+    Parameters
+    ----------
+    name : str
+        The folder, with or without `folder:` before it.
+    guard : Guard
+        Whose `preparation` says how images become inputs.
+    batch : int
+        Images at a time.
+    training : bool
+        Batches are `(x, labels)`: each sub-folder is a class.
+
+    Attributes
+    ----------
+    on_error : {"raise", "refuse"}
+        With "refuse", a file that does not decode is black, and has its reason in the batch's `reasons`.
+    classes : tuple of str or None
+        Names of the sub-folders that are classes.
+    """
+
+    on_error = "raise"
+
+    def __init__(self, name: str, guard: Guard, *, batch: int, training: bool) -> None:
+        if guard.preparation is None:
+            cure = "make it with `igeood fit`, or call predict in Python"
+            raise InputError("it has no size of images", argument="guard", cure=cure)
+        folder = Path(name.removeprefix(PREFIX))
+        self.preparation = guard.preparation
+        self.batch = batch
+        self.paths = image_files(folder)
+        self.rows = len(self.paths)
+        self.classes: tuple[str, ...] | None = None
+        self.labels: NDArray[np.int64] | None = None
+        if training:
+            self.classes, self.labels = class_labels(folder, self.paths)
+
+    def __iter__(self) -> Iterator[Any]:
+        labels = self.labels
+        for start, (batch, _) in zip(range(0, self.rows, self.batch), self.blocks(), strict=True):
+            yield batch.x if labels is None else (batch.x, labels[start : start + self.batch])
+
+    def blocks(self, *, ids: bool = False) -> Iterator[tuple[Batch, list[str] | range]]:
+        """Batches of inputs (n, 3, size, size) with the files' names, or else the images' numbers."""
+        mean, std = self.preparation["mean"], self.preparation["std"]
+        for start in range(0, self.rows, self.batch):
+            paths = self.paths[start : start + self.batch]
+            pixels, reasons = self._read(paths)
+            x = normalised(pixels, mean, std).contiguous()
+            names = [str(path) for path in paths] if ids else range(start, start + len(paths))
+            yield Batch({"": x}, reasons=reasons), names
+
+    def _read(self, paths: Sequence[Path]) -> tuple[Pixels, dict[int, str]]:
+        size = self.preparation["size"]
+        pixels = np.zeros((len(paths), 3, size, size), np.uint8)
+        reasons: dict[int, str] = {}
+        for row, path in enumerate(paths):
+            try:
+                pixels[row] = read_image(path, size)
+            except InputError as error:  # noqa: PERF203
+                if self.on_error == "raise":
+                    raise
+                reasons[row] = str(error)
+        return pixels, reasons
+
+
+def prepare(guard: Guard, size: int | None, mean: str | None, std: str | None) -> None:
+    """Set how images become inputs: the pixels of each side, and by what they are normalised."""
+    if size is None:
+        raise InputError("how many pixels does the model take?", argument="size", cure="give {size=224}, for example")
+    scale = {"mean": channels(mean or "0", "mean"), "std": channels(std or "1", "std")}
+    use_preparation(guard, {"size": size, **scale})
+
+
+def use_preparation(guard: Guard, preparation: dict[str, Any]) -> None:
+    """Let a guard prepare images as another one, or its summary, has done."""
+    guard.preparation = preparation
+    guard.source.std = preparation["std"] * (3 // len(preparation["std"]))
+
+
+def channels(text: str, name: str) -> list[float]:
+    """One number, or three, from text with commas between them."""
+    values: Any = check_channels(text.split(","), name, positive=name == "std")
+    if len(values) not in (1, 3):
+        raise InputError(f"expected one number, or three with commas between them; got {text!r}", argument=name)
+    return list(values)
+
+
+def image_files(folder: Path) -> list[Path]:
+    """The image files below a folder, in the order of their paths, without hidden ones."""
+    if not folder.is_dir():
+        raise InputError("there is no such folder", place=str(folder), cure="give one with images in it")
+    named = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    shown = (path for path in named if not any(part.startswith(".") for part in path.relative_to(folder).parts))
+    files = sorted((path for path in shown if path.is_file()), key=lambda path: path.parts)
+    if not files:
+        raise InputError("no image files in it", place=str(folder), cure="give another folder")
+    return files
+
+
+def class_labels(folder: Path, paths: Sequence[Path]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """Names of the classes, which are sub-folders, and the class (N,) of each file below them."""
+    stray = [path for path in paths if path.parent == folder]
+    if stray:
+        cure = "put each image into the sub-folder of its class"
+        raise InputError("lies beside the classes", place=str(stray[0]), cure=cure)
+    classes = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    names = [path.relative_to(folder).parts[0] for path in paths]
+    if len(classes) < 2:
+        found = f"expected a sub-folder for each class, at least two; found {len(classes)}"
+        raise InputError(found, place=str(folder))
+    for empty in sorted({*classes} - {*names}):
+        raise InputError("no image files in it", place=str(folder / empty), cure="add some, or remove it")
+    return tuple(classes), np.searchsorted(classes, names).astype(np.int64)
+
+
+def read_image(path: Path, side: int, *, nearest: bool = False) -> Pixels:
+    """The image in a file, (3, side, side), as `resized` makes it."""
+    pillow = import_extra("PIL.Image", "data")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's, about files that it reads nevertheless
+            with pillow.open(path, formats=FORMATS) as image:
+                return resized(image, side, nearest=nearest)
+    except Exception as error:  # each of Pillow's formats fails in its own way
+        if is_of_disk(error):
+            raise
+        raise InputError(f"does not decode ({error})", place=str(path), cure="remove it, or get a copy") from error
+
+
+def resized(image: Any, side: int, *, nearest: bool = False) -> Pixels:
+    """Resize the shorter side of a Pillow image to `side` pixels, crop the centre, convert to RGB: (3, side, side).
+
+    The filter is Pillow's bilinear one, which averages over all pixels that an output pixel covers. Copies of data sets
+    that were resized without such an average (nearest neighbour) are aliased, and much easier to detect: `nearest`
+    makes such a copy.
+    """
+    pillow = import_extra("PIL.Image", "data")
+    scale = side / min(image.size)
+    width, height = (max(side, round(scale * length)) for length in image.size)
+    if width * height > MAX_PIXELS:
+        raise InputError(f"{image.width} x {image.height} pixels is too long and narrow to resize")
+    if image.mode.startswith("I"):  # 16 bits: Pillow would cut them off at 255
+        image = pillow.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
+    method = pillow.Resampling.NEAREST if nearest else pillow.Resampling.BILINEAR
+    whole = image.convert("RGB").resize((width, height), method)
+    left, top = (width - side) // 2, (height - side) // 2
+    return np.asarray(whole.crop((left, top, left + side, top + side))).transpose(2, 0, 1)
+
+
+def normalised(images: Pixels | Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """Network inputs (N, 3, H, W) from images of bytes."""
+    pixels = torch.as_tensor(images).float() / 255
+    centre, scale = (torch.tensor(values)[:, None, None] for values in (mean, std))
+    return ((pixels - centre) / scale).contiguous(memory_format=torch.channels_last)

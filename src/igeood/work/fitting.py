@@ -1,0 +1,39 @@
+"""Summaries of training files, for guards that options describe."""
+
+from collections.abc import Mapping
+from inspect import signature
+from typing import Any
+
+from torch import nn
+
+from igeood import guard as guards
+from igeood.detectors import METHODS
+from igeood.errors import InputError
+from igeood.guard import Guard, summarise
+from igeood.work.scoring import Columns, open_logits
+
+BUILD = ("method", "temperature", "probabilities", "layers")
+
+
+def build(model: nn.Module | None, options: Mapping[str, Any]) -> Guard:
+    """The guard that the options `access`, those in `BUILD`, and the method's own `options` describe."""
+    access = options["access"]
+    chosen = {name: options[name] for name in BUILD if options[name] is not None}
+    if access is None:
+        method = METHODS.get(chosen.get("method", ""))
+        needs_layers = method.needs_layers if method else model is not None or "layers" in chosen
+        access = "white-box" if needs_layers else "black-box"
+    builder = getattr(guards, access.replace("-", "_"))
+    for name in chosen.keys() - signature(builder).parameters:
+        cure = "leave it out, or choose another {access}"
+        raise InputError(f"a {access} guard has no such option", argument=name, cure=cure)
+    guard: Guard = builder(model, **chosen)
+    return guard.with_options(**options["options"]) if options["options"] else guard
+
+
+def summarise_file(options: Mapping[str, Any], columns: Columns, budget: int, name: str, out: str) -> int:
+    """Write the summary of one logits file for the guard that options describe; return its rows."""
+    guard = build(None, options)
+    summary = summarise(guard, open_logits(guard, [name], columns, labelled=True), budget=budget)
+    summary.save(out)
+    return summary.rows

@@ -1,0 +1,82 @@
+"""Verdict files, which `igeood score` writes, read back block by block for a monitor."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+
+from igeood.errors import InputError
+from igeood.guard.verdict import Verdict
+from igeood.monitor import Monitor
+from igeood.tables import check_columns, find_files, open_table
+from igeood.terminal import Progress
+
+_NUMBER = pa.float64()
+_TYPES = {"score": _NUMBER, "is_ood": pa.bool_(), "p_value": _NUMBER, "reason": pa.string(), "id": pa.string()}
+
+
+def read_verdicts(paths: Sequence[Path], monitor: Monitor) -> Iterator[tuple[Verdict, Any]]:
+    """Verdicts of files in blocks, in order; each with its ids, None without any.
+
+    `score` is needed, and `is_ood` to watch flags; `p_value`, `reason` and `id` are read where they are.
+    """
+    for path in paths:
+        first = 0
+        with open_table(path) as table:
+            check_columns(table, ["score", "is_ood"] if monitor.kind == "flags" else ["score"])
+            types = {name: kind for name, kind in _TYPES.items() if name in table.names}
+            for batch in table.batches(types):
+                columns = {name: batch[name].cast(types[name]) for name in types if name != "id"}
+                yield _verdict(columns, first, monitor), batch["id"] if "id" in types else None
+                first += len(batch)
+
+
+def _verdict(columns: dict[str, pa.Array], first: int, monitor: Monitor) -> Verdict:
+    """What rows from number `first` on say; a row with a reason was not read."""
+    scores = np.array(columns["score"])
+    reasons = [reason or None for reason in columns.get("reason", pa.nulls(len(scores))).to_pylist()]
+    is_read = np.array([reason is None for reason in reasons], dtype=bool)
+    flags = np.array(columns["is_ood"].fill_null(False)) if "is_ood" in columns else None
+    if flags is not None:  # JSON has no infinity: `igeood score` writes null
+        scores = np.where(np.isnan(scores), np.where(flags, np.inf, -np.inf), scores)
+    scores[~is_read] = np.inf
+    is_ood = ~(scores <= monitor.calibration.threshold)
+    p_values = monitor.calibration.tensor_p_values(torch.from_numpy(scores)).numpy()
+    is_other = np.isnan(scores)
+    if monitor.kind == "flags":
+        is_other |= flags != is_ood
+    if "p_value" in columns:
+        is_other |= is_read & ~(np.abs(np.array(columns["p_value"]) - p_values) <= 1e-6)
+    if is_other.any():
+        problem = f"row {first + int(is_other.argmax())} has no score, or one of another guard or calibration"
+        raise InputError(problem, argument="verdicts", cure="score that file again with this guard")
+    return Verdict(is_ood, scores, p_values, np.full(len(scores), -1), np.array(reasons, object))
+
+
+def watch(
+    monitor: Monitor, names: Sequence[str], report: Progress, see: Callable[[NDArray[np.float64]], None]
+) -> dict[int, Any]:
+    """Let a monitor see the verdicts of files, folders or patterns of files; `see` gets the evidence after each row.
+
+    Returns the ids of the rows in which alarms were, and in which changes began, by the input's number, where the files
+    have them.
+    """
+    paths = [path for name in names for path in find_files(name)[1]]
+    start = monitor.inputs
+    row_ids: dict[int, Any] = {}
+    for verdict, ids in read_verdicts(paths, monitor):
+        first = monitor.inputs
+        see(monitor.update(verdict))
+        wanted = {number for alarm in monitor.alarms for number in (alarm.at, alarm.since)}
+        if ids is not None:  # those at which a change may have begun that later rows will show, too
+            wanted |= monitor.likely_starts
+            row_ids |= {number: ids[number - first].as_py() for number in wanted if number >= first}
+        row_ids = {number: row_id for number, row_id in row_ids.items() if number in wanted}
+        report("monitor", monitor.inputs - start, None)
+    if monitor.inputs == start:
+        raise InputError("no row in these files", argument="verdicts", cure="give files that `igeood score` wrote")
+    return row_ids

@@ -1,0 +1,139 @@
+"""Detectors of other libraries: those of pytorch-ood give the same scores inside a guard as alone."""
+
+import sys
+import types
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from sklearn.neighbors import LocalOutlierFactor
+from torch import nn
+
+import igeood
+from igeood.errors import InputError
+from igeood.outputs import HEAD
+
+
+class Absent(types.ModuleType):
+    """In place of torchvision: pytorch-ood imports it, and its detectors do not use it."""
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return sys.modules.get(f"{self.__name__}.{name}", type(name, (), {}))
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    parts = ("", ".datasets", ".datasets.utils", ".models", ".models.resnet", ".transforms", ".transforms.functional")
+    with patch.dict(sys.modules, {f"torchvision{part}": Absent(f"torchvision{part}") for part in parts}):
+        yield pytest.importorskip("pytorch_ood.detector", reason="pytorch-ood is not installed: make test installs it")
+
+
+@pytest.fixture(scope="module")
+def read(model, data):
+    return {name: igeood.extract(model, getattr(data, name), (), head=True) for name in ("train", "test")}
+
+
+def make_energy(theirs, model):
+    return theirs.EnergyBased(None)
+
+
+def make_knn(theirs, model):
+    return theirs.KNN(None, k=5)
+
+
+def make_vim(theirs, model):
+    head = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
+    return theirs.ViM(None, d=16, w=head.weight, b=head.bias)
+
+
+@pytest.mark.parametrize("make", [make_energy, make_knn, make_vim])
+def test_pytorch_ood(make, theirs, model, data, read):
+    detector = make(theirs, model)
+    box = igeood.black_box if make is make_energy else igeood.white_box
+    guard = box(model, method=igeood.wrap(detector, higher_is="ood")).fit(data.train).calibrate(data.held_out)
+    if make is make_energy:
+        expected = detector.predict_logits(read["test"].logits)
+    else:
+        detector.fit_features(read["train"].features[HEAD], read["train"].labels)
+        expected = detector.predict_features(read["test"].features[HEAD])
+    # in their float32 ViM takes a term of about 10 from another: 1e-5 is left of it, more or less by the processor
+    scores = guard.score(data.test)
+    torch.testing.assert_close(scores, expected.detach().double(), rtol=1e-4, atol=1e-4)
+    assert torch.equal(guard.predict(data.test).is_ood, scores > guard.threshold)
+    assert torch.equal(guard.fit(data.train).score(data.test), scores)  # a fit starts anew
+
+
+def test_functions_and_scikit_learn(known):
+    logits = known.test.logits
+    kept, turned = (
+        igeood.wrap(lambda f: f.amax(dim=1), higher_is=side).fit(known.train.logits)(logits) for side in ("id", "ood")
+    )
+    torch.testing.assert_close(kept, -logits.amax(dim=1).double())
+    torch.testing.assert_close(turned, -kept)
+    factor = LocalOutlierFactor(novelty=True, n_neighbors=10)  # scored by its scores, not by its verdict
+    wrapped = igeood.wrap(factor, higher_is="id", on="features")
+    guard = igeood.white_box(method=wrapped).fit(known.train).calibrate(known.held_out)
+    train, test = (list(part.features.values())[-1].numpy() for part in (known.train, known.test))
+    np.testing.assert_allclose(guard.score(known.test), -factor.fit(train).score_samples(test))
+    assert guard.predict(known.ood).is_ood.double().mean() > 0.5
+    assert guard.explain(known.test[:2]).columns == ["output"]
+
+
+def argument_of(function, *arguments, **options):
+    with pytest.raises(InputError) as caught:
+        function(*arguments, **options)
+    return caught.value.argument
+
+
+def test_what_cannot_be(known, tmp_path):
+    guard = igeood.black_box(method=igeood.wrap(lambda f: f.amax(dim=1), higher_is="id")).fit(known.train.logits)
+    assert argument_of(guard.save, tmp_path / "guard") == "detector"
+    assert not list(tmp_path.iterdir())
+    assert argument_of(igeood.wrap, abs, higher_is="up") == "higher_is"
+    for on in ("pixels", "inputs"):
+        assert argument_of(igeood.wrap, abs, higher_is="id", on=on) == "on"
+    for thing in (3, LocalOutlierFactor):  # a class is no detector yet
+        assert argument_of(igeood.wrap, thing, higher_is="id") == "detector"
+    of_features = igeood.wrap(lambda features: features[:, 0], higher_is="id")
+    assert argument_of(igeood.black_box, method=of_features) == "method"
+    for result in (lambda f: f, lambda f: f[:, 0] * torch.nan):
+        assert argument_of(igeood.wrap(result, higher_is="id").fit(known.train.logits), known.test.logits) == "detector"
+
+
+class OfOneLayer:
+    """Reads features by the name of its method, and fits with a loader."""
+
+    def fit_features(self, loader):
+        ((self.rows, self.labels),) = loader
+
+    def predict_features(self, features):
+        with torch.enable_grad():
+            slope = torch.autograd.grad(features.requires_grad_().square().sum(), features)[0]
+        return slope.sum(dim=1) - self.rows.mean()
+
+
+class OfLogitsByTheNameOfFeatures:
+    """As older versions of pytorch-ood."""
+
+    def fit(self, data_loader):  # noqa: ARG002
+        raise AssertionError
+
+    def fit_features(self, logits, labels):  # noqa: ARG002
+        self.shift = logits.mean()
+
+    def predict_features(self, logits):
+        return self.shift - logits.amax(dim=1)
+
+
+def test_what_is_read_follows_the_names_of_methods_and_arguments(known):
+    train, test = known.train.features["block.late"], known.test.features["block.late"]
+    fitted = igeood.wrap(OfOneLayer(), higher_is="ood").fit(known.train)
+    expected = (2 * test.sum(dim=1) - train.mean()).double()
+    with torch.inference_mode():
+        torch.testing.assert_close(fitted(known.test), expected, rtol=1e-5, atol=1e-4)
+    older = igeood.wrap(OfLogitsByTheNameOfFeatures(), higher_is="ood").fit(known.train.logits)
+    expected = (known.train.logits.mean() - known.test.logits.amax(dim=1)).double()
+    torch.testing.assert_close(older(known.test.logits), expected, rtol=1e-5, atol=1e-5)

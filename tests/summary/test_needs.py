@@ -1,0 +1,123 @@
+"""What detectors need: which blocks they read, which needs one pass serves, which summary is enough."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import igeood
+from igeood.errors import InputError
+from igeood.outputs import HEAD, Outputs
+from igeood.summary import ClassSums, Needs, Summary, by_correct
+from igeood.summary.needs import check_covers, merge_needs
+
+ALL = Needs(layers="all", head=True, labels=True, sums="full", samples=("logits", "features"))
+
+
+def spread(call):
+    """A pool of one's own."""
+    return call.value.std(dim=1)
+
+
+def every_second(trace):
+    """Layers of one's own choice."""
+    return trace[::2]
+
+
+class Sums(ClassSums):
+    """Sums of one's own."""
+
+
+def covers(summary, wanted):
+    try:
+        check_covers(summary.describe(), wanted.describe(), "Mine")
+    except InputError as error:
+        assert error.argument == "summary"  # noqa: PT017
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("needs", "blocks"),
+    [
+        (Needs(), []),
+        (Needs(head=True), [HEAD]),
+        (Needs(layers="last"), [HEAD]),
+        (Needs(layers="last two"), ["a", HEAD]),
+        (Needs(layers="all"), ["a", "b"]),
+        (Needs(layers="all", head=True), ["a", "b", HEAD]),
+        (Needs(layers=every_second), ["a", "b"]),
+        (Needs(layers="all", pool=spread), ["a|spread"]),
+        (Needs(layers="all", pool=spread, head=True), ["a|spread", HEAD]),
+    ],
+)
+def test_blocks_that_are_read(needs, blocks):
+    assert needs.blocks(["a", "b", "a|spread", HEAD]) == blocks
+    assert needs.reads_layers == bool(blocks)
+
+
+def test_without_a_head_the_last_block_is_the_last_and_names_of_blocks_say_their_pool():
+    assert Needs(layers="last").blocks(["a", "b", "c"]) == ["c"]
+    assert Needs(layers="last two").blocks(["a", "b", "c"]) == ["b", "c"]
+    assert Needs(layers="last two").blocks(["a"]) == ["a"]
+    assert Needs(pool=spread).named(["a", "b|spread", HEAD]) == ["a|spread", "b|spread", HEAD]
+
+
+@pytest.mark.parametrize(
+    "lack",
+    [
+        {"samples": ("logits",)},
+        {"sums": "mean"},
+        {"sums": Sums},
+        {"layers": "last"},
+        {"layers": every_second},
+        {"pool": spread},
+        {"group": by_correct},
+        {"transform": torch.square},
+        {"labels": False},
+        {"head": False},
+    ],
+)
+def test_a_summary_for_other_needs_is_refused(lack):
+    assert covers(ALL, ALL)
+    assert not covers(replace(ALL, **lack), ALL)
+
+
+def test_more_than_is_needed_covers_less():
+    assert all(covers(ALL, replace(ALL, layers=layers)) for layers in ("none", "last", "last two"))
+    assert all(covers(ALL, replace(ALL, sums=sums)) for sums in ("none", "mean", "diagonal"))
+    assert covers(ALL, Needs(samples=("logits",)))
+    assert covers(replace(ALL, sums=Sums), replace(ALL, sums="none", transform=torch.square, group=by_correct))
+    assert not covers(ALL, replace(ALL, sums=Sums))
+
+
+def test_merged_needs_cover_each_of_them_and_functions_stay_apart():
+    needs = [
+        Needs(labels=True, samples=("logits",)),
+        Needs(layers="last", sums="mean"),
+        Needs(layers="all", labels=True, sums="diagonal", samples=("features",)),
+        Needs(layers="last", sums="mean", group=by_correct),
+        Needs(layers="all", pool=spread, sums="mean"),
+        Needs(layers=every_second, sums=Sums),
+        Needs(layers=every_second, samples=("features",)),
+        Needs(head=True),
+    ]
+    merged = merge_needs(needs)
+    assert len(merged) == 4
+    assert all(any(covers(one, wanted) for one in merged) for wanted in needs)
+    assert merge_needs(merged) == merged
+
+
+def test_one_pass_serves_every_method(rows, suited):
+    merged = merge_needs(method.needs for method in igeood.METHODS.values())
+    assert len(merged) < len(igeood.METHODS) / 2
+    features = {}
+    for needs in merged:
+        features |= suited(rows, replace(needs, head=True)).features
+    rows = Outputs(rows.logits, features, rows.labels)
+    rows = rows.replace(_keys=rows.keys)  # as a guard does it: the sample is the same for all
+    summaries = [Summary.of(rows, needs) for needs in merged]
+    for name, method in igeood.METHODS.items():
+        summary = next(each for each in summaries if covers(each.needs, method.needs))
+        scores = igeood.detector(name).learn(summary)(rows)
+        torch.testing.assert_close(scores, igeood.detector(name).fit(rows)(rows), rtol=1e-9, atol=1e-9)

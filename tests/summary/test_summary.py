@@ -1,0 +1,248 @@
+"""Fitting is adding: whatever the batches, shards and their order, the same sums and rows; files hold them."""
+
+from dataclasses import dataclass, replace
+from functools import reduce
+
+import numpy as np
+import pytest
+import torch
+
+from igeood.errors import GuardFileError, InputError
+from igeood.files import read_record, write_record
+from igeood.outputs import HEAD, Outputs
+from igeood.summary import BUDGET, ClassSums, Needs, Summary, by_correct, by_label, by_prediction
+from igeood.summary import summary as module
+
+ALL = Needs(layers="all", labels=True, sums="full", samples=("logits", "features"))
+SMALL = 4000  # bytes: some rows of each class
+
+
+def squared(x):
+    return x.square()
+
+
+@dataclass
+class Ranges:
+    """Sums of one's own: the least and the greatest value of each group and channel."""
+
+    low: torch.Tensor
+    high: torch.Tensor
+
+    @classmethod
+    def of(cls, features, groups, n_groups):
+        places = groups[:, None].expand_as(features)
+        empty = torch.full((n_groups, features.shape[1]), torch.inf)
+        return cls(
+            empty.scatter_reduce(0, places, features, "amin"), (-empty).scatter_reduce(0, places, features, "amax")
+        )
+
+    def __add__(self, other):
+        return Ranges(self.low.minimum(other.low), self.high.maximum(other.high))
+
+
+def shards(rows, needs, *, budget=BUDGET, **options):
+    return [Summary(needs, budget=budget, **options).add(rows[a:b]) for a, b in ((0, 90), (90, 250), (250, 400))]
+
+
+def parts_of(sums):
+    """What is compared of sums: means, not shifts from an origin."""
+    return {"mean": sums.mean, "scatter": sums.scatter} if isinstance(sums, ClassSums) else vars(sums)
+
+
+def assert_same(one, other):
+    """Sums to rounding, all else to the bit."""
+    assert torch.equal(one.counts, other.counts)
+    assert np.array_equal(one.keys, other.keys)
+    assert np.array_equal(one.key_counts, other.key_counts)
+    assert list(one.widths.items()) == list(other.widths.items())
+    sums = [{block: parts_of(value) for block, value in each.sums.items()} for each in (one, other)]
+    torch.testing.assert_close(*sums, rtol=1e-12, atol=1e-9)
+    kept = [{k: (s.state(), s.outputs()[1]) for k, s in each.samples.items()} for each in (one, other)]
+    torch.testing.assert_close(*kept, rtol=0, atol=0)  # rows, keys, counts, order; weights
+
+
+def argument_of(function, *arguments, **options):
+    with pytest.raises(InputError) as caught:
+        function(*arguments, **options)
+    return caught.value.argument
+
+
+@pytest.mark.parametrize("budget", [BUDGET, 4 * SMALL])
+@pytest.mark.parametrize(
+    "needs",
+    [
+        ALL,
+        Needs(samples=("logits",)),
+        Needs(layers="last", sums="mean"),
+        replace(ALL, group=by_prediction, pool=torch.amax, head=True),
+        replace(ALL, group=by_correct, transform=squared, sums="diagonal"),
+        replace(ALL, sums=Ranges),
+    ],
+)
+def test_batches_shards_and_their_order_do_not_matter(rows, needs, budget):
+    for data in (rows,) if needs.labels else (rows, rows.replace(labels=None)):
+        whole = Summary.of(data, needs, budget=budget)
+        for size in (3, 64):
+            parts = (data[start : start + size] for start in range(0, len(data), size))
+            assert_same(reduce(Summary.add, parts, Summary(needs, budget=budget)), whole)
+        a, b, c = shards(data, needs, budget=budget)
+        for one, two, three in ((a, c, b), (b, a, c), (c, b, a)):
+            assert_same(one + two + three, whole)
+        assert_same(a + (b + c), whole)
+        assert_same(Summary(needs, budget=budget) + b + a + c, whole)
+
+
+def test_a_class_of_one_row_is_kept_whatever_its_shard(rows):
+    lone = torch.cat([(rows.labels != 4).nonzero()[:, 0], (rows.labels == 4).nonzero()[:1, 0]])
+    few = rows[lone]
+    whole = Summary.of(few, ALL, budget=SMALL)
+    assert_same(Summary.of(few[-1:], ALL, budget=SMALL) + Summary.of(few[:-1], ALL, budget=SMALL), whole)
+    assert whole.counts[4] == 1
+    assert [int(sample.kept[4]) for sample in whole.samples.values()] == [1, 1]
+    torch.testing.assert_close(whole.sums["late"].mean[4], few.features["late"][-1].double())
+
+
+def test_samples_are_nested_and_share_the_budget(rows):
+    needs = Needs(layers="last", labels=True, samples=("logits", "features"))
+    summary = Summary.of(rows, needs, budget=2 * SMALL)
+    samples = summary.samples
+    assert {name: list(sample.widths) for name, sample in samples.items()} == {"logits": [], "features": [HEAD]}
+    assert set(samples["features"].outputs()[0].keys) < set(samples["logits"].outputs()[0].keys)
+    assert sum(sample.budget for sample in samples.values()) == summary.budget
+
+
+def test_of_unequal_budgets_the_smaller_holds_and_adding_changes_neither_side(rows):
+    a, b, c = shards(rows, ALL)
+    small = Summary.of(rows[90:250], ALL, budget=2 * SMALL)
+    expected = Summary.of(rows, ALL, budget=2 * SMALL)
+    assert_same(a + small + c, expected)
+    assert (a + small + c).budget == 2 * SMALL
+    assert_same(Summary(ALL, budget=2 * SMALL) + (a + b + c), expected)
+    before = Summary.of(rows[:90], ALL)
+    for total in (a + b, a + Summary(ALL), Summary(ALL) + a):
+        total.add(rows[250:])
+        assert_same(a, before)
+    assert_same((a + b).add(rows[250:]), Summary.of(rows, ALL))  # a sum takes in more rows
+
+
+@pytest.mark.parametrize("group", [by_label, by_prediction, by_correct])
+def test_sums_of_groups(rows, group):
+    predicted = rows.logits.argmax(dim=1)
+    kept = predicted == rows.labels if group is by_correct else torch.ones(400, dtype=torch.bool)
+    groups = (predicted if group is by_prediction else rows.labels)[kept]
+    x = rows.features["late"][kept]
+    needs = Needs(layers="all", labels=True, sums="diagonal", group=group, transform=squared)
+    summary = Summary.of(rows, needs)
+    expected = ClassSums.of(squared(x), groups, 5)
+    torch.testing.assert_close(summary.sums["late"].mean, expected.mean, rtol=1e-12, atol=0)
+    assert torch.equal(summary.sums["late"].count, expected.count)
+    ranges = Summary.of(rows, replace(needs, sums=Ranges, transform=None)).sums["late"]
+    for c in range(5):
+        assert torch.equal(ranges.low[c], x[groups == c].amin(dim=0))
+        assert torch.equal(ranges.high[c], x[groups == c].amax(dim=0))
+    assert summary.counts.tolist() == torch.bincount(rows.labels).tolist()  # of all rows, whatever the groups
+
+
+def test_ids_are_keys_and_those_of_training_rows_are_bounded(rows, monkeypatch):
+    """The rows with the smallest ids' hashes are kept, not those with the smallest hashes of their content."""
+    keys = np.random.default_rng(0).integers(2**64, size=400, dtype=np.uint64)
+    summary = Summary.of(Outputs(rows.logits, keys=keys), Needs(samples=("logits",)), budget=SMALL)
+    sample = summary.samples["logits"]
+    assert np.array_equal(sample.outputs()[0].keys, np.sort(keys)[: sample.quota])
+    assert np.array_equal(summary.keys, np.sort(keys))
+    assert summary.identified
+    assert not (summary + Summary.of(rows.replace(labels=None), Needs(samples=("logits",)))).identified
+    monkeypatch.setattr(module, "KEYS", 50)
+    contents, counts = np.unique(rows.only([]).keys, return_counts=True)
+    a, b, c = shards(rows, Needs())
+    for summary in (Summary.of(rows, Needs()), c + a + b):
+        assert np.array_equal(summary.keys, contents[:50])
+        assert np.array_equal(summary.key_counts, counts[:50])
+
+
+def test_files_and_bytes_hold_a_summary(rows, tmp_path):
+    a, b, c = shards(rows, ALL, budget=2 * SMALL, model="abc")
+    a.save(tmp_path / "a")
+    loaded = Summary.load(tmp_path / "a")
+    assert_same(loaded, a)
+    assert (loaded.model, loaded.budget, loaded.described) == ("abc", 2 * SMALL, a.described)
+    whole = Summary.of(rows, ALL, budget=2 * SMALL)
+    assert_same(loaded + b + c, whole)
+    assert_same(loaded.add(rows[90:250]).add(rows[250:]), whole)
+    parts = [Summary.of(rows[i::7], ALL, budget=2 * SMALL) for i in range(7)] + [Summary(ALL)]  # the last has no row
+    parts[0].about = {"classes": ["a", "b"]}
+    parts[7].about = {"preparation": {"size": 8}}
+    total = Summary(ALL, budget=4 * SMALL)
+    for part in parts:
+        content = part.to_bytes()
+        total += Summary.from_bytes(content)
+        assert part.to_bytes() == content
+    assert_same(total, whole)
+    assert Summary.from_bytes(total.to_bytes()).about == {"classes": ["a", "b"], "preparation": {"size": 8}}
+    total.head = (torch.ones(5, 2), torch.zeros(5))
+    torch.testing.assert_close(Summary.from_bytes(total.to_bytes()).head, total.head)
+
+
+@pytest.mark.parametrize("change", [{"sums": "mean", "transform": squared}, {"sums": Ranges}])
+def test_a_file_has_no_functions_but_adds_to_a_summary_that_has_them(rows, change):
+    needs = replace(ALL, **change)
+    a, b, c = shards(rows, needs)
+    bare = Summary.from_bytes(a.to_bytes())
+    assert bare.described == needs.describe()
+    assert argument_of(bare.add, rows) == "summary"
+    if needs.sums is Ranges:  # two files do not know how these add
+        assert argument_of(lambda: bare + Summary.from_bytes(b.to_bytes())) == "summary"
+    whole = Summary.of(rows, needs)
+    assert_same(Summary.from_bytes(a.to_bytes(), needs).add(rows[90:]), whole)
+    for total in (b + bare + c, bare + b + c, Summary.from_bytes((b + c).to_bytes(), needs) + bare):
+        assert_same(total, whole)
+
+
+def test_files_that_are_no_summary(rows, tmp_path):
+    path = tmp_path / "summary"
+    summary = Summary.of(rows, ALL)
+    summary.save(path)
+    record, tensors = read_record(path, "summary")
+    for change in ({"needs": {"samples": []}}, {"n_classes": "ten"}, {"widths": 3}):
+        write_record(path, {**record, **change}, tensors)
+        with pytest.raises(GuardFileError):
+            Summary.load(path)
+    for damaged in (summary.to_bytes()[:-1], b"", b"no summary at all"):
+        with pytest.raises(GuardFileError):
+            Summary.from_bytes(damaged)
+
+
+def test_summaries_and_batches_that_do_not_add(rows):
+    one = Summary(ALL, model="one").add(rows)
+    others = [
+        Summary(replace(ALL, sums="diagonal"), model="one"),
+        Summary(replace(ALL, transform=squared), model="one"),
+    ]
+    for other in (*others, Summary(ALL, model="two")):
+        assert argument_of(lambda other=other: one + other.add(rows[:9])) == "summary"
+    named, otherwise = Summary(ALL), Summary(ALL)
+    named.about = {"classes": ["a", "b"]}
+    otherwise.about = {"classes": ["b", "a"]}
+    assert argument_of(lambda: named + otherwise) == "summary"
+    assert_same(one, Summary.of(rows, ALL))
+    free = Needs(samples=("logits",))
+    whole = Summary.of(rows, free)
+    unlabelled = rows.replace(labels=None)
+    narrow = Outputs(rows.logits[:, :4], labels=rows.labels % 4)
+    for other, argument in ((unlabelled, "labels"), (narrow, "outputs")):
+        assert argument_of(whole.add, other) == argument
+        assert argument_of(lambda other=other: whole + Summary.of(other, free)) == argument
+    for blocks in (["late", "early"], ["late"]):
+        assert argument_of(Summary.of(rows, ALL).add, rows.only(blocks)) == "outputs"
+
+
+@pytest.mark.parametrize("samples", [("logits",), ("logits", "features")])
+def test_a_budget_that_is_too_small_names_the_bytes_that_are_enough(rows, samples):
+    needs = replace(ALL, samples=samples)
+    for budget in (0, 1.5, True):
+        assert argument_of(Summary, needs, budget=budget) == "budget"
+    with pytest.raises(InputError) as caught:
+        Summary.of(rows, needs, budget=200)
+    needed = max(int(word) for word in caught.value.cure.replace(",", "").split() if word.isdigit())
+    assert all(sample.quota >= 1 for sample in Summary.of(rows, needs, budget=needed).samples.values())
+    assert argument_of(Summary.of, rows, needs, budget=needed - 1) == "budget"
