@@ -29,13 +29,13 @@ import onnxruntime
 import torch
 
 import igeood
-from igeood.guard.graph import input_names, input_tensors
+from igeood.export.graph import graph_inputs
 from igeood.outputs import Outputs
 
 HEADS = (
-    "msp", "odin", "energy", "max-logit", "entropy", "gen", "kl-sum", "kl-min", "igeood-logits", "igeood-logits-min",
+    "msp", "odin", "energy", "max-logit", "entropy", "gen", "igeood-logits", "igeood-logits-min",
     "logits-product", "fisher-rao-product", "probe", "igeood", "igeood+", "mahalanobis", "relative-mahalanobis",
-    "mahalanobis++", "knn", "nnguide", "vim", "fdbd", "react", "ash", "scale", "she", "residual-flow",
+    "mahalanobis++", "knn", "nnguide", "vim", "fdbd", "react", "ash", "scale", "she",
 )  # fmt: skip
 MODELS = ("fisher-rao-product", "igeood", "mahalanobis", "igeood-logits")
 EXAMPLE = Path(__file__).parent.parent / "examples" / "browser"
@@ -94,16 +94,12 @@ def heads(classes: list[int], out: Path, methods: tuple[str, ...] = HEADS, rows:
     for method in methods:
         cells = []
         for n in classes:
-            if method == "residual-flow" and n > 10:
-                cells.append("| |")
-                continue
             guard = head_guard(method, *parts[n])
             guard.export(out / "head.onnx", example=parts[n][1][:4])
             test = Outputs.concat([made_up(n, rows, 3).replace(labels=None), made_up(n, rows, 4, foreign=True)])
             scores = torch.as_tensor(guard.score(test)).numpy()
-            read = test.only(guard.detector.widths_)
-            names = input_names(read)
-            given = {name: v.numpy() for name, v in zip(names, input_tensors(read, names), strict=True)}
+            inputs = graph_inputs(test.only(guard.detector.widths_))
+            given = {name: value.numpy() for name, value in inputs.items()}
             session = session_of(out / "head.onnx")
             worst = max(apart(guard, scores[: r.size], r) for r in (run(session, given, s)["score"] for s in SIZES))
             cells.append(f" {worst:.1e} | {(out / 'head.onnx').stat().st_size / 1e6:.2f} MB |")

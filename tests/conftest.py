@@ -14,6 +14,7 @@ from hypothesis import settings
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import igeood.bench.methods  # noqa: F401 (the laboratory's methods are held to the same laws)
 from igeood.errors import InputError
 from igeood.outputs import HEAD, Outputs
 

@@ -1,23 +1,11 @@
 """Out-of-distribution detection for any trained classifier, by Fisher–Rao distances (IGEOOD)."""
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from igeood.version import __version__
 
-if TYPE_CHECKING:
-    from igeood import calibration, errors, geometry, metrics
-    from igeood.comparison import compare
-    from igeood.detectors import METHODS, Detector, Energy, Igeood, IgeoodFeatures, IgeoodLogits, IgeoodPlus
-    from igeood.detectors import Mahalanobis, MaxSoftmax, Odin, detector, options, register, wrap
-    from igeood.guard import Guard, Verdict, black_box, grey_box, load, summarise, white_box
-    from igeood.guard.source import extract
-    from igeood.monitor import Monitor
-    from igeood.outputs import Outputs
-    from igeood.summary import Needs, Summary
-    from igeood.tables import read_logits, write_logits
-
-# Names are imported on first use, from their homes: `igeood --help` should not wait for torch.
+# Names are imported on first use, from their homes: `igeood --help` should not wait for torch. Types: __init__.pyi.
 _HOMES = {
     "comparison": "compare",
     "detectors": "METHODS Detector Energy Igeood IgeoodFeatures IgeoodLogits IgeoodPlus Mahalanobis MaxSoftmax Odin",

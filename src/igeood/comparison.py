@@ -5,24 +5,23 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from inspect import signature
 from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from igeood.detectors import METHODS, Detector, method_name
+from igeood.detectors import METHODS, Detector
 from igeood.detectors import detector as make_detector
-from igeood.detectors.wrapped import Wrapped
 from igeood.errors import InputError, UnsuitedError
-from igeood.guard.inputs import ArrayInputs, ModelInputs
-from igeood.guard.tuning import named_kinds
+from igeood.guard.source import Source
 from igeood.metrics import evaluate
-from igeood.model.layers import Layers
+from igeood.model.layers import Layers, bare
 from igeood.model.reader import random_state_kept
 from igeood.outputs import Outputs
 from igeood.summary import Needs, Summary
-from igeood.summary.needs import check_covers, joined
+from igeood.summary.needs import check_covers, merge_needs
 
 LABORATORY = "igeood.bench"  # whose methods are compared only if they are named
 
@@ -123,10 +122,10 @@ def compare(
     tpr : float
         The operating point.
     """
-    sets = named_kinds(ood, model)
+    sets = _named_sets(ood, model)
     if not sets:
         raise InputError("empty", argument="ood", cure="give at least one OOD set, as a loader or by name")
-    source: Any = ArrayInputs(layers) if model is None else ModelInputs(model, layers)
+    source = Source(model, layers)
     usual = _usual_methods(None if model else getattr(train, "features", {})) if methods is None else methods
     with random_state_kept(), torch.inference_mode(False), torch.no_grad():
         detectors, left_out = _fit(_detectors(usual), source, train, is_strict=methods is not None)
@@ -145,7 +144,7 @@ def compare(
 def _usual_methods(features: Mapping[str, Any] | None) -> list[str]:
     """Methods that need no tuning and that one pass serves; of arrays, those that find their features."""
     core = {name: method for name, method in METHODS.items() if not method.kind.__module__.startswith(LABORATORY)}
-    usual = {name: m.needs for name, m in core.items() if m.tunes != "only" and m.needs.statistic == "mean"}
+    usual = {name: m.needs for name, m in core.items() if m.tunes != "only" and m.needs.pool is None}
     return [n for n, needs in usual.items() if features is None or not needs.reads_layers or needs.blocks(features)]
 
 
@@ -153,8 +152,8 @@ def _detectors(methods: Iterable[str | Detector]) -> dict[str, Detector]:
     detectors: dict[str, Detector] = {}
     for method in methods:
         instance = make_detector(method) if isinstance(method, str) else method
-        wrapped = type(instance).__name__ if isinstance(instance, Wrapped) else None
-        name = method if isinstance(method, str) else wrapped or method_name(instance)
+        registered = (name for name, entry in METHODS.items() if entry.kind is type(instance))
+        name = method if isinstance(method, str) else next(registered, type(instance).__name__)
         same = sum(other == name or other.startswith(f"{name} (") for other in detectors)
         detectors[f"{name} ({same + 1})" if same else name] = instance
     if not detectors:
@@ -163,17 +162,17 @@ def _detectors(methods: Iterable[str | Detector]) -> dict[str, Detector]:
 
 
 def _fit(
-    detectors: dict[str, Detector], source: Any, train: Any, *, is_strict: bool
+    detectors: dict[str, Detector], source: Source, train: Any, *, is_strict: bool
 ) -> tuple[dict[str, Detector], dict[str, str]]:
     """Fitted detectors from one reading of the data; unless strict, the others with the reason."""
-    wanted = joined(one.needs for one in detectors.values())
-    read, *others = joined(Needs(n.layers, n.statistic, n.head, n.inputs, n.returns) for n in wanted)
+    wanted = merge_needs(one.needs for one in detectors.values())
+    read, *others = merge_needs(Needs(layers=needs.layers, pool=needs.pool, head=needs.head) for needs in wanted)
     if others:
-        raise InputError("they read different statistics of layers", argument="methods", cure="compare them apart")
+        raise InputError("they pool layers differently", argument="methods", cure="compare them apart")
     summaries = [Summary(needs, model=source.weights()) for needs in wanted]
     for outputs, _ in _outputs(source, train, "train", read):
         for summary in summaries:
-            summary.head = source.head
+            summary.head = source.reader.head if source.reader is not None else None
             summary.add(outputs)
     fitted: dict[str, Detector] = {}
     left_out: dict[str, str] = {}
@@ -195,22 +194,30 @@ def _covers(summary: Summary, detector: Detector) -> bool:
     return False
 
 
-def _outputs(source: Any, data: Any, name: str, read: Needs | None = None) -> Iterator[tuple[Outputs, float]]:
+def _named_sets(ood: Any, model: nn.Module | None) -> dict[str, Any]:
+    """OOD sets by name; a mapping with a keyword of the model's is one batch."""
+    keywords = set() if model is None else set(signature(bare(model).forward).parameters)
+    if not isinstance(ood, Mapping) or keywords & set(ood):
+        return {"ood": ood}
+    return {str(name): data for name, data in ood.items()}
+
+
+def _outputs(source: Source, data: Any, name: str, read: Needs | None = None) -> Iterator[tuple[Outputs, float]]:
     """Outputs of each batch, and the seconds that it took; with `read`, the source reads this from now on."""
-    number = -1
-    for number, batch in enumerate(filter(len, source.batches(data, name))):
-        with source.at(name, number):
-            if number == 0 and read is not None:
-                source.prepare(batch, read)
-            start = time.perf_counter()
-            outputs = source.outputs(batch, labels=read is not None, keys=read is not None)
+    is_empty = True
+    for batch in filter(len, source.items(data, name=name)):
+        if is_empty and read is not None:
+            source.prepare(batch, read)
+        is_empty = False
+        start = time.perf_counter()
+        outputs = source.read(batch, labels=read is not None, keys=read is not None)
         yield outputs, time.perf_counter() - start
-    if number < 0:
+    if is_empty:
         raise InputError("empty", argument=name, cure="give at least one sample, or a new loader")
 
 
 def _scores(
-    detectors: dict[str, Detector], source: Any, data: Any, name: str, seconds: dict[str, float]
+    detectors: dict[str, Detector], source: Source, data: Any, name: str, seconds: dict[str, float]
 ) -> dict[str, Tensor]:
     """Scores of one set by each detector; adds to the seconds that each took, and the forward pass ("")."""
     parts: dict[str, list[Tensor]] = {method: [] for method in detectors}
@@ -220,6 +227,6 @@ def _scores(
             if not parts[method]:
                 detector.score(outputs)  # a first call may prepare something
             start = time.perf_counter()
-            parts[method].append(torch.as_tensor(detector.score(outputs)).cpu())
+            parts[method].append(detector.score(outputs).cpu())
             seconds[method] += time.perf_counter() - start
     return {method: torch.cat(scores) for method, scores in parts.items()}

@@ -236,10 +236,10 @@ class LogitsFile:
         logits = features.pop(self.logits)
         features = {name.removeprefix(FEATURE): matrix for name, matrix in features.items()}
         ids = ids if ids is not None and self._identify(ids) else None
-        options: dict[str, Any] = {"name": self.logits, "on_error": self.on_error, "reasons": reasons, "first": first}
-        outputs = Outputs(logits, features, labels, ids=ids, **options)
+        options: dict[str, Any] = {"name": self.logits, "reasons": reasons, "first": first}
+        outputs = Outputs(logits, features, labels, ids=ids, on_error="refuse", **options)
         if self.on_error == "raise":
-            outputs.check_valid(first)
+            outputs.check_valid(first)  # the first bad row, whatever is wrong with it
         return outputs
 
     def _identify(self, ids: pa.Array) -> bool:

@@ -78,8 +78,14 @@ def draw(monitor: "Monitor", trace: Trace, path: str) -> None:
         axes.text(max(since, start), 1.2, f" since about input {since:,} ", where)
     axes.set(yscale="log", xlabel="input", ylabel="evidence of a change", xlim=(start, end))
     axes.set_ylim(1.0, 10 * max(monitor.run_length, evidence.max()))
-    place = {"xycoords": ("axes fraction", "data"), "ha": side, "color": _ALARM, "fontsize": 8}
-    axes.annotate(f" alarm at {monitor.run_length:,.0f} ", (float(side == "right"), 1.2 * monitor.run_length), **place)
+    axes.annotate(
+        f" alarm at {monitor.run_length:,.0f} ",
+        (float(side == "right"), 1.2 * monitor.run_length),
+        xycoords=("axes fraction", "data"),
+        ha=side,
+        color=_ALARM,
+        fontsize=8,
+    )
     axes.set_title(title, fontsize=10, loc="left")
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.spines[["top", "right"]].set_visible(False)

@@ -47,7 +47,8 @@ def _example(name: str | None, guard: "Guard", options: dict[str, Any]) -> Any:
     if name is None or guard.source.model is None or (guard.preparation is not None and not name.endswith(".npz")):
         return None if name is None else open_samples([name], guard, options)
     if not name.endswith(".npz"):
-        raise InputError(f"example: {name} is no .npz file; write one with numpy.savez, an array for each input")
+        cure = "write one with numpy.savez, an array for each input"
+        raise InputError(f"{name} is no .npz file", argument="example", cure=cure)
     return _arrays(name)
 
 
@@ -60,11 +61,11 @@ def _arrays(name: str) -> Any:
             file = np.load(content, allow_pickle=False)
             arrays = {key: file[key] for key in file.files if key not in ("labels", "label")}
         except Exception as error:  # of zip files and arrays, there are many
-            raise InputError(f"example: {name} is no sound .npz file; write one with numpy.savez") from error
+            cure = "write one with numpy.savez"
+            raise InputError(f"{name} is no sound .npz file", argument="example", cure=cure) from error
     for key, array in arrays.items():
         if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
-            raise InputError(
-                f"example: {key} in {name} has values of type {array.dtype}; give numbers of 64 bits or less"
-            )
+            problem = f"{key} in {name} has values of type {array.dtype}"
+            raise InputError(problem, argument="example", cure="give numbers of 64 bits or less")
         arrays[key] = array.astype(array.dtype.newbyteorder("="), copy=False)
     return next(iter(arrays.values())) if len(arrays) == 1 else arrays

@@ -6,8 +6,7 @@ from torch import Tensor
 from igeood.detectors.logits import IgeoodLogits
 from igeood.detectors.options import options
 from igeood.detectors.registry import register
-from igeood.geometry.plain import is_plain
-from igeood.geometry.precision import by_rows, wide
+from igeood.geometry.precision import by_rows, exporting, wide
 from igeood.outputs import Outputs
 
 FLOOR = 1e-12  # of a distance, before its logarithm
@@ -23,7 +22,7 @@ def centred_energy(logits: Tensor) -> Tensor:
     def of_rows(f: Tensor) -> Tensor:
         f = wide(f)
         mean = f.mean(dim=-1)
-        if is_plain() or not bool(mean.isfinite().all()):
+        if exporting.get() or not bool(mean.isfinite().all()):
             finite = f.isfinite()
             mean = (torch.where(finite, f, 0.0) / finite.sum(dim=-1, keepdim=True)).sum(dim=-1)
         return torch.logsumexp(f, dim=-1) - mean

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from igeood.errors import InputError
 from igeood.geometry.nearest import Prepared, asinh, nearest, prepare
-from igeood.geometry.plain import is_plain
-from igeood.geometry.precision import result_dtype, row_chunks, wide
+from igeood.geometry.precision import exporting, result_dtype, row_chunks, wide
 
 _TWO_SQRT2 = 2.0 * math.sqrt(2.0)
 
@@ -126,7 +125,7 @@ def nearest_prepared(x: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor]:
 
 def _check_values(**tensors: Tensor) -> None:
     """Raise unless all values are finite, and those of deviations positive; takes no memory."""
-    for name, value in () if is_plain() else tensors.items():
+    for name, value in () if exporting.get() else tensors.items():
         least, expected = (0.0, "positive and finite") if name.startswith("std") else (-math.inf, "finite")
         if value.numel() and not all(least < float(end) < math.inf for end in value.detach().aminmax()):
             what = f"expected {expected} values everywhere"

@@ -28,16 +28,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from igeood.geometry.plain import is_plain
-from igeood.geometry.precision import by_rows, chunk_rows, row_chunks, wide
+from igeood.geometry.precision import by_rows, chunk_rows, exporting, row_chunks, wide
 
 _EPS = 1.01 * 2.0**-24  # the hundredth is for the rounding of the bound itself
 _TOLERANCE = 0.02  # of the bound in one channel, times √k: sums of different classes are about √k apart
 _NODES = (3, 4, 5, 6, 8, 10, 12, 16, 20)
 _WIDTH = 256  # channels in one product: rounding grows with their number
 SMALL = 1 << 17  # so many asinh in float64 cost less than the interpolation's calls
-_FEW = 8  # classes that are compared in plain mode, the nearest by the interpolation
-_DIRECT = 1 << 14  # values of a row up to which plain mode compares all classes
+_FEW = 8  # classes that are compared in an exported graph, the nearest by the interpolation
+_DIRECT = 1 << 14  # values of a row up to which a graph compares all classes
 
 
 class Group(NamedTuple):
@@ -75,8 +74,8 @@ def prepare(means: Tensor, scale: Tensor) -> Prepared:
 def nearest(x: Tensor, prepared: Prepared) -> Tensor:
     """The class (N,) with the least sum over channels of asinh²((x-μ)·scale), the first of equals, for x (N, k)."""
     means = prepared.means
-    if is_plain():
-        return _plain_nearest(x, prepared)
+    if exporting.get():
+        return _graph_nearest(x, prepared)
     if x.shape[0] <= 2 or x.numel() * len(means) <= SMALL:
         return by_rows(lambda rows: _squared_sums(rows[:, None], means, prepared.scale).argmin(dim=1), x, means.numel())
     step = 16 * chunk_rows(max(means.shape))
@@ -96,8 +95,8 @@ def _squared_sums(x: Tensor, means: Tensor, scale: Tensor) -> Tensor:
     return asinh((wide(x) - means) * scale).square_().sum(dim=-1)
 
 
-def _plain_nearest(x: Tensor, prepared: Prepared) -> Tensor:
-    """As `nearest`, in plain mode: of many classes those are compared that the interpolation finds nearest."""
+def _graph_nearest(x: Tensor, prepared: Prepared) -> Tensor:
+    """As `nearest`, in a graph: of many classes those are compared that the interpolation finds nearest."""
     means = prepared.means
     if means.numel() <= _DIRECT or len(means) <= _FEW:
         return _squared_sums(x[:, None], means, prepared.scale).argmin(dim=1)

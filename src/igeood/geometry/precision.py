@@ -1,14 +1,16 @@
 """Which precision to compute in, and how many rows at a time."""
 
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
 
-from igeood.geometry.plain import is_plain
-
 CHUNK_ELEMENTS = 1 << 18  # 2 MB of float64: a few temporaries of that size stay in the cache
 _NO_FLOAT64 = frozenset({"mps"})
+# Whether this thread traces a graph: nothing may depend on values or on the number of rows. torch.compiler.is_exporting
+# says so of all threads, and others may be scoring.
+exporting = ContextVar("exporting", default=False)
 
 
 def wide(x: Tensor) -> Tensor:
@@ -28,7 +30,7 @@ def chunk_rows(width: int) -> int:
 
 def row_chunks(n: int, width: int) -> Iterator[slice]:
     """Slices of `n` rows such that each chunk has about `CHUNK_ELEMENTS` elements; no row is one empty chunk."""
-    if is_plain():
+    if exporting.get():
         yield slice(None)
         return
     step = chunk_rows(width)

@@ -226,7 +226,7 @@ class Guard:
             self.detector, self.tuning = tune_detector(
                 self.detector,
                 self.summary,
-                validation,
+                validation.read,
                 sizes,
                 epsilon=self.epsilon,
                 tpr=tpr,

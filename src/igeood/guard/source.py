@@ -130,7 +130,7 @@ class Source:
         keys : bool
             Whether samples are to be recognised.
         """
-        for number, item in enumerate(self._items(data, labels, ids, name, on_error)):
+        for number, item in enumerate(self.items(data, labels, ids, name, on_error)):
             try:
                 if needs is not None and number == 0:
                     self.prepare(item, needs)
@@ -147,7 +147,7 @@ class Source:
         self, data: Any, detector: Detector, epsilons: Sequence[float], select: Select, *, ids: Any = None, name: str
     ) -> Iterator[tuple[Keys, list[Outputs]]]:
         """Keys and outputs of the rows that `select` chooses, batch by batch, for each size of the input step."""
-        for number, item in enumerate(self._items(data, None, ids, name, "raise")):
+        for number, item in enumerate(self.items(data, None, ids, name)):
             try:
                 keys = self.read(item).keys if isinstance(item, Outputs) else item.keys
                 rows = select(keys, not isinstance(item, Outputs) or item.identified)
@@ -161,9 +161,9 @@ class Source:
         is_of_batch = self.model is not None and not isinstance(error, UnsuitedError)
         return error.within(f"{name}: batch {number}") if is_of_batch else error
 
-    def _items(
-        self, data: Any, labels: Any, ids: Any, name: str, on_error: OnError
-    ) -> Iterator[Batch] | Iterator[Outputs]:
+    def items(
+        self, data: Any, labels: Any = None, ids: Any = None, name: str = "x", on_error: OnError = "raise"
+    ) -> Iterator[Any]:
         """Batches for the model, or blocks of arrays."""
         if self.model is None:
             yield from array_blocks(data, labels, ids, "logits" if name == "x" else name, on_error)

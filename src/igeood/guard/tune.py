@@ -24,6 +24,7 @@ Search = Callable[[Attempt, "Trials", int], None]  # tries temperatures; gets th
 Progress = Callable[[int, int], None]  # done, of how many
 Trial = dict[str, float]  # what was tried, with the TNR and AUROC that it reached on the validation data
 Trials = list[Trial]
+Read = Callable[[Detector, Sequence[float]], tuple[list[Outputs], list[Outputs]]]
 
 SWEEP_RANGE = (0.1, 1000.0)
 SWEEP_POINTS = 33  # eight a decade
@@ -166,7 +167,7 @@ class Validation:
 def tune_detector(
     detector: Detector,
     summary: Summary | None,
-    validation: Validation,
+    read: Read,
     epsilons: Sequence[float],
     *,
     epsilon: float,
@@ -186,14 +187,14 @@ def tune_detector(
         Fitted; it is not changed.
     summary : Summary, optional
         Of the training data, to learn centroids at other temperatures.
-    validation : Validation
-        The samples.
+    read : callable
+        Gives in-distribution and OOD outputs for each size of the step, such as `Validation.read`.
     epsilons : sequence of float
         Sizes of the step to try; `epsilon` is its size before.
     tpr, search, seed, progress
         As in `Guard.tune`.
     """
-    id_outputs, ood_outputs = validation.read(detector, (0.0, epsilon) if epsilon else (0.0,))
+    id_outputs, ood_outputs = read(detector, (0.0, epsilon) if epsilon else (0.0,))
     clean = (id_outputs[0], ood_outputs[0])
     n_ood = len(clean[1])
     first = _rates(detector, id_outputs[-1], ood_outputs[-1], tpr)
@@ -207,7 +208,7 @@ def tune_detector(
         candidates = [tempered] if is_whole else [tempered, detector]
     tried = []
     for candidate in candidates:
-        pairs = zip(*validation.read(candidate, epsilons), strict=True) if any(epsilons) else [clean] * len(epsilons)
+        pairs = zip(*read(candidate, epsilons), strict=True) if any(epsilons) else [clean] * len(epsilons)
         for size, pair in zip(epsilons, pairs, strict=True):
             tried.append(_attempt(candidate, pair, float(size), tpr, seed))
     steps = [step for _, _, step in tried]

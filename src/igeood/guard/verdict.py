@@ -1,6 +1,6 @@
 """What a guard says of samples."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -77,10 +77,10 @@ class Verdict:
             label = label.index_fill(0, rows, -1)
             reason = np.full(len(score), None, dtype=object)
             reason[list(reasons)] = list(reasons.values())
-        columns: Iterable[Array] = (is_ood, score, p_value, label)
-        if to_numpy:
-            columns = (value.cpu().numpy() for value in (is_ood, score, p_value, label))
-        return cls(*columns, reason, classes)
+        if not to_numpy:
+            return cls(is_ood, score, p_value, label, reason, classes)
+        columns = [value.cpu().numpy() for value in (is_ood, score, p_value, label)]
+        return cls(columns[0], columns[1], columns[2], columns[3], reason, classes)
 
     @property
     def name(self) -> np.ndarray[Any, Any] | None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from igeood.errors import InputError, UnsuitedError
+from igeood.geometry.precision import exporting
 from igeood.model.batch import Batch
 from igeood.model.layers import Call, Trace, bare, known_layers, layout_of, mean, named_modules
 from igeood.outputs import HEAD, OnError, Outputs
@@ -85,13 +86,13 @@ class Reader:
 
     def place(self, batch: Batch) -> Batch:
         """A copy of the batch on the model's device, in its precision: the model may work in place."""
-        device = None if self._weight is None else self._weight.device
+        weight = self._weight
         inputs: dict[str, Any] = {}
         for name, value in batch.inputs.items():
             inputs[name] = value
             if isinstance(value, Tensor):
-                rounds = self._weight is not None and value.is_floating_point()
-                inputs[name] = value.to(device, self._weight.dtype if rounds else value.dtype, copy=True)
+                dtype = weight.dtype if weight is not None and value.is_floating_point() else value.dtype
+                inputs[name] = value.to(None if weight is None else weight.device, dtype, copy=True)
         return replace(batch, inputs=inputs)
 
     def _run(self, model: nn.Module, batch: Batch, hooks: Iterable[tuple[nn.Module, Hook]]) -> Tensor:
@@ -201,7 +202,7 @@ def _shown(mask: Any, value: Tensor) -> Tensor | None:
     """Which tokens of (N, T, k) an attention mask of zeros and ones shows, (N, T) bool."""
     if not isinstance(mask, Tensor) or mask.shape != value.shape[:2]:
         return None
-    if mask.is_floating_point() and not torch.compiler.is_exporting() and not bool(((mask == 0) | (mask == 1)).all()):
+    if mask.is_floating_point() and not exporting.get() and not bool(((mask == 0) | (mask == 1)).all()):
         return None  # what is added to attention
     return mask.to(value.device) != 0
 

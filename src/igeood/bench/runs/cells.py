@@ -265,7 +265,7 @@ class _Bench:
                 scorer, found = tune_detector(
                     scorer,
                     summary,
-                    validation,
+                    validation.read,
                     STEPS.get(cell.setting, (0.0,)),
                     epsilon=epsilon,
                     tpr=TPR,

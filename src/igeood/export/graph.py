@@ -1,0 +1,115 @@
+"""What an exported graph computes: from a model's inputs, or from logits and features, to a verdict."""
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from igeood.geometry.precision import wide
+from igeood.guard.guard import Guard
+from igeood.guard.source import Source
+from igeood.model.batch import Batch, has_rows
+from igeood.outputs import LARGEST, Outputs, is_no_distribution, log_probabilities
+
+INPUT_NAME = "input"  # of a model's one input by position
+
+
+def graph_inputs(samples: Batch | Outputs) -> dict[str, Tensor]:
+    """The graph's inputs: what a model takes of each sample, or `logits` and `feature.<layer>` as in logits files."""
+    if isinstance(samples, Outputs):
+        return {"logits": samples.logits, **{f"feature.{block}": value for block, value in samples.features.items()}}
+    n = len(samples)
+    return {name or INPUT_NAME: value for name, value in samples.inputs.items() if has_rows(value, n)}
+
+
+class Graph(nn.Module):
+    """It is `predict` with `on_error="refuse"`: a row that cannot be read is refused, and has the label −1.
+
+    A model is copied: tracing replaces its weights for a while, and other threads may be using it.
+
+    Parameters
+    ----------
+    guard : Guard
+        A calibrated guard without an input step.
+    example : Batch or Outputs
+        Samples, for all that is no input of the graph.
+    names : sequence of str
+        The inputs.
+    refuses_negative : bool
+        A negative integer cannot be read, such as a token id.
+    """
+
+    def __init__(self, guard: Guard, example: Any, names: Sequence[str], *, refuses_negative: bool = False) -> None:
+        super().__init__()
+        self.example = example
+        self.names = names
+        self.refuses_negative = refuses_negative
+        self.detector = guard.detector
+        self.source = _copied(guard)
+        self.model = self.source.bare
+        raised = guard.calibration.raised  # type: ignore[union-attr]
+        self.n = len(raised)
+        width = math.isqrt(self.n) + 1  # of a square table, whose last value is infinite
+        self.table = pad(raised, (0, width**2 - self.n), value=torch.inf).reshape(width, width)
+        self.threshold = torch.tensor(guard.threshold, dtype=torch.float64)
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Logits if there is a model, scores, p-values, verdicts and labels."""
+        inputs = dict(zip(self.names, tensors, strict=True))
+        logits, features = self.read(inputs)
+        is_bad = self.is_bad(inputs, logits, features)
+        read = log_probabilities(logits) if self.detector.probabilities else logits
+        score = wide(self.detector.score(Outputs.checked(read, features)))
+        score = torch.where(is_bad | score.isnan(), torch.inf, score)
+        label = torch.where(is_bad, -1, logits.argmax(dim=1))
+        verdict = (score, self.p_value(score), is_bad | ~(score <= self.threshold), label)
+        return verdict if self.model is None else (logits, *verdict)
+
+    def read(self, inputs: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Logits, and the blocks of features."""
+        if self.source.reader is None:
+            return inputs["logits"], {block: inputs[f"feature.{block}"] for block in self.detector.widths_}
+        values = {name: inputs.get(name or INPUT_NAME, value) for name, value in self.example.inputs.items()}
+        batch: Batch = replace(self.example, inputs=values)
+        if self.refuses_negative:
+            batch = batch.with_x(batch.x.clamp(min=0))
+        logits, features = self.source.reader.tensors(batch)
+        return logits if logits.dtype == torch.float64 else logits.float(), features
+
+    def is_bad(self, inputs: dict[str, Tensor], logits: Tensor, features: dict[str, Tensor]) -> Tensor:
+        """Which rows cannot be read, (N,): as `Batch` and `Outputs` check them."""
+        is_bad = _any(logits.isnan() | (logits == torch.inf)) | ~_any(logits > -torch.inf)
+        for value in features.values():
+            is_bad = is_bad | _any(~(value.double().abs() <= LARGEST))
+        if self.model is not None:
+            x = inputs[self.example.name or INPUT_NAME]
+            if x.is_floating_point():
+                is_bad = is_bad | _any(~x.isfinite())
+            if self.refuses_negative:
+                is_bad = is_bad | _any(x < 0)
+        return is_bad | is_no_distribution(logits) if self.detector.probabilities else is_bad
+
+    def p_value(self, score: Tensor) -> Tensor:
+        """(1 + #{calibration ≥ score}) / (n + 1): the row of the table is found first, then the place in it."""
+        row = (self.table[:, -1] < score[:, None]).sum(dim=1)
+        less = row * len(self.table) + (self.table[row] < score[:, None]).sum(dim=1)
+        return (self.n + 1.0 - less.double()) / (self.n + 1.0)
+
+
+def _copied(guard: Guard) -> Source:
+    """A source like the guard's, with a copy of its model in evaluation mode."""
+    source = copy.copy(guard.source)
+    if source.bare is not None:
+        source.model = copy.deepcopy(source.bare).eval()
+        source.follow(list(guard.detector.widths_), source.layouts, guard.detector.needs)
+    return source
+
+
+def _any(values: Tensor) -> Tensor:
+    """Whether any value of each row (N, ...) is true, (N,)."""
+    return values.flatten(1).any(dim=1)
