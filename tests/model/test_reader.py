@@ -88,6 +88,13 @@ def test_outputs_are_those_of_evaluation_mode_and_the_model_is_left_as_found(net
     assert not outputs.logits.requires_grad
 
 
+def test_a_model_of_whole_numbers_is_given_its_input_as_it_is():
+    counts = nn.Module()
+    counts.weight = nn.Parameter(torch.arange(6).reshape(2, 3), requires_grad=False)
+    counts.forward = lambda x: x @ counts.weight.to(x.dtype)
+    assert extract(counts, torch.full((1, 2), 0.5), ()).logits.tolist() == [[1.5, 2.5, 3.5]]
+
+
 def test_models_that_work_in_place(net, images):
     """The user's input stays, and features are those of the moment when they were returned."""
 
