@@ -100,13 +100,3 @@ def test_only_guards_and_empty_files_are_written_over(guard, path, data, tmp_pat
     for there in (other, path):
         guard.save(there)
     assert path.read_bytes() == other.read_bytes()
-
-
-def test_a_guard_that_is_loaded_in_inference_mode_can_still_take_the_input_step(model, data, tmp_path):
-    guard = igeood.grey_box(model, epsilon=0.001).fit(data.train)
-    guard.save(tmp_path / "guard.safetensors")
-    with torch.inference_mode():
-        loaded = igeood.load(tmp_path / "guard.safetensors", model)
-        inside = loaded.score(data.test)
-    assert torch.equal(inside, guard.score(data.test))
-    assert torch.equal(loaded.score(data.test), inside)

@@ -87,17 +87,6 @@ def test_a_guard_with_a_model_recognises_its_inputs_by_their_content(model, data
     assert guard.calibrate(data.held_out).calibration.left_out == guard.tuning.n_id
 
 
-def test_samples_are_drawn_by_content_and_seed():
-    rows = torch.randn(20_000, 5, generator=torch.Generator().manual_seed(1))
-    keys, once = row_keys(rows), np.zeros(20_000, np.int64)
-    for share in (0.1, 0.5, 0.9):
-        assert abs(draw(keys, once, share, 3).mean() - share) < 4 * (share * (1 - share) / 20_000) ** 0.5
-    half = draw(keys, once, 0.5, 3)
-    assert np.array_equal(draw(keys[::-1], once, 0.5, 3), half[::-1])
-    assert 0.48 < (half == draw(keys, once, 0.5, 4)).mean() < 0.52
-    assert draw(keys, once, 1.0, 0).all()
-
-
 def test_equal_rows_are_split_at_random_and_left_out_as_often_as_they_were_used():
     keys = np.repeat(np.array([1, 2, 3], dtype=np.uint64), [1000, 500, 1])
     drawn = draw(keys, occurrences(keys), 0.5, 0)

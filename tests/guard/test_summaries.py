@@ -44,20 +44,6 @@ def test_batches_and_shards_give_one_guard(model, data, method, budget, size, tm
         torch.testing.assert_close(fitted.score(data.test), whole.score(data.test), **SAME)
 
 
-def test_a_guard_of_a_summary_is_tuned_calibrated_and_loaded_as_one_of_batches(model, data, tmp_path):
-    method = "mahalanobis++"  # of transformed rows
-    whole = igeood.white_box(model, method=method).fit(data.train)
-    shards = in_two_files(igeood.white_box(model, method=method), list(data.train), tmp_path)
-    guard = igeood.white_box(model, method=method).fit(shards[0] + shards[1])
-    torch.testing.assert_close(guard.score(data.test), whole.score(data.test), **SAME)
-    for each in (guard, whole):
-        each.tune(data.held_out, data.ood).calibrate(data.held_out).save(tmp_path / "guard")
-    assert guard.calibration.left_out == whole.calibration.left_out == guard.tuning.n_id
-    loaded = igeood.load(tmp_path / "guard", model)
-    assert len(loaded.score(data.test[:0])) == 0  # the first batch may be empty
-    assert torch.equal(loaded.predict(data.test).p_value, whole.predict(data.test).p_value)
-
-
 def test_summaries_that_do_not_fit(model, data, known, refused):
     summary = igeood.summarise(igeood.white_box(model, method="igeood"), data.train)
     assert igeood.black_box(model, method="igeood-logits").fit(summary).layers == []  # reads what it needs, no more

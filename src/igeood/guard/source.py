@@ -12,12 +12,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from igeood.detectors import Detector
 from igeood.errors import IgeoodWarning, InputError, NoRowsError, UnsuitedError
+from igeood.keys import BLOCK_VALUES, Keys
 from igeood.model.batch import Batch, batches, is_batch
 from igeood.model.fingerprint import Versions, fingerprint
 from igeood.model.layers import Call, Layers
 from igeood.model.reader import Reader, random_state_kept, reader_for
 from igeood.model.step import Channels, check_channels, check_epsilon, check_steppable, stepped
-from igeood.outputs import BLOCK_VALUES, HEAD, Keys, OnError, Outputs
+from igeood.outputs import HEAD, OnError, Outputs
 from igeood.summary import Needs
 
 Select = Callable[[Keys, bool], Tensor]  # of keys, and whether they identify samples: which rows to read

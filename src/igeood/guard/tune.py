@@ -15,8 +15,9 @@ from igeood.detectors.weighted import FEWEST as FEWEST_OOD
 from igeood.errors import InputError
 from igeood.guard.identity import Seen, draw, fingerprint, occurrences
 from igeood.guard.source import Source
+from igeood.keys import Keys
 from igeood.metrics import evaluate
-from igeood.outputs import Keys, Outputs
+from igeood.outputs import Outputs
 from igeood.summary import Summary
 
 Attempt = Callable[[float], float]  # a temperature to the TNR that it reaches
