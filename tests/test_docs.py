@@ -93,6 +93,7 @@ def test_the_calls_in_the_readmes_table_work(reader_names, tmp_path, monkeypatch
     calls = re.findall(r"`((?:igeood|guard)\.[^`]+\))`", text_of(README))
     assert calls
     names = {"igeood": igeood, "path": "guard.safetensors", "shard": reader_names["train_loader"], **reader_names}
+    names["loader"] = reader_names["held_out_loader"]
     names["guard"] = igeood.white_box(names["model"], method="probe").fit(names["train_loader"])
     for call in calls:
         names["guard"].calibrate(names["held_out_loader"])  # `tune` undoes it
