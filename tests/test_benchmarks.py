@@ -32,15 +32,6 @@ def test_all_scripts_are_run_and_shown(monkeypatch):
         assert f"## {title}\n" in shown
 
 
-def test_rows_have_the_ratio_and_the_limit():
-    bench = load("side_by_side")
-    slow, quick = (lambda: sum(range(100_000))), (lambda: sum(range(1_000)))
-    others = {"slow": (slow, "least", 5.0), "itself": (quick, "most", 0.1)}
-    faster, slower = bench.compare("a case", quick, others, number=3)
-    assert faster.ratio > 5
-    assert (faster.met, slower.met) == (True, False)
-
-
 def test_the_house_is_measured_as_it_is_written():
     size = load("size")
     text = '"""Module."""\n\na, b, c = 1, 2, 3  # packed\nd, e = 1, 2\n\n\ndef f():\n    """Doc."""\n    return d\n'

@@ -145,7 +145,6 @@ def site(tmp_path_factory):
 
 
 def test_the_site_requests_nothing_from_elsewhere(site):
-    """Of the addresses that a browser fetches by itself."""
     for page, text in site.items():
         addresses = re.findall(r'<(?:script|img|iframe|source)\b[^>]*?\bsrc=["\']?([^"\'\s>]+)', text)
         addresses += re.findall(r'<link\b[^>]*?\bhref=["\']?([^"\'\s>]+)', text)

@@ -62,6 +62,7 @@ def test_every_download_over_plain_http_has_a_checksum():
 WATCHED = """
 import pickle, sys
 import igeood, numpy as np, torch
+from click.testing import CliRunner
 from igeood.cli import main
 calls = []
 sys.addaudithook(lambda event, args: calls.append(event) if event in (
@@ -77,10 +78,7 @@ for part, scale in (("train.parquet", 1.0), ("rest.npz", 1.1), ("ood.npz", 0.1))
     igeood.write_logits(part, logits * scale, labels)
 for command in ("fit train.parquet --out g", "tune g --train train.parquet --id rest.npz --ood ood.npz",
                 "calibrate g rest.npz", "score g rest.npz --out scores.csv"):
-    try:
-        main.main(command.split())
-    except SystemExit as end:
-        assert not end.code
+    assert CliRunner().invoke(main, command.split()).exit_code == 0
 before = len(calls)
 pickle.loads(pickle.dumps(igeood.Needs()))
 print(before, len(calls) > before)
