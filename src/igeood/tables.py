@@ -24,7 +24,8 @@ from pyarrow import csv, json
 
 from igeood.errors import InputError, is_of_disk
 from igeood.files import PathLike, whole
-from igeood.outputs import BLOCK_VALUES, ArrayLike, OnError, Outputs
+from igeood.keys import BLOCK_VALUES
+from igeood.outputs import ArrayLike, OnError, Outputs
 
 FEATURE = "feature."
 LONGEST = 1 << 22  # bytes of text that are parsed at a time; a row may not be longer

@@ -1,7 +1,7 @@
 """What every method owes its users: a law is a function of a case, a method with samples for it."""
 
 import copy
-from importlib.util import find_spec
+from contextvars import copy_context
 from itertools import permutations
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +13,7 @@ import torch
 import igeood
 from igeood.detectors import method_name
 from igeood.errors import IgeoodWarning, InputError, NotReadyError
-from igeood.geometry.plain import plain
+from igeood.geometry.precision import exporting
 from igeood.guard import Guard
 from igeood.outputs import Outputs
 from igeood.summary import BUDGET, Summary
@@ -234,21 +234,17 @@ def a_bad_row_is_refused_alone_and_others_by_the_threshold(case):
 
 
 @law
-def plain_mode_gives_the_same_scores_whatever_the_size_of_values(case):
-    huge = torch.tensor([1.0, 1e4, 0.0, -1e6, 1e9])[:, None]
-    features = {block: value[:5] * huge for block, value in case.test.features.items()}
-    for part in (case.test, case.ood, case.test[:1], Outputs(case.test.logits[:5] * huge.sign() * 1e3, features)):
+def scores_are_the_same_while_a_graph_is_traced_whatever_the_size_of_values(case):
+    context = copy_context()
+    context.run(exporting.set, True)
+    for part in (case.test, case.ood, case.test[:1], extremes(case)):
         expected = case.fitted(part)
-        with plain():
-            scores = case.fitted.score(part)
-        close(scores, expected)
+        close(context.run(case.fitted.score, part), expected)
 
 
 @law
 def a_graph_gives_the_same_verdicts(case):
     onnxruntime = pytest.importorskip("onnxruntime")
-    if find_spec("igeood.export") is None:
-        pytest.skip("there is no export here")
     with TemporaryDirectory() as folder:
         path = Path(folder) / "guard.onnx"
         try:

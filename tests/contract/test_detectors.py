@@ -13,7 +13,7 @@ import igeood
 from igeood.detectors import METHODS, method_name, register
 from igeood.detectors.logits import LogitsDetector
 from igeood.errors import GuardFileError
-from igeood.geometry.plain import is_plain
+from igeood.geometry.precision import exporting
 from igeood.outputs import Outputs
 from igeood.summary import ClassSums, Needs
 
@@ -146,8 +146,8 @@ BROKEN = {
     "a_bad_row_is_refused_alone_and_others_by_the_threshold": {
         "score": lambda self, outputs: Mine.score(self, outputs) + len(outputs.reasons)
     },
-    "plain_mode_gives_the_same_scores_whatever_the_size_of_values": {
-        "score": lambda self, outputs: Mine.score(self, outputs) + float(is_plain())
+    "scores_are_the_same_while_a_graph_is_traced_whatever_the_size_of_values": {
+        "score": lambda self, outputs: Mine.score(self, outputs) + float(exporting.get())
     },
     "a_graph_gives_the_same_verdicts": {"score": decides_by_values},
     "declared_probabilities_are_their_logarithms": {"bases": (TakenForLogits,)},
@@ -158,7 +158,7 @@ BROKEN = {
 }
 
 
-# of each family one, of which `make test` makes the graph
+# of most families one, of which `make test` makes the graph
 GRAPHED = {"fisher-rao-product", "gen", "igeood+", "igeood-logits", "kl-min", "knn", "mahalanobis", "vim"}
 
 

@@ -1,29 +1,22 @@
 """What the base class and the registry keep: options, temperatures, input steps, what a file can hold."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
 
 import igeood
 from igeood.detectors import Igeood, Mahalanobis, MahalanobisLayers
-from igeood.errors import InputError
 
-BLACK = [
-    name
-    for name, method in sorted(igeood.METHODS.items())
-    if "temperature" in method.options and not method.needs_layers
-]
+TEMPERED = ["msp", "odin", "energy", "entropy", "gen", "igeood-logits", "igeood-logits-min", "kl-sum", "kl-min"]
 
 
-def test_declared_probabilities_may_be_off_by_a_thousandth():
-    rows = torch.rand(6, 3, generator=torch.Generator().manual_seed(0)) + 0.1
-    detector = igeood.MaxSoftmax(probabilities=True).fit(rows / rows.sum(dim=1, keepdim=True))
-    for off in (-9e-4, 9e-4):
+@pytest.mark.parametrize("off", [-2e-3, -9e-4, 9e-4, 2e-3])
+def test_declared_probabilities_may_be_off_by_a_thousandth(off, refused):
+    detector = igeood.MaxSoftmax(probabilities=True).fit([[0.5, 0.2, 0.3], [0.1, 0.2, 0.7]])
+    with refused("probabilities") if abs(off) > 1e-3 else nullcontext():
         assert detector(torch.tensor([[0.5, 0.25, 0.25 + off]])).isfinite().all()
-    for off in (-2e-3, 2e-3):
-        with pytest.raises(InputError) as caught:
-            detector(torch.tensor([[0.5, 0.25, 0.25 + off]]))
-        assert caught.value.argument == "probabilities"
 
 
 def test_the_input_steps_of_layers(known):
@@ -39,7 +32,7 @@ def test_the_input_steps_of_layers(known):
         torch.testing.assert_close(torch.stack([score for score, _ in steps], dim=1), expected)
 
 
-@pytest.mark.parametrize("name", BLACK)
+@pytest.mark.parametrize("name", TEMPERED)
 def test_another_temperature_is_a_fit_at_it(name, known):
     """Near a fit at a neighbouring temperature, roughly."""
     detector = igeood.detector(name).fit(known.train)
@@ -52,46 +45,39 @@ def test_another_temperature_is_a_fit_at_it(name, known):
     torch.testing.assert_close(rough(known.test), fresh, rtol=0, atol=1e-3 * float(fresh.std()))
 
 
-@pytest.mark.parametrize(
-    ("method", "option", "value"),
-    [
-        *(("knn", "k", value) for value in (0, "most")),
-        *(("knn", "rows", value) for value in (2.5, True)),
-        *(("energy", "temperature", value) for value in (0.0, -1.0, np.nan, np.inf, "hot")),
-        ("igeood-logits", "centroid_temperature", -1.0),
-        ("mahalanobis", "relative", "yes"),
-        *((method, "percentile", 100.0) for method in ("react", "ash", "scale")),
-    ],
-)
-def test_options_are_checked_against_their_annotations(method, option, value):
-    with pytest.raises(InputError) as caught:
+WRONG = [
+    *(("knn", "k", value) for value in (0, "most")),
+    *(("knn", "rows", value) for value in (2.5, True)),
+    *(("energy", "temperature", value) for value in (0.0, -1.0, np.nan, np.inf, "hot")),
+    *((method, "percentile", 100.0) for method in ("react", "ash", "scale")),
+    *(("igeood-logits", "centroid_temperature", -1.0), ("mahalanobis", "relative", "yes")),
+]
+
+
+@pytest.mark.parametrize(("method", "option", "value"), WRONG)
+def test_options_are_checked_against_their_annotations(method, option, value, refused):
+    with refused(option) as caught:
         igeood.detector(method, **{option: value})
-    assert caught.value.argument == option
     assert repr(value) in str(caught.value)
 
 
-def test_options_are_kept_as_plain_numbers_and_an_unknown_name_gets_the_nearest():
+def test_options_are_kept_as_plain_numbers_and_an_unknown_name_gets_the_nearest(refused):
     assert repr(igeood.detector("knn", k=np.int64(3), rows=9)) == "KNN(k=3, rows=9)"
     assert igeood.IgeoodLogits(temperature=np.float32(2), centroid_temperature=1).centroid_temperature == 1.0
     defaults = {"igeood-logits": 1.0, "energy": 1.0, "msp": 1.0, "odin": 1000.0}
     assert {name: igeood.detector(name).temperature for name in defaults} == defaults
-    with pytest.raises(InputError, match="'msp'") as caught:
+    with refused("method") as caught:
         igeood.detector("MSP")
-    assert caught.value.argument == "method"
+    assert "'msp'" in caught.value.cure
 
 
-def test_what_a_file_cannot_hold_is_an_error_when_saved():
-    class Keeps(igeood.Detector):
-        bank_: torch.Tensor  # no option
+class Keeps(igeood.MaxSoftmax):
+    def learn(self, summary):
+        super().learn(summary)
+        self.rows_ = summary.rows
+        return self
 
-        def learn(self, summary):
-            super().learn(summary)
-            self.rows_ = summary.rows
-            return self
 
-        def score(self, outputs):
-            return outputs.logits.amax(dim=1)
-
-    with pytest.raises(InputError, match="rows_") as caught:
+def test_what_a_file_cannot_hold_is_an_error_when_saved(refused):
+    with refused("detector"):
         Keeps().fit(2.0 * torch.eye(3), [0, 1, 2]).state()
-    assert caught.value.argument == "detector"

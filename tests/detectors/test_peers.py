@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import igeood
-from igeood.errors import InputError, UnsuitedError
 from igeood.outputs import HEAD, Outputs
 
 N, C, K = 300, 4, 9
@@ -43,7 +42,7 @@ def softmax(f):
 
 
 def unit(z):
-    return z / math.sqrt(sum(v * v for v in z))
+    return z / np.linalg.norm(z)
 
 
 def shaped(z, percentile):
@@ -153,13 +152,12 @@ def test_scores_are_those_of_the_formula(method, world):
     np.testing.assert_allclose(igeood.detector(method).fit(train)(test), expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_confident_rows_do_not_tie_in_gen(dtype):
-    logits = torch.tensor([[30.0, 0, 0], [40.0, 0, 0], [50.0, 0, 0]], dtype=dtype)
+def test_confident_rows_do_not_tie_in_gen():
+    logits = torch.tensor([[30.0, 0, 0], [40.0, 0, 0], [50.0, 0, 0]])
     assert (igeood.detector("gen").fit(logits)(logits).diff() < -1e-3).all()
 
 
-def test_the_head_is_the_models_or_else_found_from_the_rows(world):
+def test_the_head_is_the_models_or_else_found_from_the_rows(world, refused):
     train, test, weight, bias = world
     fitted = igeood.detector("react").fit(train)
     np.testing.assert_allclose(fitted.weight_.numpy(), weight, atol=1e-9)
@@ -172,56 +170,47 @@ def test_the_head_is_the_models_or_else_found_from_the_rows(world):
     assert finding.code == "head-partly-known"
     assert "9 of 11" in finding.message
     bent = train.replace(logits=train.logits**2)
-    with pytest.raises(UnsuitedError) as caught:
+    with refused("head"):
         igeood.detector("react").fit(bent)
-    assert caught.value.argument == "head"
     assert igeood.detector("she").fit(bent)(test).isfinite().all()
 
 
-def test_a_class_that_is_never_right_and_a_residual_of_nothing(world):
+def test_a_class_that_is_never_right_and_a_residual_of_nothing(world, refused):
     train, test, *_ = world
     wrong = train.replace(labels=torch.where(train.logits.argmax(1) == 2, 0, 2 * (train.labels // 2)))
     wrong.labels[:4] = torch.arange(4)
     fitted = igeood.detector("she").fit(wrong)
     assert [finding.code for finding in fitted.findings_] == ["never-correct"]
     assert fitted(test).isfinite().all()
-    with pytest.raises(InputError) as caught:
+    with refused("dimension"):
         igeood.detector("vim", dimension=9).fit(train)
-    assert caught.value.argument == "dimension"
 
 
-def test_the_last_layer_is_the_input_of_the_head_where_there_is_one(model, data):
-    for method in ("react", "vim", "knn"):
-        assert igeood.white_box(model, method=method).fit(data.train).layers == [HEAD]
-    assert igeood.white_box(model, method="probe").fit(data.train).layers[-1] == HEAD
+def test_the_last_layer_is_the_input_of_the_head_where_there_is_one(model, data, refused):
+    for method in ("react", "vim", "knn", "probe"):
+        assert igeood.white_box(model, method=method).fit(data.train).layers[-1] == HEAD
     linear = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 4))  # its input is all there is to read
     only = igeood.white_box(linear, method="knn").fit(data.train)
     assert only.layers == [HEAD]
     assert only.score(data.test).isfinite().all()
-    with pytest.raises(UnsuitedError) as caught:
+    with refused("layers"):
         igeood.white_box(linear, method="igeood").fit(data.train)
-    assert caught.value.argument == "layers"
     head = [module for module in model.modules() if isinstance(module, torch.nn.Linear)][-1]
     react = igeood.white_box(model, method="react").fit(data.train).detector
     assert torch.equal(react.weight_, head.weight.detach().double())
     assert torch.equal(react.bias_, head.bias.detach().double())
 
 
-class Bent(torch.nn.Module):
+class Bent(torch.nn.Sequential):
     """A classifier whose logits are no linear layer's output."""
 
-    def __init__(self, model):
-        super().__init__()
-        self.inner = model
-
     def forward(self, x):
-        return torch.nn.functional.normalize(self.inner(x), dim=1)
+        return torch.nn.functional.normalize(super().forward(x), dim=1)
 
 
-def test_a_model_without_a_linear_head(model, data):
-    with pytest.raises(UnsuitedError) as caught:
+def test_a_model_without_a_linear_head(model, data, refused):
+    with refused("model"):
         igeood.white_box(Bent(model), method="react").fit(data.train)
-    assert caught.value.argument == "model"
     guard = igeood.white_box(Bent(model)).fit(data.train)
     assert HEAD not in guard.layers
     assert guard.score(data.foreign).median() > guard.score(data.test).median()

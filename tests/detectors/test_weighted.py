@@ -9,7 +9,6 @@ import igeood
 from igeood.detectors import Energy, Igeood, IgeoodPlus, MahalanobisLayers, MaxSoftmax, Weighted
 from igeood.detectors import weighted as module
 from igeood.detectors.gaussians import OodFeatures
-from igeood.errors import InputError
 from igeood.metrics import auroc, tnr_at_tpr
 from igeood.summary import Needs, Summary
 
@@ -37,10 +36,6 @@ def fitted(request, known):
     return request.param().fit(known.train)
 
 
-def columns_of(detector, outputs):
-    return detector.part_terms(outputs).detach()
-
-
 @pytest.mark.parametrize("kind", [Igeood, IgeoodPlus])
 def test_before_tuning_it_is_the_output_and_the_last_layer(known, kind):
     fr0, last = igeood.IgeoodLogits().fit(known.train), igeood.IgeoodFeatures().fit(known.train)
@@ -54,7 +49,6 @@ def test_before_tuning_it_is_the_output_and_the_last_layer(known, kind):
     torch.testing.assert_close(detector(known.test), output + layer, rtol=1e-6, atol=1e-6)
     assert detector.term_names == ["output", "early", "block.late"]
     assert detector.weights_.tolist() == [1.0, 0.0, 1.0]
-    assert detector.centre_.dtype == detector.scale_.dtype == detector.weights_.dtype == torch.float64
 
 
 def test_columns_are_those_of_the_parts(known):
@@ -62,10 +56,10 @@ def test_columns_are_those_of_the_parts(known):
     assert detector.term_names == ["energy", "early", "block.late", "sure"]
     parts = [Energy(temperature=2.0), igeood.Mahalanobis(), MaxSoftmax(temperature=3.0)]
     expected = [part.fit(known.train).terms(known.test) for part in parts]
-    torch.testing.assert_close(columns_of(detector, known.test), torch.cat(expected, dim=1), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(detector.part_terms(known.test), torch.cat(expected, dim=1), rtol=1e-9, atol=1e-9)
     assert detector.softmax is detector.parts["energy"]
-    relative = igeood.Mahalanobis(relative=True).fit(known.train).terms(known.test)
-    torch.testing.assert_close(columns_of(MahalanobisLayers(relative=True).fit(known.train), known.test), relative)
+    relative = MahalanobisLayers(relative=True).fit(known.train).part_terms(known.test)
+    torch.testing.assert_close(relative, igeood.Mahalanobis(relative=True).fit(known.train).terms(known.test))
 
 
 def test_rows_of_a_sample_are_standardised_by_what_they_stand_for():
@@ -79,16 +73,14 @@ def test_rows_of_a_sample_are_standardised_by_what_they_stand_for():
 def test_weights_are_those_of_the_regression_and_separate_samples_of_their_own(fitted, known):
     before = auroc(fitted(known.test), fitted(known.ood[200:]))
     search = fitted.learn_weights(known.held_out, known.ood[:200], seed=1)
-    table = torch.cat([columns_of(fitted, part) for part in (known.held_out, known.ood[:200])]).numpy()
+    table = torch.cat([fitted.part_terms(part) for part in (known.held_out, known.ood[:200])]).numpy()
     table = (table - table.mean(0)) / table.std(0)
     model = LogisticRegression(C=search.strength, class_weight="balanced", max_iter=20000, tol=1e-10)
     weights = model.fit(table, np.repeat([0.0, 1.0], [400, 200])).coef_[0]
     np.testing.assert_allclose(fitted.weights_.numpy(), weights, rtol=1e-5, atol=1e-8)
-    assert search.strength in fitted.strengths
-    assert 0 <= search.tnr <= 1
     after = auroc(fitted(known.test), fitted(known.ood[200:]))
     assert after > max(0.95, before - 0.01)
-    inside, outside = columns_of(fitted, known.test), columns_of(fitted, known.ood[200:])
+    inside, outside = fitted.part_terms(known.test), fitted.part_terms(known.ood[200:])
     assert (outside.mean(dim=0) > inside.mean(dim=0)).all()  # every column is higher for OOD samples
 
 
@@ -125,10 +117,11 @@ def test_a_sample_and_its_attack_are_in_one_fold():
     assert [len(part) for part in (*learn, *judge)] == [48, 48, 12, 12]
 
 
-def test_too_few_samples_for_the_regression(fitted, known):
+def test_too_few_samples_for_the_regression(known, refused):
+    fitted = Igeood().fit(known.train)
     before = fitted(known.test)
     for name, pair in (("ood", (known.held_out, known.ood[:9])), ("id", (known.held_out[:9], known.ood))):
-        with pytest.raises(InputError, match=f"^{name}: 9 samples; the regression needs at least 10 of each kind"):
+        with refused(name):
             fitted.learn_weights(*pair)
     assert torch.equal(fitted(known.test), before)
     assert 0 <= fitted.learn_weights(known.held_out[:10], known.ood[:10]).tnr <= 1
@@ -140,7 +133,7 @@ def test_plus_learns_the_ood_gaussian_and_only_then(known):
         detector.learn_weights(known.held_out, ood)
         assert detector.term_names == ["output", "early", "block.late", "early (OOD)", "block.late (OOD)"]
         part = OodFeatures().fit(ood).beside(detector.parts["layers"])
-        torch.testing.assert_close(columns_of(detector, known.test)[:, 3:], part.terms(known.test))
+        torch.testing.assert_close(detector.part_terms(known.test)[:, 3:], part.terms(known.test))
     loaded = IgeoodPlus().load_state(detector.state(), 10, detector.widths_)
     assert loaded.term_names == detector.term_names
     assert torch.equal(loaded(known.test), detector(known.test))

@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 
 import igeood
-from igeood.bench import datasets
 from igeood.bench.runs import Plan, load_network, run
 from igeood.bench.runs.observing import recall
 from igeood.metrics import evaluate
-from igeood.model.batches import as_batch
 
 WEIGHTS = Path(os.environ.get("IGEOOD_DATA", "nowhere")) / "weights" / "densenet-bc-100-cifar10.safetensors"
 FOREIGN = ("tiny-imagenet", "chars74k")
@@ -47,8 +45,8 @@ def test_black_box_figures(network, results):
     found = {}
     for name in ("msp", "energy", "igeood-logits"):
         detector = igeood.detector(name).fit(outputs["train"])
-        inside = detector.score(outputs["test"])
-        found[name] = [100 * evaluate(inside, detector.score(outputs[ood])).tnr_at_tpr for ood in FOREIGN]
+        inside = detector(outputs["test"])
+        found[name] = [100 * evaluate(inside, detector(outputs[ood])).tnr_at_tpr for ood in FOREIGN]
     for name, expected in {"msp": (37, 38), "energy": (54, 44), "igeood-logits": (54, 50)}.items():
         assert found[name] == pytest.approx(expected, abs=9), name
     assert np.mean(found["igeood-logits"]) > np.mean(found["msp"])
@@ -61,22 +59,3 @@ def test_igeood_plus_is_ahead_of_mahalanobis(results):
     assert found["igeood-logits", "tiny-imagenet"]["auroc"] == pytest.approx(0.89, abs=0.06)
     assert found["igeood+", "chars74k"]["auroc"] > 0.95
     assert found["igeood+", "tiny-imagenet"]["auroc"] > found["mahalanobis", "tiny-imagenet"]["auroc"] + 0.1
-
-
-def test_fgsm_leaves_about_14_percent(network):
-    guard = igeood.white_box(network.model, mean=network.mean, std=network.std, layers=["conv1"])
-    [part] = map(as_batch, network.batches(datasets.load("cifar-10", split="test", limit=60), 60))
-    attack = guard.inputs.attacked(part, guard.detector, 0.05, (0.0,))[1]
-    assert attack.linf == pytest.approx(0.25, abs=0.01)
-    assert 0.07 < attack.accuracy < 0.22
-
-
-def test_feature_maps_tell_aliased_images_and_letters(network):
-    """With 2,000 training rows Gram refuses 98% of aliased images; with few its ranges are narrow, but it ranks."""
-    parts = {"train": datasets.load("cifar-10", split="train")[:80], "test": datasets.load("cifar-10", limit=30)}
-    parts |= {name: datasets.load(name, limit=30) for name in ("tiny-imagenet-nearest", "chars74k")}
-    for method, ood in (("gram", "tiny-imagenet-nearest"), ("batch-norm", "chars74k")):
-        guard = igeood.white_box(network.model, method=method).fit(network.batches(parts["train"], 25))
-        inside, outside = (guard.score(network.batches(parts[part], 25)) for part in ("test", ood))
-        assert len(guard.layers) == {"gram": 101, "batch-norm": 99}[method]
-        assert evaluate(inside, outside).auroc > 0.8

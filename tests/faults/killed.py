@@ -13,18 +13,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 CALLS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod"}  # audit events that change the disk
-WARM = (
-    "sklearn.linear_model", "sklearn.model_selection", "scipy.stats", "pyarrow.parquet", "pooch", "torch._dynamo",
-    "igeood.cli", "igeood.bench.runs", "igeood.bench.networks", "igeood.guard", "igeood.tables",
-)  # fmt: skip
+WARM = ["sklearn.linear_model", "sklearn.model_selection", "scipy.stats", "pyarrow.parquet", "torch._dynamo"]
+WARM += ["igeood.cli", "igeood.bench.runs", "igeood.bench.networks", "igeood.guard", "igeood.tables"]
 PATIENCE = 300  # seconds
-
-
-class Fault(NamedTuple):
-    """What happens: killed before the call of this number, or while a file grows beyond so many bytes; or no space."""
-
-    kind: str = "none"  # "call", "bytes" or "full"
-    at: int = 0
 
 
 class Ended(NamedTuple):
@@ -35,12 +26,16 @@ class Ended(NamedTuple):
     calls: list[str]
 
 
-def run(command, folder, fault, url):
-    """Run `igeood COMMAND` in a folder."""
+def run(command, folder, url, fault="none", at=0):
+    """Run `igeood COMMAND` in a folder.
+
+    Fault "call" kills it before the disk call of this number, "bytes" while a file grows beyond so many bytes, and
+    with "full" there is no space beyond them.
+    """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(WARM))
+    context.set_forkserver_preload(WARM)
     reader, writer = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=([*map(str, command)], str(folder), writer, fault, url))
+    process = context.Process(target=_child, args=([*map(str, command)], str(folder), writer, url, fault, at))
     process.start()
     writer.close()
     with open(reader.fileno(), encoding="utf-8", closefd=False) as file:
@@ -50,29 +45,25 @@ def run(command, folder, fault, url):
     return Ended(process.exitcode, re.sub(r"^call .*\n", "", text, flags=re.MULTILINE), calls)
 
 
-def _child(command, folder, writer, fault, url):
+def _child(command, folder, writer, url, fault, at):
     for stream in (1, 2):
         os.dup2(writer.fileno(), stream)
     signal.alarm(PATIENCE)
     os.chdir(folder)
     _hurry(url)
-    if fault.kind in ("bytes", "full"):
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL if fault.kind == "bytes" else signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    else:
-        _watch(os.path.realpath(folder), fault)
     from igeood.cli import main  # noqa: PLC0415
 
-    if fault.kind in ("bytes", "full"):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (fault.at, fault.at))
-    if command == ["save"]:
-        _save_in_turn()
+    if fault in ("bytes", "full"):
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL if fault == "bytes" else signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (at, at))
     else:
-        main.main(command, prog_name="igeood")
+        _watch(os.path.realpath(folder), at)
+    main.main(command, prog_name="igeood")
 
 
-def _watch(folder, fault):
-    """Print each call that changes the disk below the folder, and die before the one of the fault's number."""
+def _watch(folder, at):
+    """Print each call that changes the disk below the folder, and die before the one of this number."""
     count = 0
 
     def hook(event, args):
@@ -85,7 +76,7 @@ def _watch(folder, fault):
             return
         count += 1
         os.write(1, f"call {event} {args[0]}\n".encode())
-        if fault.kind == "call" and count == fault.at:
+        if count == at:
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(hook)
@@ -96,18 +87,9 @@ def _hurry(url):
     from igeood.bench.datasets import DATASETS, Download  # noqa: PLC0415
     from igeood.bench.runs import observing  # noqa: PLC0415
     from igeood.detectors.weighted import Weighted  # noqa: PLC0415
-    from igeood.guard import tuning  # noqa: PLC0415
+    from igeood.guard import tune  # noqa: PLC0415
 
-    observing.SHARD, tuning.SWEEP_POINTS, tuning.REFINEMENTS, Weighted.strengths = 40, 4, 0, (1.0,)
+    observing.SHARD, tune.SWEEP_POINTS, tune.REFINEMENTS, Weighted.strengths = 40, 4, 0, (1.0,)
     layouts = {split: ((f"cifar-10-batches-bin/{split}.bin",),) for split in ("train", "test")}
     changes = {"counts": {"train": 60, "test": 60}, "layouts": layouts, "downloads": (Download(url),)}
     DATASETS["cifar-10"] = replace(DATASETS["cifar-10"], **changes)
-
-
-def _save_in_turn():
-    """Two guards' files, each read and saved in turn under one name."""
-    import igeood  # noqa: PLC0415
-
-    guards = [igeood.load("one.safetensors"), igeood.load("two.safetensors")]
-    for i in range(4):
-        guards[i % 2].save("saved.safetensors")

@@ -30,6 +30,20 @@ def test_tune_uses_a_share_and_calibrate_leaves_it_out_by_its_content(classifier
     assert guard.calibrate(both).calibration.left_out == n_used + guard.tuning.n_id
 
 
+def test_rows_of_probabilities_are_rows_and_no_ids(classifier):
+    """A forest's rows are equal by chance: they are left out as often as they were used, and accuse nobody."""
+    votes = np.random.default_rng(0).multinomial(10, [0.7, 0.1, 0.1, 0.1], size=(4, 300)) / 10
+    guard = igeood.black_box(probabilities=True, method="msp").fit(votes[0])
+    assert not guard.fitted_on.identified
+    guard.tune(votes[1], np.full((50, 4), 0.25), **TUNE)
+    assert guard.calibrate(votes[1]).calibration.left_out == guard.tuning.n_id
+    assert guard.calibrate(votes[2]).calibration.left_out == guard.calibration.trained_on == 0
+    shares = classifier.held_out.softmax(1)
+    guard = igeood.black_box(probabilities=True).fit(classifier.train.softmax(1), classifier.labels)
+    some = torch.cat([classifier.ood.softmax(1), shares[:20]])  # fewer than a tenth may be a chance
+    assert guard.tune(shares, some, **TUNE).tuning.n_ood == 420
+
+
 def test_too_few_samples_that_were_not_used_promise_nothing(classifier, refused):
     c = classifier
     guard = igeood.black_box().fit(c.train, c.labels)
@@ -71,17 +85,6 @@ def test_a_guard_with_a_model_recognises_its_inputs_by_their_content(model, data
     guard = igeood.grey_box(model, method="energy").fit(data.train)  # its outputs are of other inputs than it is given
     guard.tune(data.held_out, data.ood, epsilons=(0.001,), **TUNE)
     assert guard.calibrate(data.held_out).calibration.left_out == guard.tuning.n_id
-
-
-def test_samples_are_drawn_by_content_and_seed():
-    rows = torch.randn(20_000, 5, generator=torch.Generator().manual_seed(1))
-    keys, once = row_keys(rows), np.zeros(20_000, np.int64)
-    for share in (0.1, 0.5, 0.9):
-        assert abs(draw(keys, once, share, 3).mean() - share) < 4 * (share * (1 - share) / 20_000) ** 0.5
-    half = draw(keys, once, 0.5, 3)
-    assert np.array_equal(draw(keys[::-1], once, 0.5, 3), half[::-1])
-    assert 0.48 < (half == draw(keys, once, 0.5, 4)).mean() < 0.52
-    assert draw(keys, once, 1.0, 0).all()
 
 
 def test_equal_rows_are_split_at_random_and_left_out_as_often_as_they_were_used():

@@ -100,18 +100,3 @@ def test_the_grey_box_chooses_its_step_on_the_papers_grid_from_loaders_that_do_n
     loader = type("Augmenting", (), {"__iter__": lambda _: iter([data.test + 0.01 * torch.rand(300, 3, 8, 8)])})()
     with refused("id_data"):
         fixed.tune(loader, data.ood, epsilons=(0.0, 0.001))
-
-
-def test_a_budget_uses_the_same_part_however_many_steps_are_tried(model, data):
-    guard = igeood.grey_box(model, method="msp").fit(data.train)
-    guard.tune(data.held_out, data.ood, epsilons=(0.0, 0.001, 0.01), share=1.0, budget=6_000)
-    assert 20 <= guard.tuning.n_id <= 1000 // (4 * 4)
-    assert [step["epsilon"] for step in guard.tuning.steps] == [0.0, 0.001, 0.01]
-    assert {finding.code for finding in guard.health} >= {"sampled"}
-
-
-def test_weights_are_learnt_from_ood_samples_that_the_first_score_confuses(known):
-    guard = igeood.white_box(method="igeood+").fit(known.train).tune(known.held_out, known.ood)
-    assert guard.tuning.strength is not None
-    assert guard.calibrate(known.held_out).predict(known.ood).is_ood.double().mean() > 0.9
-    assert guard.predict(known.test).is_ood.double().mean() < 0.12

@@ -1,6 +1,5 @@
 """Verdicts as sequences, the classes' names in them, and reasons in words."""
 
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,8 +8,6 @@ import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import igeood
-from igeood.errors import MissingExtraError
-from igeood.geometry import categorical
 
 NAMES = ("ant", "bee", "cat", "dog", "elk", "fox", "gnu", "hen", "ibis", "jay")
 
@@ -21,7 +18,7 @@ def guard(classifier):
 
 
 @pytest.mark.parametrize("as_kind", [torch.Tensor.clone, torch.Tensor.numpy])
-def test_a_verdict_is_a_sequence(guard, classifier, as_kind, monkeypatch):
+def test_a_verdict_is_a_sequence(guard, classifier, as_kind):
     verdict = guard.predict(as_kind(classifier.ood[:40]))
     rows = list(verdict)
     assert rows[3] == verdict[3] == verdict[-37] == verdict[np.int64(3)]
@@ -36,23 +33,8 @@ def test_a_verdict_is_a_sequence(guard, classifier, as_kind, monkeypatch):
     assert list(columns) == ["is_ood", "score", "p_value", "label", "name"]
     assert columns["score"] == verdict.score.tolist()
     assert verdict.to_pandas().to_dict("list") == columns
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(MissingExtraError):
-        verdict.to_pandas()
-
-
-def test_the_text_of_a_verdict_counts_and_shows_rows(guard, classifier):
-    logits = classifier.ood[:9].clone()
-    logits[1] = torch.nan
-    verdict = guard.predict(logits, on_error="refuse")
-    title, header, *rows = repr(verdict).splitlines()
-    assert all(str(count) in title for count in (9, int(verdict.is_ood.sum()), 1))
-    assert header.split() == list(verdict.to_dict())
-    assert rows[1].split()[:5] == ["True", "inf", "0.002494", "-1", "None"]
-    assert len({len(row) for row in rows[:5]}) == 1  # columns stand below each other
-    assert (verdict[1].name, verdict[2:].reason) == (None, None)
-    assert verdict.is_read.tolist() == [row != 1 for row in range(9)]
-    assert len(repr(guard.predict(logits[:0])).splitlines()) == 2
+    assert all(str(count) in repr(verdict) for count in (40, int(verdict.is_ood.sum())))
+    assert len(repr(verdict[:0]).splitlines()) == 2
 
 
 def test_names_come_from_the_argument_the_loader_or_the_model_and_travel(
@@ -71,30 +53,12 @@ def test_names_come_from_the_argument_the_loader_or_the_model_and_travel(
         named.classes = classes
         assert igeood.black_box(model).fit(DataLoader(named, 64)).classes is None
     model = torch.nn.Sequential(model)
-    for labels, expected in (
-        ({0: "ant", 1: "bee", 2: "cat", 3: "dog"}, NAMES[:4]),
-        ({str(i): name for i, name in enumerate(NAMES[:4])}, NAMES[:4]),
-        ({i: f"LABEL_{i}" for i in range(4)}, None),
-        ({1: "ant"}, None),
-    ):
+    for labels, expected in (({str(i): name for i, name in enumerate(NAMES[:4])}, NAMES[:4]), ({1: "ant"}, None)):
         model.config = SimpleNamespace(id2label=labels)
         assert igeood.black_box(model).fit(data.train).classes == expected
     for classes in (NAMES[:9], [*NAMES[:9], "a\nb"], range(10)):
         with refused("classes"):
             igeood.black_box().fit(classifier.train, classifier.labels, classes=classes)
-
-
-@pytest.mark.parametrize("method", ["igeood-logits", "igeood-logits-min"])
-def test_a_black_box_knows_the_nearest_centroids_and_what_is_usual(classifier, method):
-    guard = igeood.black_box(method=method).fit(classifier.train, classifier.labels, classes=NAMES)
-    reasons, detector = guard.explain(classifier.ood[:2].numpy()), guard.detector
-    apart = categorical.pairwise_distance(classifier.train, detector.centroids_, detector.temperature)
-    own = apart[torch.arange(400), classifier.labels].double().numpy()
-    usual = [own[classifier.labels.numpy() == c].mean() for c in range(10)]
-    np.testing.assert_allclose(reasons.centroid_usual, usual, rtol=1e-5)
-    text = str(reasons).splitlines()[1]
-    first, second = (text.index(NAMES[label]) for label in np.argsort(reasons.centroid_distance[1])[:2])
-    assert first < second
 
 
 def test_other_methods_name_the_likeliest_classes_and_layers_the_nearest(classifier, known):

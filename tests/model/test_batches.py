@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from igeood.errors import NoRowsError
 from igeood.model.batch import as_batch, batches
@@ -12,21 +12,13 @@ from igeood.model.batch import as_batch, batches
 X, Y = torch.arange(60.0).reshape(20, 3), torch.arange(20) % 4
 
 
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(list(zip(X, Y, strict=True)))
-
-
 SOURCES = {
     "a pair": lambda: (X, Y),
-    "a list as a loader gives it": lambda: [X, Y],
     "a mapping": lambda: {"x": X, "labels": Y},
     "more in a batch": lambda: [(X, Y, "path", None)],
     "a loader": lambda: DataLoader(TensorDataset(X, Y), batch_size=6),
-    "a loader of a stream": lambda: DataLoader(Stream(), batch_size=6),
     "a generator": lambda: ((x, y) for x, y in zip(X.split(7), Y.split(7), strict=True)),
     "an empty batch between": lambda: [(X[:5], Y[:5]), (X[:0], Y[:0]), (X[5:], Y[5:])],
-    "mappings of arrays": lambda: [{"x": X.numpy(), "label": Y.numpy()}],
     "read-only arrays": lambda: (np.broadcast_to(X.numpy(), X.shape), Y.numpy()),
     "arrays of negative stride": lambda: (np.ascontiguousarray(X.numpy()[::-1])[::-1], Y.numpy()),
     "labels in a list": lambda: (X, Y.tolist()),

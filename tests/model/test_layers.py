@@ -10,7 +10,6 @@ from igeood.bench.networks import DenseNet, ResNet
 from igeood.errors import UnsuitedError
 from igeood.model.batch import as_batch
 from igeood.model.reader import Reader, reader_for
-from igeood.outputs import HEAD
 
 IMAGES = torch.zeros(2, 3, 32, 32)
 
@@ -46,26 +45,6 @@ def make_cnn():
         nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16), nn.ReLU(),
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 12), nn.LayerNorm(12), nn.ReLU(), nn.Linear(12, 5),
     )  # fmt: skip
-
-
-def test_needs_choose_among_the_ends_of_a_plain_cnns_blocks():
-    def blocks(**needs):
-        needs = igeood.Needs(**needs)
-        reader = reader_for(make_cnn(), as_batch(IMAGES), needs)
-        return [*needs.named(reader.layers), *([HEAD] if HEAD in reader.layouts else [])]
-
-    def even(trace):
-        return [name for name in trace.names.values() if name in ("4", "6")]
-
-    assert list(auto(make_cnn()).values()) == [8, 16, 12]
-    assert blocks(layers="all") == ["2", "7", "10"]
-    assert blocks(layers="last") == [HEAD]
-    assert blocks(layers="last two") == ["7", HEAD]  # the end of the last block is the input of the head
-    assert blocks(layers="all", head=True) == ["2", "7", "10", HEAD]
-    assert blocks(head=True) == [HEAD]
-    assert blocks(layers=even) == ["4", "6"]
-    mlp = nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3))
-    assert auto(mlp, torch.zeros(2, 20)) == {"1": 16, "3": 8}
 
 
 def vit_block(block, x):
@@ -116,13 +95,7 @@ def test_a_bert_like_classifier():
     torch.testing.assert_close(model.classifier(outputs.features["|head"]), outputs.logits)
 
 
-def gated(module, x):
-    x = module.conv(x)
-    return x * module.gate(x.mean((2, 3)))[:, :, None, None]
-
-
 PATCHES = Does(lambda module, x: module.conv(x).flatten(2).transpose(1, 2), conv=nn.Conv2d(3, 24, 8, 8))
-GATED = Does(gated, conv=nn.Conv2d(3, 12, 3), gate=nn.Linear(12, 12))
 CHANNELS_LAST = Does(lambda module, x: module.norm(x.permute(0, 2, 3, 1)), norm=nn.LayerNorm(3))
 
 
@@ -136,12 +109,9 @@ LAYOUTS = {
         chain(nn.Conv1d(2, 12, 1), nn.ReLU(), nn.InstanceNorm1d(12), width=144),
         torch.rand(6, 2, 12), {"0": "second", "1": "second", "2": "second"},
     ),
-    "a video": (chain(nn.Conv3d(2, 4, 1), nn.ReLU(), width=240), torch.rand(2, 2, 3, 4, 5), {"1": "second"}),
     "tokens": (chain(PATCHES, nn.Linear(24, 10), width=160), IMAGES, {"0": "last", "1": "last", "2": "flat"}),
-    "a gate": (chain(GATED, nn.AdaptiveAvgPool2d(2), width=48), IMAGES, {"0": "second", "1": "second", "2": "flat"}),
     "channels last": (chain(CHANNELS_LAST, width=3072), IMAGES, {"0": "last"}),
     "as many words as channels": (chain(nn.Embedding(9, 4), nn.GELU(), width=16), WORDS, {"0": "last", "1": "last"}),
-    "nothing known": (chain(nn.Identity(), width=3072), IMAGES, {"0": "second"}),
 }  # fmt: skip
 
 
@@ -156,17 +126,6 @@ def test_layouts(case):
         axes = {"flat": [], "second": range(2, raw.ndim), "last": range(1, raw.ndim - 1)}[layout]
         expected = raw.mean(tuple(axes)) if axes else raw
         torch.testing.assert_close(outputs.features[layer].detach(), expected)
-
-
-def test_layers_whose_first_axis_is_time_are_not_chosen_and_not_read(refused):
-    parts = {"embed": nn.Embedding(9, 5), "rnn": nn.LSTM(5, 7, bidirectional=True), "fc": nn.Linear(14, 3)}
-    model = Does(lambda net, ids: net.fc(net.rnn(net.embed(ids).transpose(0, 1))[0][-1]), **parts)
-    ids = torch.randint(9, (6, 7))
-    assert "rnn" not in auto(model, ids)
-    with refused("layers"):
-        extract(model, ids, ["rnn"])
-    parts["rnn"].batch_first = True
-    assert auto(Does(lambda net, ids: net.fc(net.rnn(net.embed(ids))[0][:, -1]), **parts), ids)["rnn"] == 14
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
@@ -199,12 +158,3 @@ def test_half_precision_is_averaged_in_float32():
     large = Does(lambda _, x: torch.full((len(x), 3, 64, 64), 6e4, dtype=torch.float16))  # whose sum is infinite
     model = nn.Sequential(large, nn.AdaptiveMaxPool2d(1), nn.Flatten())
     assert extract(model, torch.zeros(1, 2), ["0"]).features["0"].tolist() == [[6e4] * 3]
-
-
-def test_a_part_that_is_called_module_is_no_wrapper(images):
-    parts = {"module": nn.Sequential(nn.Conv2d(2, 4, 1)), "act": nn.Tanh(), "fc": nn.Linear(4, 3)}
-    parts["module"].add_module("act", nn.Hardtanh(2.0, 3.0))
-    model = Does(lambda net, x: net.fc(net.act(net.module(x)).mean((2, 3))), **parts)
-    features = extract(model, images, ["act", "module.act"]).features
-    assert (features["act"] < 1).all()
-    assert (features["module.act"] >= 2).all()

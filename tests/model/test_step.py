@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from igeood.errors import InputError
 from igeood.model.batch import as_batch
 from igeood.model.reader import Reader
 from igeood.model.step import check_channels, check_epsilon, signed_step, stepped

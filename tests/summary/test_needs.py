@@ -37,20 +37,14 @@ def covers(summary, wanted):
     return True
 
 
-@pytest.mark.parametrize(
-    ("needs", "blocks"),
-    [
-        (Needs(), []),
-        (Needs(head=True), [HEAD]),
-        (Needs(layers="last"), [HEAD]),
-        (Needs(layers="last two"), ["a", HEAD]),
-        (Needs(layers="all"), ["a", "b"]),
-        (Needs(layers="all", head=True), ["a", "b", HEAD]),
-        (Needs(layers=every_second), ["a", "b"]),
-        (Needs(layers="all", pool=spread), ["a|spread"]),
-        (Needs(layers="all", pool=spread, head=True), ["a|spread", HEAD]),
-    ],
-)
+BLOCKS = [
+    *((Needs(), []), (Needs(head=True), [HEAD]), (Needs(layers="last"), [HEAD]), (Needs(layers="all"), ["a", "b"])),
+    *((Needs(layers="last two"), ["a", HEAD]), (Needs(layers="all", head=True), ["a", "b", HEAD])),
+    *((Needs(layers=every_second), ["a", "b"]), (Needs(layers="all", pool=spread, head=True), ["a|spread", HEAD])),
+]
+
+
+@pytest.mark.parametrize(("needs", "blocks"), BLOCKS)
 def test_blocks_that_are_read(needs, blocks):
     assert needs.blocks(["a", "b", "a|spread", HEAD]) == blocks
     assert needs.reads_layers == bool(blocks)
@@ -63,21 +57,13 @@ def test_without_a_head_the_last_block_is_the_last_and_names_of_blocks_say_their
     assert Needs(pool=spread).named(["a", "b|spread", HEAD]) == ["a|spread", "b|spread", HEAD]
 
 
-@pytest.mark.parametrize(
-    "lack",
-    [
-        {"samples": ("logits",)},
-        {"sums": "mean"},
-        {"sums": Sums},
-        {"layers": "last"},
-        {"layers": every_second},
-        {"pool": spread},
-        {"group": by_correct},
-        {"transform": torch.square},
-        {"labels": False},
-        {"head": False},
-    ],
-)
+LACKS = [
+    *({"samples": ("logits",)}, {"labels": False}, {"head": False}, {"group": by_correct}, {"pool": spread}),
+    *({"transform": torch.square}, {"sums": "mean"}, {"sums": Sums}, {"layers": "last"}, {"layers": every_second}),
+]
+
+
+@pytest.mark.parametrize("lack", LACKS)
 def test_a_summary_for_other_needs_is_refused(lack):
     assert covers(ALL, ALL)
     assert not covers(replace(ALL, **lack), ALL)

@@ -4,7 +4,8 @@ from igeood.errors import Finding
 from igeood.guard.build import black_box, grey_box, white_box
 from igeood.guard.explain import Explanation
 from igeood.guard.file import load
-from igeood.guard.guard import Guard, summarise
+from igeood.guard.guard import Guard
+from igeood.guard.training import summarise
 from igeood.guard.verdict import Judgement, Verdict
 
 __all__ = [

@@ -20,12 +20,14 @@ from igeood.guard import health
 from igeood.guard.explain import Explanation, explain
 from igeood.guard.identity import Seen
 from igeood.guard.names import class_names
-from igeood.guard.source import Source, is_numpy, joined
+from igeood.guard.source import Source, is_numpy
+from igeood.guard.training import add_up, follow, read_training
 from igeood.guard.tune import Progress, Search, Tuning, Validation, sweep, tune_detector
 from igeood.guard.verdict import Verdict
+from igeood.keys import Keys
 from igeood.model.reader import random_state_kept
 from igeood.model.step import check_epsilon
-from igeood.outputs import Array, Keys, OnError, Outputs, as_kind
+from igeood.outputs import Array, OnError, Outputs, as_kind
 from igeood.summary import BUDGET, Summary
 
 Access = Literal["black box", "grey box", "white box"]
@@ -38,9 +40,8 @@ class Guard:
     In order: `fit` on training samples, `tune` if OOD samples are to help, `calibrate` on in-distribution samples kept
     apart, then `predict`. A step that fails leaves the guard as it was.
 
-    A guard with a model takes what the model takes: a loader of batches `(x, y)`, a tensor, a mapping of keywords.
-    One without takes logits: an array, an `Outputs`, or an iterable of blocks of them. Samples are recognised by
-    their content: loaders should not augment at random.
+    A guard with a model takes what the model takes: a loader of batches `(x, y)`, a tensor, a mapping of keywords. One
+    without takes logits: an array, an `Outputs`, or an iterable of them. Loaders should not augment at random.
 
     Parameters
     ----------
@@ -60,7 +61,7 @@ class Guard:
         self.summary: Summary | None = None  # of the training samples; files do not keep it
         self.calibration: Calibration | None = None
         self.tuning: Tuning | None = None
-        self.classes: tuple[str, ...] | None = None  # their names, where they are known
+        self.classes: tuple[str, ...] | None = None  # names
         self.preparation: dict[str, Any] | None = None  # how images become inputs, where the command line made them
         self.fitted_on = Seen()
         self.tuned_on = Seen()
@@ -139,12 +140,12 @@ class Guard:
         summary = data if isinstance(data, Summary) else Summary(detector.needs, budget=budget)
         with ranks.agreed():
             if summary is not data:
-                _read_training(source, detector, summary, data, labels, ids)
+                read_training(source, detector, summary, data, labels, ids)
         has_read = summary is not data and summary.shape is not None
-        summary = _added_up(summary, ranks)
+        summary = add_up(summary, ranks)
         with ranks.agreed(), torch.inference_mode(False):  # what is made in it cannot serve for gradients
             if not has_read:
-                _follow(source, detector, summary)
+                follow(source, detector, summary)
             detector.learn(summary)
             names = class_names(classes, detector.n_classes_, summary, source.bare, self)
         if not ranks.alone:  # machines may round differently: all take over what the first has learnt
@@ -185,7 +186,7 @@ class Guard:
         """Choose temperature, input step and weights that refuse most OOD samples at `tpr`; calibrate afterwards.
 
         Where everything that was tried is worse than before, the guard stays as it was; `guard.tuning` has both rates.
-        Under `torch.distributed` it works alone: give every rank the same samples, and each gets the same result.
+        Under `torch.distributed` give every rank the same samples.
 
         Parameters
         ----------
@@ -199,7 +200,7 @@ class Guard:
         tpr : float
             The operating point.
         search : callable, optional
-            How the temperature is sought: see `igeood.guard.tune.sweep`, the default. None keeps it.
+            How the temperature is sought, such as `igeood.guard.tune.sweep`. None keeps it.
         epsilons : sequence of float, optional
             Sizes of the input step to try. By default 21 from 0 to 0.004 for a grey box, else the guard's own.
         seed : int
@@ -207,7 +208,7 @@ class Guard:
         progress : callable, optional
             Called with the number of temperatures tried and their total.
         ids : sequence of names or numbers, optional
-            (N,) of `id_data`, as in `fit`; OOD samples have theirs in `Outputs(logits, ids=...)`.
+            (N,) of `id_data`, as in `fit`.
         budget : int
             Bytes of validation samples' outputs to hold; of more samples a seeded part is used.
         """
@@ -254,17 +255,15 @@ class Guard:
         ids: Any = None,
         group: Group = None,
     ) -> "Guard":
-        """Set the threshold from in-distribution samples kept apart; those that `tune` used are left out.
+        """Set the threshold from in-distribution samples kept apart, without those that `tune` used.
 
         Parameters
         ----------
         id_data : loader, or array of logits
             In-distribution samples that training has not seen.
         tpr, guarantee, confidence
-            As in `igeood.calibration.threshold`; `guard.promise` says in words what they promise.
-        ids : sequence of names or numbers, optional
-            (N,) as in `fit`.
-        group : ProcessGroup or False, optional
+            As in `igeood.calibration.threshold`; `guard.promise` says what they promise.
+        ids, group
             As in `fit`: the threshold is of all ranks' samples together.
         """
         ranks = Ranks(group)
@@ -301,10 +300,7 @@ class Guard:
     def score(self, data: Any, *, on_error: OnError = "raise") -> Array:
         """Scores (N,) of a tensor, a loader, or logits: higher is more out-of-distribution.
 
-        Parameters
-        ----------
-        data, on_error
-            As in `predict`; the score of a row that is not valid is infinite.
+        Arguments are as in `predict`; the score of a row that is not valid is infinite.
         """
         self._check_fitted("score")
         self.source.check_weights(strict=False)
@@ -349,12 +345,7 @@ class Guard:
     def explain(self, data: Any, *, top: int = 5) -> Explanation:
         """Say why: what each layer added to the score, the nearest or likeliest classes, the channels that stand out.
 
-        Parameters
-        ----------
-        data : tensor, loader, or array of logits
-            Samples to explain.
-        top : int
-            Channels to name, for each layer; and likeliest classes.
+        `top` is the number of channels to name for each layer, and of likeliest classes.
         """
         self._check_fitted("explain")
         if top < 1:
@@ -376,8 +367,8 @@ class Guard:
     def export(self, path: str | os.PathLike[str], example: Any = None) -> None:
         """Write model, score, p-value and verdict as one ONNX graph, which runs without torch (extra `onnx`).
 
-        The file appears once onnxruntime has run the graph on the example, and on 1 and 3 of its samples, and agreed
-        with `predict`. Rows that cannot be read are refused in it, with the label −1.
+        The file appears once onnxruntime has run the graph and agreed with `predict`. Rows that cannot be read are
+        refused in it, with the label −1.
 
         Parameters
         ----------
@@ -409,70 +400,3 @@ class Guard:
         layers = f", layers={self.layers}" if self.layers else ""
         promise = self.calibration.promise if self.calibration else "not calibrated"
         return f"Guard({self.access}: {self.detector!r}{layers}{step}; {promise})"
-
-
-def summarise(guard: Guard, data: Any, labels: Any = None, *, budget: int = BUDGET) -> Summary:
-    """Sum up training samples for a guard, in one pass; summaries of shards add with ``+``, and `guard.fit` takes one.
-
-    Parameters
-    ----------
-    guard : Guard
-        Whose method and model it is for; it is not changed.
-    data, labels, budget
-        As in `Guard.fit`.
-    """
-    if not isinstance(guard, Guard):
-        cure = "give the guard that it is for, such as igeood.white_box(model)"
-        raise InputError(f"expected a guard, got {type(guard).__name__}", argument="guard", cure=cure)
-    summary = Summary(guard.detector.needs, budget=budget)
-    _read_training(copy.copy(guard.source), guard.detector, summary, data, labels, None)
-    return summary
-
-
-def _read_training(source: Source, detector: Detector, summary: Summary, data: Any, labels: Any, ids: Any) -> None:
-    """Add training samples to a summary, in one pass, and prepare the source for such samples."""
-    before = source.weights()
-    outputs = source.batches(data, labels, ids=ids, name="data", needs=detector.needs, keys=True)
-    with source.reading(data), torch.inference_mode(False):
-        for block in joined(part for part in outputs if len(part)):
-            if summary.preview is None:
-                summary.preview = block.only(()).detached()[: health.ROWS]
-            summary.add(block)
-    if summary.rows:
-        summary.model = before
-        summary.head = source.reader.head if detector.needs.head and source.reader is not None else None
-        summary.about = {"probabilities": source.probabilities, "layouts": dict(source.layouts)}
-        names = class_names(None, summary.n_classes, data, source.bare)
-        summary.about |= {} if names is None else {"classes": list(names)}
-    source.settle(before)
-
-
-def _added_up(summary: Summary, ranks: Ranks) -> Summary:
-    """The sum of all ranks' summaries, in the order of the ranks: the same bits on each."""
-    if ranks.alone:
-        return summary
-    parts = [Summary.from_bytes(part, summary.needs) for part in ranks.gather(summary.to_bytes())]
-    total = parts[0]
-    for rank, part in enumerate(parts[1:], start=1):
-        try:
-            total += part
-        except InputError as error:  # noqa: PERF203 (a summary is much work)
-            raise error.within(f"rank {rank}") from error
-    return total
-
-
-def _follow(source: Source, detector: Detector, summary: Summary) -> None:
-    """Let a source read the layers that the method needs of those that a summary has."""
-    needs = detector.needs
-    weights = source.weights()
-    if weights not in (None, summary.model):
-        problem = f"was made with model {summary.model}, this guard's is {weights}"
-        raise InputError(problem, argument="summary", cure="make it with that model")
-    blocks = needs.blocks(summary.widths)
-    if source.wanted is not None and needs.blocks(needs.named(source.wanted)) != blocks:
-        problem = f"has layers {blocks}, this guard reads {source.wanted}"
-        raise InputError(problem, argument="summary", cure="make it with this guard")
-    if summary.about.get("probabilities", source.probabilities) != source.probabilities:
-        raise InputError("one is of probabilities, the other is not", argument="summary", cure="make both alike")
-    source.follow(blocks, summary.about.get("layouts", {}), needs)
-    source.settle()

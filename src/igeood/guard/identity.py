@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from igeood.errors import InputError
-from igeood.outputs import Keys
+from igeood.keys import Keys
 
 FEW_REPEATS = 1e-3  # of rows without ids: where more of them repeat, equal rows are not taken for one sample
 

@@ -12,12 +12,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from igeood.detectors import Detector
 from igeood.errors import IgeoodWarning, InputError, NoRowsError, UnsuitedError
+from igeood.keys import BLOCK_VALUES, Keys
 from igeood.model.batch import Batch, batches, is_batch
 from igeood.model.fingerprint import Versions, fingerprint
 from igeood.model.layers import Call, Layers
 from igeood.model.reader import Reader, random_state_kept, reader_for
 from igeood.model.step import Channels, check_channels, check_epsilon, check_steppable, stepped
-from igeood.outputs import BLOCK_VALUES, HEAD, Keys, OnError, Outputs
+from igeood.outputs import HEAD, OnError, Outputs
 from igeood.summary import Needs
 
 Select = Callable[[Keys, bool], Tensor]  # of keys, and whether they identify samples: which rows to read
@@ -149,13 +150,13 @@ class Source:
         """Keys and outputs of the rows that `select` chooses, batch by batch, for each size of the input step."""
         for number, item in enumerate(self.items(data, None, ids, name)):
             try:
-                visible = item.only(self.layers) if isinstance(item, Outputs) else item
-                rows = select(visible.keys, not isinstance(item, Outputs) or item.identified)
+                keys = self.read(item).keys if isinstance(item, Outputs) else item.keys
+                rows = select(keys, not isinstance(item, Outputs) or item.identified)
                 outputs = self.step(item[rows], detector, epsilons) if bool(rows.any()) else []
             except InputError as error:
                 raise self._at(error, name, number) from error.__cause__
             if outputs:
-                yield visible.keys[rows.numpy()], outputs
+                yield keys[rows.numpy()], outputs
 
     def _at(self, error: InputError, name: str, number: int) -> InputError:
         is_of_batch = self.model is not None and not isinstance(error, UnsuitedError)
@@ -189,7 +190,6 @@ class Source:
                     problem = f"no features of layer {layer!r}, which the guard reads; these have {have}"
                     raise InputError(problem, argument="outputs", cure="add them")
             outputs = item.only(self.layers)
-            outputs = outputs.replace(_keys=outputs.keys) if keys and self.probabilities else outputs
         else:
             with torch.no_grad():
                 outputs = self.reader(item, labels=labels, keys=keys, on_error=on_error)  # type: ignore[misc]

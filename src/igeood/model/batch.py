@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from igeood.errors import InputError, NoRowsError
-from igeood.outputs import Keys, OnError, note_bad_rows, row_keys
+from igeood.keys import Keys, row_keys
+from igeood.outputs import OnError, note_bad_rows
 
 CHUNK = 256  # samples of a bare tensor that go through the model at a time
 LABELS = ("labels", "label")

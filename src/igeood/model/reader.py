@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from statistics import mode
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -67,8 +68,10 @@ class Reader:
             (self._blocks[HEAD],) = known_layers(self.modules, [self.layouts[HEAD]])
         self._hooked = list(dict.fromkeys(self.modules[layer] for layer in self._blocks.values()))
         self._tree = list(model.modules())
-        floats = (weight for weight in model.parameters() if weight.is_floating_point())
-        self._weight = next(floats, next(model.parameters(), None))  # has the model's device and precision
+        weights = list(model.parameters())
+        dtypes = [weight.dtype for weight in weights if weight.is_floating_point()]
+        fitting = (weight for weight in weights if not dtypes or weight.dtype == mode(dtypes))
+        self._weight = next(fitting, None)  # has the model's device and precision
         with _making:
             self._lock = _locks.setdefault(self.bare, threading.RLock())
 
@@ -91,7 +94,9 @@ class Reader:
         for name, value in batch.inputs.items():
             inputs[name] = value
             if isinstance(value, Tensor):
-                dtype = weight.dtype if weight is not None and value.is_floating_point() else value.dtype
+                dtype = value.dtype
+                if weight is not None and weight.is_floating_point() and value.is_floating_point():
+                    dtype = weight.dtype
                 inputs[name] = value.to(None if weight is None else weight.device, dtype, copy=True)
         return replace(batch, inputs=inputs)
 
@@ -227,10 +232,7 @@ def reader_for(model: nn.Module, batch: Batch, needs: Needs, layers: Sequence[st
         names = needs.layers(trace) if callable(needs.layers) else trace.block_ends()
     available = names if trace.head is None else [*names, HEAD]
     blocks = Needs(layers=needs.layers, head=needs.head).blocks(available) if layers is None else names
-    if needs.head and trace.head is None:
-        cure = "make the model return its last linear layer's output, or use another method"
-        raise UnsuitedError("no nn.Linear returns its logits, whose input is wanted", argument="model", cure=cure)
-    if needs.head and HEAD not in blocks:
+    if needs.head and trace.head is not None and HEAD not in blocks:
         blocks = [*blocks, HEAD]
     if not blocks:
         cure = "name layers, from model.named_modules(), or use another method"

@@ -14,7 +14,7 @@ import numpy as np
 
 from igeood.files import record_head, write_record
 from igeood.guard import Verdict
-from igeood.outputs import row_keys
+from igeood.keys import row_keys
 from igeood.serve.log import say
 from igeood.serve.served import Served, Tensors
 

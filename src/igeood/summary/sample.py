@@ -7,7 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from igeood.outputs import BLOCK_VALUES, Keys, Outputs
+from igeood.keys import BLOCK_VALUES, Keys
+from igeood.outputs import Outputs
 
 BESIDE = ("labels", "keys", "counts")  # what a row has beside its values, as int64
 SLACK = 32  # rows are compacted when one row in so many is over

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from igeood.errors import GuardFileError, InputError
 from igeood.files import read_bytes, read_record, record_bytes, write_record
-from igeood.outputs import Keys, Outputs, check_alike
+from igeood.keys import Keys
+from igeood.outputs import Outputs, check_alike
 from igeood.summary.needs import SUMS, Needs, by_label
 from igeood.summary.sample import Sample
 from igeood.summary.sums import ClassSums

@@ -1,0 +1,84 @@
+"""Reading training samples: a pass over each rank's samples makes a summary, and summaries add."""
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from igeood.detectors import Detector
+from igeood.distributed import Ranks
+from igeood.errors import InputError
+from igeood.guard.health import ROWS
+from igeood.guard.names import class_names
+from igeood.guard.source import Source, joined
+from igeood.summary import BUDGET, Summary
+
+if TYPE_CHECKING:
+    from igeood.guard.guard import Guard
+
+
+def summarise(guard: "Guard", data: Any, labels: Any = None, *, budget: int = BUDGET) -> Summary:
+    """Sum up training samples for a guard, in one pass; summaries of shards add with ``+``, and `guard.fit` takes one.
+
+    Parameters
+    ----------
+    guard : Guard
+        Whose method and model it is for; it is not changed.
+    data, labels, budget
+        As in `Guard.fit`.
+    """
+    if not hasattr(guard, "detector"):
+        cure = "give the guard that it is for, such as igeood.white_box(model)"
+        raise InputError(f"expected a guard, got {type(guard).__name__}", argument="guard", cure=cure)
+    summary = Summary(guard.detector.needs, budget=budget)
+    read_training(copy.copy(guard.source), guard.detector, summary, data, labels, None)
+    return summary
+
+
+def read_training(source: Source, detector: Detector, summary: Summary, data: Any, labels: Any, ids: Any) -> None:
+    """Add training samples to a summary, in one pass, and prepare the source for such samples."""
+    before = source.weights()
+    outputs = source.batches(data, labels, ids=ids, name="data", needs=detector.needs, keys=True)
+    with source.reading(data), torch.inference_mode(False):
+        for block in joined(part for part in outputs if len(part)):
+            if summary.preview is None:
+                summary.preview = block.only(()).detached()[:ROWS]
+            summary.add(block)
+    if summary.rows:
+        summary.model = before
+        summary.head = source.reader.head if detector.needs.head and source.reader is not None else None
+        summary.about = {"probabilities": source.probabilities, "layouts": dict(source.layouts)}
+        names = class_names(None, summary.n_classes, data, source.bare)
+        summary.about |= {} if names is None else {"classes": list(names)}
+    source.settle(before)
+
+
+def add_up(summary: Summary, ranks: Ranks) -> Summary:
+    """The sum of all ranks' summaries, in the order of the ranks: the same bits on each."""
+    if ranks.alone:
+        return summary
+    parts = [Summary.from_bytes(part, summary.needs) for part in ranks.gather(summary.to_bytes())]
+    total = parts[0]
+    for rank, part in enumerate(parts[1:], start=1):
+        try:
+            total += part
+        except InputError as error:  # noqa: PERF203 (a summary is much work)
+            raise error.within(f"rank {rank}") from error
+    return total
+
+
+def follow(source: Source, detector: Detector, summary: Summary) -> None:
+    """Let a source read the layers that the method needs of those that a summary has."""
+    needs = detector.needs
+    weights = source.weights()
+    if weights not in (None, summary.model):
+        problem = f"was made with model {summary.model}, this guard's is {weights}"
+        raise InputError(problem, argument="summary", cure="make it with that model")
+    blocks = needs.blocks(summary.widths)
+    if source.wanted is not None and needs.blocks(needs.named(source.wanted)) != blocks:
+        problem = f"has layers {blocks}, this guard reads {source.wanted}"
+        raise InputError(problem, argument="summary", cure="make it with this guard")
+    if summary.about.get("probabilities", source.probabilities) != source.probabilities:
+        raise InputError("one is of probabilities, the other is not", argument="summary", cure="make both alike")
+    source.follow(blocks, summary.about.get("layouts", {}), needs)
+    source.settle()
