@@ -25,8 +25,7 @@ class Ranks:
     def __init__(self, group: Group = None) -> None:
         is_group = dist.is_available() and isinstance(group, dist.ProcessGroup)
         if not (group is None or group is False or is_group):
-            problem = f"expected a ProcessGroup that has this rank, False or None; got {group!r}"
-            raise InputError(problem, argument="group")
+            raise InputError(f"expected a ProcessGroup, False or None; got {group!r}", argument="group")
         self.alone = not (is_group or (group is None and dist.is_available() and dist.is_initialized()))
         self._group: Any = group or None
         self.rank = 0 if self.alone else dist.get_rank(self._group)
@@ -59,8 +58,7 @@ class Ranks:
         texts = self.gather(text.encode())
         for rank, other in enumerate(texts):
             if other != texts[0]:
-                problem = f"rank {rank} has another {what} than rank 0"
-                raise InputError(problem, argument="group", cure="give all ranks the same")
+                raise InputError(f"rank {rank} has another {what} than rank 0", argument="group", cure="give the same")
 
     def gather(self, content: bytes) -> list[bytes]:
         """Every rank's bytes, in the order of the ranks."""

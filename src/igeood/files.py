@@ -75,8 +75,7 @@ def only_one(path: PathLike, argument: str, *, patience: float = 0.0) -> Iterato
     try:
         lock = FileLock(target).acquire(timeout=patience)
     except Timeout:
-        problem = f"another process is writing there ({target})"
-        raise InputError(problem, argument=argument, cure="wait for it, or stop it") from None
+        raise InputError(f"another process writes there ({target})", argument=argument, cure="wait for it") from None
     with lock:
         try:
             yield

@@ -259,10 +259,8 @@ class Monitor:
                 monitor._restore(state)
                 return monitor
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            what = f"damaged, or no monitor's state ({type(error).__name__})"
-            raise GuardFileError(what, cure="start a new monitor", place=str(path)) from None
-        what = "the state of a monitor of another guard, calibration or version of igeood"
-        raise InputError(what, argument="path", cure="give that guard, or another file", place=str(path))
+            raise GuardFileError(f"damaged ({type(error).__name__})", cure="start a new one", place=str(path)) from None
+        raise InputError("of another guard or calibration", argument="path", cure="give that guard", place=str(path))
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
         return {"hits": self._hits, **vars(self._bets)}

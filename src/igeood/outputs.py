@@ -266,8 +266,7 @@ def check_alike(one: Outputs, other: Outputs) -> None:
     """Raise unless two `Outputs` have as many classes, the same blocks of the same widths, and both labels or none."""
     widths = [{"logits": each.n_classes} | {b: v.shape[1] for b, v in each.features.items()} for each in (one, other)]
     if list(widths[0].items()) != list(widths[1].items()):
-        problem = f"a batch has widths {widths[1]}, an earlier one {widths[0]}"
-        raise InputError(problem, argument="outputs", cure="give batches of one model")
+        raise InputError(f"batches have widths {widths[0]} and {widths[1]}", argument="outputs", cure="use one model")
     if (one.labels is None) != (other.labels is None):
         raise InputError("some batches have them and some have none", argument="labels", cure="give all or none")
 
@@ -304,12 +303,10 @@ def as_vector(value: ArrayLike, name: str) -> tuple[Tensor, bool]:
     """A 1-D float64 tensor without NaN from an array of numbers, and whether it came as NumPy."""
     tensor, is_numpy = as_tensor(value, name)
     if tensor.ndim != 1:
-        problem = f"expected shape (N,); got {tuple(tensor.shape)}"
-        raise InputError(problem, argument=name, cure="flatten the scores with .ravel()")
+        raise InputError(f"expected shape (N,); got {tuple(tensor.shape)}", argument=name, cure="flatten it: .ravel()")
     bad = tensor.isnan().nonzero()
     if len(bad):
-        problem = f"NaN at position {int(bad[0])} ({len(bad)} of {len(tensor)})"
-        raise InputError(problem, argument=name, cure="remove those samples")
+        raise InputError(f"NaN at {int(bad[0])} ({len(bad)} of {len(tensor)})", argument=name, cure="remove it")
     return tensor.detach().to("cpu", torch.float64), is_numpy
 
 
@@ -328,8 +325,7 @@ def _checked_features(
 ) -> Tensor:
     tensor, _ = as_tensor(value, name)
     if tensor.ndim != 2 or len(tensor) != n or not tensor.shape[1]:
-        problem = f"expected shape ({n}, k), got {tuple(tensor.shape)}"
-        raise InputError(problem, argument=name, cure="give one for each row of logits")
+        raise InputError(f"expected ({n}, k), got {tuple(tensor.shape)}", argument=name, cure="give one row a sample")
     if not float(torch.linalg.vector_norm(tensor.detach())) <= LARGEST:  # else no value is larger, and none is NaN
         is_fine = ((tensor.detach().abs() <= LARGEST) & tensor.isfinite()).all(dim=1)  # LARGEST is inf in float32
         problem = f"NaN, infinity or a value beyond {LARGEST:g}"

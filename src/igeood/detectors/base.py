@@ -120,16 +120,13 @@ class Detector(ABC):  # noqa: B024 (a subclass overrides score, or terms)
         if not hasattr(self, "n_classes_"):
             raise NotReadyError(f"{who} is not fitted yet", cure="call fit(logits, labels) first")
         if outputs.n_classes != self.n_classes_:
-            problem = f"{outputs.n_classes} columns, but {who} was fitted on {self.n_classes_} classes"
-            raise InputError(problem, argument="logits", cure="give logits of the same model")
+            raise InputError(f"{outputs.n_classes} columns, {who} was fitted on {self.n_classes_}", argument="logits")
         for block, width in self.widths_.items():
             if block not in outputs.features:
                 have = ", ".join(map(repr, outputs.features)) or "none"
-                problem = f"{who} needs the features of layer {block!r}; these have {have}"
-                raise InputError(problem, argument="outputs", cure="add them")
+                raise InputError(f"{who} needs layer {block!r}, these have {have}", argument="outputs", cure="add it")
             if (there := outputs.features[block].shape[1]) != width:
-                problem = f"{there} channels, but {who} was fitted on {width}"
-                raise InputError(problem, argument=f"features[{block!r}]", cure="give the same layer")
+                raise InputError(f"{there} channels, {who} was fitted on {width}", argument=f"features[{block!r}]")
 
     def last_features(self, outputs: Outputs) -> Tensor:
         """Features of the last block that is read, (N, k)."""
@@ -147,8 +144,7 @@ class Detector(ABC):  # noqa: B024 (a subclass overrides score, or terms)
                 tensors |= {f"{name}:{k}": t for k, t in value.items()} if isinstance(value, dict) else {name: value}
         for name, value in tensors.items():
             if not isinstance(value, Tensor):
-                problem = f"{name} is {type(value).__name__}"
-                raise InputError(problem, argument="detector", cure="keep tensors, or dicts of them by layer")
+                raise InputError(f"{name} is {type(value).__name__}", argument="detector", cure="keep tensors by layer")
         return tensors
 
     def load_state(self, state: Mapping[str, Tensor], n_classes: int, widths: Mapping[str, int]) -> Self:

@@ -28,8 +28,7 @@ def solve_head(z: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, int]:
     rows = logits.isfinite().all(dim=1)
     z, f = wide(z[rows]), wide(logits[rows])
     if len(z) < 2:
-        problem = "no training row with finite logits to find it from"
-        raise UnsuitedError(problem, argument="head", cure="give the model, or more rows")
+        raise UnsuitedError("no row with finite logits", argument="head", cure="give the model, or more rows")
     mean_z = z.mean(dim=0)
     mean_f = f.mean(dim=0)
     root = whiten((z - mean_z).T @ (z - mean_z) / len(z))  # (k, r)

@@ -155,8 +155,7 @@ class Weighted(Detector):
         pair = (id_outputs, ood_outputs)
         for name, batch in zip(("id", "ood"), pair, strict=True):
             if len(batch) < FEWEST:
-                problem = f"{len(batch)} samples; the regression needs at least {FEWEST} of each kind"
-                raise InputError(problem, argument=name)
+                raise InputError(f"{len(batch)} samples, at least {FEWEST} are needed", argument=name)
         strengths = self.strengths if strength is None else (strength,)
         with torch.no_grad():
             parts = [part for name, part in self.parts.items() if name != OOD]

@@ -93,11 +93,9 @@ def wrap(
     array([-1.])
     """
     if higher_is not in ("ood", "id"):
-        problem = f"expected 'ood' or 'id', got {higher_is!r}"
-        raise InputError(problem, argument="higher_is", cure="say what a higher score means")
+        raise InputError(f"expected 'ood' or 'id', got {higher_is!r}", argument="higher_is")
     if isinstance(detector, type) or not (_predict(detector, "features") or callable(detector)):
-        problem = f"{detector!r} has no `predict` and is no function"
-        raise InputError(problem, argument="detector", cure="give an object of its class")
+        raise InputError(f"{detector!r} has no `predict` and is no function", argument="detector", cure="give one")
     reads = on or _reads(detector)
     if reads not in ("logits", "features"):
         raise InputError.unknown("on", reads, ["logits", "features"])

@@ -74,8 +74,7 @@ def check_replaceable(path: str | os.PathLike[str]) -> None:
     """Raise if there is a file that is no guard, and not empty: it may be somebody's only copy."""
     there = Path(path)
     if there.is_file() and there.stat().st_size and record_head(there).get("kind") != "guard":
-        cure = "name another file, or remove it first"
-        raise InputError(f"{path} is there, and is no guard's file", argument="path", cure=cure)
+        raise InputError(f"{path} is there, and is no guard's file", argument="path", cure="name another file")
 
 
 def load(path: str | os.PathLike[str], model: nn.Module | None = None, *, strict: bool = True) -> Guard:
@@ -91,8 +90,7 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None, *, strict
         Refuse another model than that, by its fingerprint.
     """
     if not (model is None or isinstance(model, nn.Module)):
-        problem = f"expected a torch.nn.Module, got {type(model).__name__}"
-        raise InputError(problem, argument="model", cure="give the model itself")
+        raise InputError(f"expected a Module, got {type(model).__name__}", argument="model", cure="give the model")
     record, tensors = read_record(path, "guard")
     method = str(record.get("method"))
     if method not in METHODS:
@@ -129,8 +127,7 @@ def _describing(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
         reason = " ".join(str(error).split())  # it may quote the file
-        problem = f"{path} does not describe a guard ({reason})"
-        raise GuardFileError(problem, argument="path", cure="save it again") from error
+        raise GuardFileError(f"{path} describes no guard ({reason})", argument="path", cure="save it again") from error
 
 
 def _restored(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Module | None) -> Guard:

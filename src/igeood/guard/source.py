@@ -170,8 +170,7 @@ class Source:
             yield from array_blocks(data, labels, ids, "logits" if name == "x" else name, on_error)
             return
         if ids is not None:
-            problem = "a guard with a model recognises its inputs by their content"
-            raise InputError(problem, argument="ids", cure="leave them out")
+            raise InputError("a model's inputs are recognised by their content", argument="ids", cure="leave them out")
         yield from batches(data if labels is None else (data, labels), name, on_error)
 
     def reading(self, data: Any) -> AbstractContextManager[None]:
@@ -187,8 +186,7 @@ class Source:
             for layer in self.layers:
                 if layer not in item.features:
                     have = ", ".join(map(repr, item.features)) or "none"
-                    problem = f"no features of layer {layer!r}, which the guard reads; these have {have}"
-                    raise InputError(problem, argument="outputs", cure="add them")
+                    raise InputError(f"no layer {layer!r}, only {have}", argument="outputs", cure="add its features")
             outputs = item.only(self.layers)
         else:
             with torch.no_grad():
@@ -202,8 +200,7 @@ class Source:
         if not any(epsilons):
             return [self.read(item)] * len(epsilons)
         if isinstance(item, Outputs):
-            problem = "an input step needs the model"
-            raise InputError(problem, argument="epsilons", cure="make the guard with grey_box(model)")
+            raise InputError("a step needs the model", argument="epsilons", cure="make the guard with grey_box(model)")
 
         def read(outputs: Outputs) -> Outputs:
             return outputs.from_probabilities(on_error) if self.probabilities else outputs

@@ -28,8 +28,7 @@ def make_model(spec: str) -> nn.Module:
         cure = "give MODULE:NAME, such as nets:make_model for nets.py"
         raise InputError(problem, argument="model", cure=cure) from error
     if not isinstance(model, nn.Module):
-        problem = f"{spec} is {type(model).__name__}, not a torch.nn.Module or what makes one"
-        raise InputError(problem, argument="model")
+        raise InputError(f"{spec} is {type(model).__name__}, no torch.nn.Module nor what makes one", argument="model")
     return model
 
 

@@ -106,8 +106,9 @@ class Reader:
         with self._running(hooks):
             logits = logits_of(model(**inputs) if batch.name else model(inputs[""]))
         if logits.ndim == 2 and logits.shape[0] != batch.x.shape[0]:
-            problem = f"returned {len(logits)} rows for {len(batch)} samples"
-            raise InputError(problem, argument="model", cure="make it return one for each")
+            raise InputError(
+                f"{len(logits)} rows for {len(batch)} samples", argument="model", cure="return one for each"
+            )
         return logits
 
     def trace(self, batch: Batch) -> Trace:
@@ -161,9 +162,7 @@ class Reader:
             for block, layer in self._blocks.items():
                 if self.modules[layer] is module:
                     if block in features:
-                        cure = "name a layer that runs once"
-                        problem = f"{layer!r} is called twice in one forward pass"
-                        raise InputError(problem, argument="layers", cure=cure)
+                        raise InputError(f"{layer!r} is called twice", argument="layers", cure="name another")
                     features[block] = self._features(block, layer, inputs, output, batch)
 
         hooks = [(module, keep) for module in self._hooked]
@@ -171,8 +170,7 @@ class Reader:
         ordered: dict[str, Tensor] = {}
         for block, layer in self._blocks.items():
             if block not in features:
-                problem = f"{layer!r} is not called in the model's forward pass"
-                raise InputError(problem, argument="layers", cure="name another")
+                raise InputError(f"{layer!r} is not called in a forward pass", argument="layers", cure="name another")
             ordered[block] = features[block]
         return logits, ordered
 
@@ -198,8 +196,7 @@ def logits_of(output: Any) -> Tensor:
     value = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
     tensor = first_tensor(value)
     if tensor is None:
-        cure = "make it return logits (N, C), as a tensor, or by the name 'logits'"
-        raise InputError(f"returned {type(output).__name__} without logits", argument="model", cure=cure)
+        raise InputError(f"returned {type(output).__name__}", argument="model", cure="make it return logits (N, C)")
     return tensor
 
 
@@ -235,8 +232,7 @@ def reader_for(model: nn.Module, batch: Batch, needs: Needs, layers: Sequence[st
     if needs.head and trace.head is not None and HEAD not in blocks:
         blocks = [*blocks, HEAD]
     if not blocks:
-        cure = "name layers, from model.named_modules(), or use another method"
-        raise UnsuitedError("no layer to read in this model", argument="layers", cure=cure)
+        raise UnsuitedError("the model has none to read", argument="layers", cure="name layers, or use another method")
     modules = named_modules(model)
     chosen = known_layers(modules, [name for name in blocks if name != HEAD])
     calls = {name: trace.calls.get(modules[name]) for name in chosen}

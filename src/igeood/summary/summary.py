@@ -109,15 +109,12 @@ class Summary:
     def _needed(self, outputs: Outputs) -> Outputs:
         """What the needs ask for of a batch, once it has that."""
         if self.needs.labels and outputs.labels is None:
-            cure = "give (x, y), labels, or a column `label`"
-            raise InputError("this method needs the class of each row", argument="labels", cure=cure)
+            raise InputError("they are needed", argument="labels", cure="give labels, (x, y), or a column `label`")
         if self.described != self.needs.describe():
-            cure = "sum up the batch in a summary of its own, and add the two with +"
-            raise InputError("a loaded summary does not have its method's functions", argument="summary", cure=cure)
+            raise InputError("it lacks its method's functions", argument="summary", cure="add two summaries with +")
         batch = outputs.detached().only(self.needs.blocks(outputs.features))
         if self.needs.layers != "none" and not batch.features:
-            cure = "give features, or columns feature.<layer>"
-            raise InputError("no features to learn from", argument="outputs", cure=cure)
+            raise InputError("no features", argument="outputs", cure="give features, or columns feature.<layer>")
         return batch
 
     def _start(self, shape: Outputs) -> None:
@@ -242,8 +239,7 @@ class Summary:
         if not isinstance(sums, SimpleNamespace):
             return sums
         if not callable(self.needs.sums):
-            problem = "a loaded summary does not have its method's class of sums"
-            raise InputError(problem, argument="summary", cure="load it with the {needs} of its method")
+            raise InputError("it lacks its class of sums", argument="summary", cure="load it with its method's {needs}")
         return self.needs.sums(**vars(sums))
 
     def only(self, blocks: Iterable[str]) -> "Summary":
@@ -305,8 +301,7 @@ class Summary:
         try:
             return _restore(record, tensors, needs)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
-            problem = f"{source} does not describe a summary ({error})"
-            raise GuardFileError(problem, argument="path", cure="save it again") from error
+            raise GuardFileError(f"{source}: no summary ({error})", argument="path", cure="save it again") from error
 
     def __repr__(self) -> str:
         if self.shape is None:
@@ -320,8 +315,7 @@ class UnknownSums(SimpleNamespace):
 
     def __add__(self, other: Any) -> Any:
         if isinstance(other, UnknownSums):
-            cure = "load one of them with the needs of its method"
-            raise InputError("sums of the method's own class do not add without it", argument="summary", cure=cure)
+            raise InputError("they lack their class of sums", argument="summary", cure="load it with {needs}")
         return type(other)(**vars(self)) + other
 
 
@@ -368,12 +362,10 @@ def _check_addable(one: Summary, other: Summary) -> None:
     pairs += [(name, value, other.about.get(name, value)) for name, value in one.about.items()]
     for name, mine, theirs in pairs:
         if mine != theirs:
-            problem = f"{name} differ: {mine!r} and {theirs!r}"
-            raise InputError(problem, argument="summary", cure="add those of one method and model")
+            raise InputError(f"{name}: {mine!r} and {theirs!r}", argument="summary", cure="add those of one method")
 
 
 def _check_budget(samples: dict[str, Sample], budget: int) -> None:
     needed = len(samples) * max((sample.least for sample in samples.values()), default=0)
     if budget < needed:
-        problem = f"{budget:,} bytes cannot hold one training row of each class"
-        raise InputError(problem, argument="budget", cure=f"give at least {needed:,} ({-(-needed // 2**20)} MiB)")
+        raise InputError(f"{budget:,} bytes hold no row of each class", argument="budget", cure=f"give {needed:,}")
