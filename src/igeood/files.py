@@ -146,6 +146,16 @@ def read_bytes(content: bytes, kind: str) -> tuple[dict[str, Any], dict[str, Ten
     return record, tensors
 
 
+@contextmanager
+def describing(path: PathLike, kind: str) -> Iterator[None]:
+    """An error in what a sound file says is a `GuardFileError`."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        problem = f"{path} does not describe a {kind} ({' '.join(str(error).split())})"  # it may quote the file
+        raise GuardFileError(problem, argument="path", cure="save it again") from error
+
+
 def digest(record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 of a record and of its tensors' names, types, shapes and values."""
     digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode())

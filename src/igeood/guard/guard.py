@@ -286,12 +286,10 @@ class Guard:
         identified = all(part == b"1" for part in ranks.gather(b"1" if identified else b"0"))
         fresh = ~self.tuned_on.among(keys, identified)
         left_out = int((~fresh).sum())
-        needed = needed_samples(tpr, guarantee, confidence)
         if len(keys) - left_out < needed:
             used = f" ({left_out} more were used by tune)" if left_out else ""
             problem = f"{len(keys) - left_out} samples{used} cannot promise tpr={tpr:g}"
-            cure = f"at least {needed} are needed that neither training nor tune has used"
-            raise InputError(problem, argument="id_data", cure=cure)
+            raise InputError(problem, argument="id_data", cure=f"give at least {needed} that nothing has used")
         trained_on = int(self.fitted_on.among(keys[fresh], identified).sum())
         kept = torch.from_numpy(scores[fresh])
         self.calibration = Calibration(kept, tpr, guarantee, confidence, left_out, trained_on)
@@ -355,7 +353,7 @@ class Guard:
             whole = Outputs.concat(self.source.batches(data, detector=self.detector))
         self.detector.check(whole)
         with torch.no_grad():
-            return explain(self.detector, whole, top, to_numpy=is_numpy(data), classes=self.classes)
+            return explain(self.detector, whole, top, self.classes, to_numpy=is_numpy(data))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the guard to one safetensors file. The training sample stays out: `tune` needs `fit` after `load`."""

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from igeood.calibration import Calibration
-from igeood.errors import MissingExtraError
 from igeood.outputs import Array
 
 SHOWN = 5  # rows in a text
@@ -122,20 +121,17 @@ class Verdict:
 
     def to_pandas(self) -> Any:
         """A pandas DataFrame with a row for each sample."""
-        try:
-            import pandas  # noqa: PLC0415 (no dependency)
-        except ImportError as error:
-            raise MissingExtraError("pandas is needed", cure="pip install pandas, or use to_dict()") from error
+        import pandas  # noqa: PLC0415 (whoever asks for it has it)
+
         return pandas.DataFrame(self.to_dict())
 
     def __repr__(self) -> str:
         """The counts, and the first rows."""
-        unread = 0 if self.reason is None else sum(why is not None for why in self.reason)
-        counts = f"{len(self)} judged, {int(self.is_ood.sum())} out-of-distribution"
+        unread = len(self) - int(self.is_read.sum())
+        counts = f"{len(self)} judged, {int(self.is_ood.sum())} out-of-distribution, {unread} not read"
         first = self[:SHOWN].to_dict()
         cells = [[name, *(f"{v:.4g}" if isinstance(v, float) else str(v) for v in vs)] for name, vs in first.items()]
         widths = [max(map(len, column)) for column in cells]
         lines = ["  ".join(f"{v:>{w}}" for v, w in zip(row, widths, strict=True)) for row in zip(*cells, strict=True)]
         more = [f"… {len(self) - SHOWN} more"] if len(self) > SHOWN else []
-        lost = f", {unread} not read" if unread else ""
-        return "\n  ".join([f"Verdict({counts}{lost})", *lines, *more])
+        return "\n  ".join([f"Verdict({counts})", *lines, *more])

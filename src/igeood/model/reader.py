@@ -4,7 +4,6 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from statistics import mode
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -75,9 +74,22 @@ class Reader:
         with _making:
             self._lock = _locks.setdefault(self.bare, threading.RLock())
 
-    @contextmanager
-    def _running(self, hooks: Iterable[tuple[nn.Module, Hook]]) -> Iterator[None]:
-        """Hold the model in evaluation mode with hooks, and put everything back afterwards."""
+    def place(self, batch: Batch) -> Batch:
+        """A copy of the batch on the model's device, in its precision: the model may work in place."""
+        weight = self._weight
+
+        def placed(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            if weight is None or not (weight.is_floating_point() and value.is_floating_point()):
+                return value.to(value.device if weight is None else weight.device, copy=True)
+            return value.to(weight.device, weight.dtype, copy=True)
+
+        return batch.mapped(placed)
+
+    def _run(self, model: nn.Module, batch: Batch, hooks: Iterable[tuple[nn.Module, Hook]]) -> Tensor:
+        """Logits of a batch, in one pass with hooks and in evaluation mode; everything is put back afterwards."""
+        inputs = self.place(batch).inputs
         with self._lock, ExitStack() as stack:
             for module in self._tree:
                 if module.training:
@@ -85,25 +97,6 @@ class Reader:
                     stack.callback(setattr, module, "training", True)
             for module, hook in hooks:
                 stack.callback(module.register_forward_hook(hook).remove)
-            yield
-
-    def place(self, batch: Batch) -> Batch:
-        """A copy of the batch on the model's device, in its precision: the model may work in place."""
-        weight = self._weight
-        inputs: dict[str, Any] = {}
-        for name, value in batch.inputs.items():
-            inputs[name] = value
-            if isinstance(value, Tensor):
-                dtype = value.dtype
-                if weight is not None and weight.is_floating_point() and value.is_floating_point():
-                    dtype = weight.dtype
-                inputs[name] = value.to(None if weight is None else weight.device, dtype, copy=True)
-        return replace(batch, inputs=inputs)
-
-    def _run(self, model: nn.Module, batch: Batch, hooks: Iterable[tuple[nn.Module, Hook]]) -> Tensor:
-        """Logits of a batch, in one pass with hooks."""
-        inputs = self.place(batch).inputs
-        with self._running(hooks):
             logits = logits_of(model(**inputs) if batch.name else model(inputs[""]))
         if logits.ndim == 2 and logits.shape[0] != batch.x.shape[0]:
             raise InputError(
@@ -167,12 +160,10 @@ class Reader:
 
         hooks = [(module, keep) for module in self._hooked]
         logits = self._run(self.bare if hooks else self.model, batch, hooks)
-        ordered: dict[str, Tensor] = {}
         for block, layer in self._blocks.items():
             if block not in features:
                 raise InputError(f"{layer!r} is not called in a forward pass", argument="layers", cure="name another")
-            ordered[block] = features[block]
-        return logits, ordered
+        return logits, {block: features[block] for block in self._blocks}
 
     def _features(self, block: str, layer: str, inputs: Any, output: Any, batch: Batch) -> Tensor:
         """Features (N, m) of what a layer was given and returned."""

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from igeood.errors import GuardFileError, InputError
-from igeood.files import read_bytes, read_record, record_bytes, write_record
+from igeood.errors import InputError
+from igeood.files import describing, read_bytes, read_record, record_bytes, write_record
 from igeood.keys import Keys
 from igeood.outputs import Outputs, check_alike
 from igeood.summary.needs import SUMS, Needs, by_label
@@ -287,36 +287,20 @@ class Summary:
     @classmethod
     def load(cls, path: str | os.PathLike[str], needs: Needs | None = None) -> "Summary":
         """Read what `save` wrote; with the `needs` of a method that has functions of its own, its sums can be added."""
-        return cls._restored(*read_record(path, "summary"), str(path), needs)
+        record, tensors = read_record(path, "summary")
+        with describing(path, "summary"):
+            return _restore(record, tensors, needs)
 
     @classmethod
     def from_bytes(cls, content: bytes, needs: Needs | None = None) -> "Summary":
         """Read what `to_bytes` returned."""
-        return cls._restored(*read_bytes(content, "summary"), "the summary", needs)
-
-    @classmethod
-    def _restored(
-        cls, record: dict[str, Any], tensors: dict[str, Tensor], source: str, needs: Needs | None
-    ) -> "Summary":
-        try:
-            return _restore(record, tensors, needs)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
-            raise GuardFileError(f"{source}: no summary ({error})", argument="path", cure="save it again") from error
+        return _restore(*read_bytes(content, "summary"), needs)
 
     def __repr__(self) -> str:
         if self.shape is None:
             return "Summary(no rows)"
         kept = "".join(f", {len(sample)} kept with {name}" for name, sample in self.samples.items())
         return f"Summary({self.rows} rows, {self.n_classes} classes{kept})"
-
-
-class UnknownSums(SimpleNamespace):
-    """Sums read from a file, whose class is not known; they add to sums of that class."""
-
-    def __add__(self, other: Any) -> Any:
-        if isinstance(other, UnknownSums):
-            raise InputError("they lack their class of sums", argument="summary", cure="load it with {needs}")
-        return type(other)(**vars(self)) + other
 
 
 def _restore(record: dict[str, Any], tensors: dict[str, Tensor], needs: Needs | None) -> Summary:
@@ -343,7 +327,7 @@ def _restore(record: dict[str, Any], tensors: dict[str, Tensor], needs: Needs | 
     summary._keys = [tensors["keys"].numpy().view(np.uint64)]
     summary._key_counts = [tensors["key_counts"].numpy()]
     if described["sums"] != "none":
-        kind: Any = ClassSums if described["sums"] in SUMS else UnknownSums
+        kind: Any = ClassSums if described["sums"] in SUMS else SimpleNamespace
         kind = needs.sums if callable(needs.sums) else kind
         summary.sums = {block: kind(**part(f"sums:{number}:")) for number, block in enumerate(features)}
     for name, sample in summary.samples.items():
