@@ -194,7 +194,9 @@ class Monitor:
             raise InputError(f"expected a Verdict, got {type(verdict).__name__}", argument="verdict")
         is_read = verdict.is_read
         rows = np.flatnonzero(is_read)
-        hits = self._in_sets(_numpy(verdict.is_ood)[rows], _numpy(verdict.score)[rows])
+        hits = _numpy(verdict.is_ood)[rows][:, None]  # (T, V) whether each input is refused, or in each level's gaps
+        if self.kind == "p-values":
+            hits = self._ranks.above(_numpy(verdict.score)[rows], self.inputs - self.unread)[:, None] < self._sizes
         before = self.evidence
         parts = [np.empty(0)]
         done = 0
@@ -210,12 +212,6 @@ class Monitor:
     def acknowledge(self) -> None:
         """Forget the alarms. The urn's counts stay: what came before is part of what is usual."""
         self.alarms = []
-
-    def _in_sets(self, is_ood: NDArray[Any], scores: NDArray[Any]) -> NDArray[np.bool_]:
-        """(T, V) whether each input is in the gaps of each level, or refused."""
-        if self.kind == "flags":
-            return is_ood[:, None]
-        return np.asarray(self._ranks.above(scores, self.inputs - self.unread)[:, None] < self._sizes)
 
     def _advance(self, hits: NDArray[np.bool_], numbers: NDArray[Any], n_before: int) -> NDArray[np.float64]:
         """Take in the sets (T, V) that inputs fell into, up to the first alarm; return the evidence after each."""
@@ -241,11 +237,7 @@ class Monitor:
         """Content of the file that `save` writes."""
         state: dict[str, Any] = {name: getattr(self, name) for name in ("run_length", "kind", "seed", *_COUNTS)}
         state |= {name: values.tolist() for name, values in self._arrays().items()}
-        state |= {
-            "format": FORMAT,
-            "guard": _fingerprint(self.calibration),
-            "alarms": [list(alarm) for alarm in self.alarms],
-        }
+        state |= {"format": FORMAT, "guard": _fingerprint(self.calibration), "alarms": self.alarms}
         return f"{json.dumps(state)}\n".encode()
 
     @classmethod

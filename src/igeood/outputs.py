@@ -79,8 +79,10 @@ class Outputs:
             raise InputError.unknown("on_error", on_error, ["raise", "refuse"])
         self.logits, self.numpy = as_tensor(logits, name)
         if self.logits.ndim != 2 or self.logits.shape[1] < 2:
-            problem = f"expected shape (N, C), one row a sample, C at least 2; got {tuple(self.logits.shape)}"
-            raise InputError(problem, argument=name, cure="a single sample is logits[None, :]")
+            shape = tuple(self.logits.shape)
+            raise InputError(
+                f"expected shape (N, C), C ≥ 2; got {shape}", argument=name, cure="one row is logits[None]"
+            )
         n = len(self.logits)
         self.reasons = dict(reasons or {})
         self.features: dict[str, Tensor] = {}
@@ -94,17 +96,12 @@ class Outputs:
             cure = "look for an overflow in the model"
             note_bad_rows(~peak.isfinite(), name, problem, cure, self.reasons, on_error, first)
         if self.reasons:
-            self._clear(list(self.reasons))
+            bad = ~self.valid[:, None]
+            self.logits = self.logits.masked_fill(bad, 0.0)
+            self.features = {block: value.masked_fill(bad, 0.0) for block, value in self.features.items()}
         self.labels = None if labels is None else _checked_labels(labels, self.logits, first)
         self._keys = keys if keys is None and ids is None else _checked_keys(keys, ids, n)
         self._predicted: Tensor | None = None
-
-    def _clear(self, rows: list[int]) -> None:
-        """Put zeros in place of the values of some rows."""
-        bad = torch.zeros(len(self), 1, dtype=torch.bool, device=self.logits.device)
-        bad[rows] = True
-        self.logits = self.logits.masked_fill(bad, 0.0)
-        self.features = {block: value.masked_fill(bad, 0.0) for block, value in self.features.items()}
 
     @classmethod
     def checked(
@@ -112,13 +109,8 @@ class Outputs:
     ) -> "Outputs":
         """Build from tensors that have been checked already."""
         outputs = object.__new__(cls)
-        outputs.logits = logits
-        outputs.features = dict(features)
-        outputs.labels = labels
-        outputs.reasons = {}
-        outputs.numpy = False
-        outputs._keys = keys
-        outputs._predicted = None
+        vars(outputs).update(logits=logits, features=dict(features), labels=labels, reasons={}, numpy=False)
+        vars(outputs).update(_keys=keys, _predicted=None)
         return outputs
 
     @classmethod
@@ -218,8 +210,7 @@ class Outputs:
         """Raise if a row is not valid; `first` is the number of the first row."""
         if self.reasons:
             row = min(self.reasons)
-            problem = f"row {first + row}: {self.reasons[row]}"
-            raise InputError(problem, argument="outputs", cure="remove that row, or use on_error='refuse'")
+            raise InputError(self.reasons[row], argument="outputs", place=f"row {first + row}", cure="remove that row")
 
     @property
     def predicted(self) -> Tensor:
@@ -285,9 +276,7 @@ def as_tensor(value: ArrayLike, name: str) -> tuple[Tensor, bool]:
     array: Any = np.asarray(value) if is_numpy else value
     dtype = _type_name(array)
     if "float" not in dtype and "int" not in dtype:
-        raise InputError(
-            f"expected real numbers, got {dtype}", argument=name, cure="convert them to float32 or float64"
-        )
+        raise InputError(f"expected real numbers, got {dtype}", argument=name, cure="convert them to float32")
     narrow = "float" in dtype and array.dtype.itemsize <= 4
     if is_numpy:  # torch has no negative strides, no big-endian and no read-only arrays
         array = torch.from_numpy(np.require(array, np.float32 if narrow else np.float64, ["C", "W"]))

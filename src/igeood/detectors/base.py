@@ -100,9 +100,8 @@ class Detector(ABC):  # noqa: B024 (a subclass overrides score, or terms)
         """The detector whose temperature `tune` chooses: itself, a part of it, or none."""
         return self if "temperature" in self.params() else None
 
-    def at_temperature(self, temperature: float, summary: Summary, near: "Detector | None" = None) -> Self:
+    def at_temperature(self, temperature: float, summary: Summary, near: "Detector | None" = None) -> Self:  # noqa: ARG002
         """The same detector at another temperature; with one of a neighbouring temperature it may learn roughly."""
-        del near
         return type(self)(**{**self.params(), "temperature": temperature}).learn(summary)
 
     def learn_weights(self, id_outputs: Outputs, ood_outputs: Outputs, **choices: Any) -> Any:

@@ -111,9 +111,7 @@ class IgeoodFeatures(LayerDetector):
         for layer, (_, is_dead) in floored.items():
             if bool(is_dead.any()):
                 message = f"layer {layer.removeprefix('|')!r}: {int(is_dead.sum())} dead channels"
-                self.findings_.append(
-                    Finding("dead-channels", "info", message, "their deviation was raised to a floor")
-                )
+                self.findings_.append(Finding("dead-channels", "info", message, "their deviation is a floor"))
         return self
 
     @cached_property

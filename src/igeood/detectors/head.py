@@ -37,9 +37,7 @@ def solve_head(z: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, int]:
     residual = float((z @ weight.T + bias - f).square().mean().sqrt())
     span = float(f.max() - f.min())
     if residual > NOT_LINEAR * span:
-        problem = (
-            f"the logits are not linear in the last layer's features: off by {100 * residual / span:.2g}% of range"
-        )
+        problem = f"the logits are not linear in the last layer: off by {100 * residual / span:.2g}% of their range"
         cure = "name the layer that is the head's input last, or use a method without a head, such as 'knn'"
         raise UnsuitedError(problem, argument="head", cure=cure)
     return weight, bias, root.shape[1]

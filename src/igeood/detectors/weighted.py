@@ -108,9 +108,8 @@ class Weighted(Detector):
         self.centre_, self.scale_ = standardised(columns, weights)
         self.weights_ = torch.tensor(self.first_weights(), dtype=torch.float64)
 
-    def at_temperature(self, temperature: float, summary: Summary, near: Detector | None = None) -> Self:
+    def at_temperature(self, temperature: float, summary: Summary, near: Detector | None = None) -> Self:  # noqa: ARG002
         """The parts at another temperature; the weights have to be learnt again."""
-        del near
         other = copy.copy(self)
         other.temperature = temperature  # type: ignore[attr-defined]
         parts = {n: p.at_temperature(temperature, summary) if p.softmax else p for n, p in self.parts.items()}

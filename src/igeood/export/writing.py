@@ -203,8 +203,7 @@ def _tracing() -> Iterator[None]:
     token = exporting.set(True)
     try:
         logger.setLevel(logging.CRITICAL)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         logger.setLevel(level)

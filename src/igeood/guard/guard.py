@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from igeood.calibration import Calibration, Guarantee, needed_samples
 from igeood.detectors import Detector, method_name
 from igeood.detectors import detector as make_detector
 from igeood.distributed import Group, Ranks
-from igeood.errors import Finding, InputError, NotReadyError
+from igeood.errors import Finding, IgeoodWarning, InputError, NotReadyError
 from igeood.guard import health
 from igeood.guard.explain import Explanation, explain
 from igeood.guard.identity import Seen
@@ -97,7 +98,9 @@ class Guard:
         """Take over a step's findings in place of its own and later ones, and warn of them."""
         earlier = {name: self.findings.get(name, []) for name in health.STEPS[: health.STEPS.index(step)]}
         self.findings = {**earlier, step: list(findings)}
-        health.warn(self.findings[step], stacklevel=4)
+        for finding in self.findings[step]:
+            if finding.level == "warning":
+                warnings.warn(IgeoodWarning(finding), stacklevel=3)
         return self
 
     def fit(

@@ -37,11 +37,11 @@ class Source:
         Size of the input step, in pixel units.
     std : float or one for each channel
         Of the input's normalisation.
-    probabilities : bool
-        The model, or the arrays, give probabilities, not logits.
 
     Attributes
     ----------
+    probabilities : bool
+        The model, or the arrays, give probabilities, not logits.
     layers : list of str
         Blocks that are read.
     fingerprint : str, optional
@@ -49,13 +49,7 @@ class Source:
     """
 
     def __init__(
-        self,
-        model: nn.Module | None = None,
-        layers: Layers = "auto",
-        *,
-        epsilon: float = 0.0,
-        std: Channels = 1.0,
-        probabilities: bool = False,
+        self, model: nn.Module | None = None, layers: Layers = "auto", *, epsilon: float = 0.0, std: Channels = 1.0
     ) -> None:
         check_epsilon(epsilon)
         # as it is, it exchanges buffers in every pass, of which ranks may have unequal numbers
@@ -63,7 +57,7 @@ class Source:
         self.wanted = None if layers == "auto" else [layers] if isinstance(layers, str) else list(layers)
         self.epsilon = epsilon
         self.std = check_channels(std, "std", positive=True)
-        self.probabilities = probabilities
+        self.probabilities = False  # the guard's detector says so
         self.reader = None if model is None else Reader(self.model, self.wanted or ())  # type: ignore[arg-type]
         self.layers = list(self.wanted or ()) if self.reader is None else self.reader.layers
         self.fingerprint: str | None = None
@@ -87,8 +81,7 @@ class Source:
             return
         if self.epsilon:
             check_steppable(item.x)
-        reader = reader_for(self.model, item, needs, self.wanted)  # type: ignore[arg-type]
-        self._use(reader, needs)
+        self._use(reader_for(self.model, item, needs, self.wanted), needs)  # type: ignore[arg-type]
 
     def follow(self, blocks: Sequence[str], layouts: Mapping[str, str], needs: Needs) -> None:
         """Read these blocks, which a summary or a file names."""
@@ -253,8 +246,7 @@ def array_blocks(data: Any, labels: Any, ids: Any, name: str, on_error: OnError)
         return
     for argument, value in (("labels", labels), ("ids", ids)):
         if value is not None:
-            cure = "give each block its own: (logits, labels), or Outputs(logits, ids=...)"
-            raise InputError(f"{name} come in blocks", argument=argument, cure=cure)
+            raise InputError(f"{name} come in blocks", argument=argument, cure="give each block, as Outputs, its own")
     first = 0
     block = None
     for item in data:
