@@ -80,9 +80,7 @@ class Outputs:
         self.logits, self.numpy = as_tensor(logits, name)
         if self.logits.ndim != 2 or self.logits.shape[1] < 2:
             shape = tuple(self.logits.shape)
-            raise InputError(
-                f"expected shape (N, C), C ≥ 2; got {shape}", argument=name, cure="one row is logits[None]"
-            )
+            raise InputError(f"expected (N, C), C ≥ 2; got {shape}", argument=name, cure="one row is logits[None]")
         n = len(self.logits)
         self.reasons = dict(reasons or {})
         self.features: dict[str, Tensor] = {}

@@ -156,6 +156,3 @@ class Detector(ABC):  # noqa: B024 (a subclass overrides score, or terms)
             place = vars(self).setdefault(name, {}) if layer else vars(self)
             place[layer or name] = tensor
         return self
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.params().items())})"

@@ -34,9 +34,7 @@ class SHE(Detector):
         overall = sums.count @ sums.mean / sums.count.sum().clamp(min=1.0)
         self.pattern_ = torch.where(missed[:, None], overall, sums.mean)
         if bool(missed.any()):
-            message = (
-                f"labels: {int(missed.sum())} classes are never predicted correctly: {int(missed.nonzero()[0])}, …"
-            )
+            message = f"labels: {int(missed.sum())} classes are never predicted: {int(missed.nonzero()[0])}, …"
             cure = "the mean of all correct rows stands for it: choose another method if there are many"
             self.findings_.append(Finding("never-correct", "info", message, cure))
         return self

@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -67,14 +67,8 @@ class Tuning:
     before: float
     after: float
     auroc: float
-    trials: Trials
-    steps: Trials
-
-    def __repr__(self) -> str:
-        temperature = "" if self.temperature is None else f"temperature {self.temperature:g}, "
-        weights = "" if self.strength is None else "weights learnt, "
-        result = f"{100 * self.after:.1f}% of {self.n_ood} OOD samples refused, {100 * self.before:.1f}% before"
-        return f"Tuning({temperature}{weights}epsilon {self.epsilon:g}: {result}; {self.n_id} in-distribution samples)"
+    trials: Trials = field(repr=False)
+    steps: Trials = field(repr=False)
 
 
 class Validation:

@@ -1,8 +1,6 @@
 """The summary itself: rows go in, summaries add, detectors learn from them."""
 
-import copy
 import os
-from collections.abc import Iterable
 from functools import reduce
 from types import SimpleNamespace
 from typing import Any
@@ -241,12 +239,6 @@ class Summary:
         if not callable(self.needs.sums):
             raise InputError("it lacks its class of sums", argument="summary", cure="load it with its method's {needs}")
         return self.needs.sums(**vars(sums))
-
-    def only(self, blocks: Iterable[str]) -> "Summary":
-        """The same summary with the sums of these blocks of features."""
-        other = copy.copy(self)
-        other.sums = {block: self.sums[block] for block in blocks if block in self.sums}
-        return other
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the summary to one safetensors file. It contains outputs of training rows."""
