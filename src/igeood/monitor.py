@@ -137,8 +137,7 @@ class Monitor:
         """(V,) gaps in each set G, of the levels that the calibration set is large enough for."""
         if self.kind == "flags":
             if self.calibration.guarantee != "tolerance":
-                cure = "calibrate with {guarantee='tolerance'}, or watch {kind='p-values'}"
-                raise InputError("'flags' needs a known rate of false flags", argument="kind", cure=cure)
+                raise InputError("flags need a known rate", argument="kind", cure="use {guarantee='tolerance'}")
             return np.ones(1, dtype=np.int64)  # one set: the refused
         sizes = [int(exact_fraction(level, "level") * (self._n + 1)) for level in LEVELS]
         if not any(sizes):

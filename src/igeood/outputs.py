@@ -169,7 +169,13 @@ class Outputs:
 
     def only(self, blocks: Iterable[str]) -> "Outputs":
         """The same samples with these blocks of features, in this order."""
-        return self.replace(features={block: self.features[block] for block in blocks})
+        features: dict[str, Tensor] = {}
+        for block in blocks:
+            if block not in self.features:
+                have = ", ".join(map(repr, self.features)) or "none"
+                raise InputError(f"no features of layer {block!r}, only {have}", argument="outputs", cure="add them")
+            features[block] = self.features[block]
+        return self.replace(features=features)
 
     def detached(self) -> "Outputs":
         """The same outputs without their gradients."""
@@ -324,11 +330,8 @@ def _checked_labels(value: ArrayLike, logits: Tensor, first: int) -> Tensor:
     n, n_classes = logits.shape
     array: Any = value if isinstance(value, Tensor) else np.asarray(value)
     if array.shape != (n,) or (n and "int" not in _type_name(array)):
-        cure = "convert them to integers, numbers of the columns of logits"
-        if array.ndim == 2:
-            cure = "give one class each: labels.argmax(1) of one-hot rows; several classes a sample are not supported"
         problem = f"expected {n} integers, one for each row of logits; got {array.dtype} of shape {tuple(array.shape)}"
-        raise InputError(problem, argument="labels", cure=cure)
+        raise InputError(problem, argument="labels", cure="give columns' numbers: of one-hot rows labels.argmax(1)")
     tensor = array if isinstance(array, Tensor) else torch.from_numpy(array.astype(np.int64))
     tensor = tensor.to(logits.device, torch.int64)
     outside = ((tensor < 0) | (tensor >= n_classes)).nonzero()

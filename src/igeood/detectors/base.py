@@ -120,12 +120,10 @@ class Detector(ABC):  # noqa: B024 (a subclass overrides score, or terms)
             raise NotReadyError(f"{who} is not fitted yet", cure="call fit(logits, labels) first")
         if outputs.n_classes != self.n_classes_:
             raise InputError(f"{outputs.n_classes} columns, {who} was fitted on {self.n_classes_}", argument="logits")
-        for block, width in self.widths_.items():
-            if block not in outputs.features:
-                have = ", ".join(map(repr, outputs.features)) or "none"
-                raise InputError(f"{who} needs layer {block!r}, these have {have}", argument="outputs", cure="add it")
-            if (there := outputs.features[block].shape[1]) != width:
-                raise InputError(f"{there} channels, {who} was fitted on {width}", argument=f"features[{block!r}]")
+        for block, value in outputs.only(self.widths_).features.items():
+            if value.shape[1] != self.widths_[block]:
+                problem = f"{value.shape[1]} channels, {who} was fitted on {self.widths_[block]}"
+                raise InputError(problem, argument=f"features[{block!r}]")
 
     def last_features(self, outputs: Outputs) -> Tensor:
         """Features of the last block that is read, (N, k)."""

@@ -98,9 +98,8 @@ class Guard:
         """Take over a step's findings in place of its own and later ones, and warn of them."""
         earlier = {name: self.findings.get(name, []) for name in health.STEPS[: health.STEPS.index(step)]}
         self.findings = {**earlier, step: list(findings)}
-        for finding in self.findings[step]:
-            if finding.level == "warning":
-                warnings.warn(IgeoodWarning(finding), stacklevel=3)
+        for finding in (each for each in self.findings[step] if each.level == "warning"):
+            warnings.warn(IgeoodWarning(finding), stacklevel=3)
         return self
 
     def fit(
@@ -330,8 +329,7 @@ class Guard:
             for outputs in self.source.batches(data, on_error=on_error, detector=self.detector):
                 scores.append(self._scores(outputs))
                 labels.append(outputs.predicted)
-                for row, reason in outputs.reasons.items():
-                    reasons[rows + row] = reason
+                reasons |= {rows + row: reason for row, reason in outputs.reasons.items()}
                 rows += len(outputs)
         to_numpy = is_numpy(data)
         return Verdict.of(torch.cat(scores), torch.cat(labels), calibration, reasons, self.classes, to_numpy=to_numpy)
@@ -381,7 +379,6 @@ class Guard:
         """
         from igeood.export import export  # noqa: PLC0415 (it reads guards)
 
-        self._check_fitted("export")
         self._calibrated("export")
         export(self, path, example)
 

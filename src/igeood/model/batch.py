@@ -135,8 +135,6 @@ def as_batch(item: Any, on_error: OnError = "raise") -> Batch:
     if isinstance(item, Batch):
         return item
     reasons: dict[int, str] = {}
-    if isinstance(item, Tensor) and item.ndim:
-        return Batch({"": _checked_input(item, reasons, on_error)}, reasons=reasons)
     entries = item
     if not isinstance(item, Mapping):
         parts = [*item, None] if isinstance(item, (tuple, list)) else [item, None]

@@ -122,8 +122,8 @@ def check_channels(values: Any, name: str, *, positive: bool = False) -> Channel
     except (TypeError, ValueError):
         array = np.asarray(np.nan)
     if array.ndim > 1 or not array.size or not np.isfinite(array).all() or (positive and (array <= 0).any()):
-        kind = "finite, positive" if positive else "finite"
-        raise InputError(f"expected a {kind} number, or one for each channel; got {values!r}", argument=name)
+        sign = "positive " if positive else ""
+        raise InputError(f"expected a finite {sign}number, or one for each channel; got {values!r}", argument=name)
     channels: Channels = array.tolist()
     return channels
 
@@ -134,6 +134,5 @@ def per_channel(values: Channels, x: Tensor, name: str) -> Tensor:
     if tensor.ndim == 0:
         return tensor
     if tensor.ndim != 1 or x.ndim < 2 or len(tensor) != x.shape[1]:
-        channels = x.shape[1] if x.ndim > 1 else 0
-        raise InputError(f"expected one number, or {channels}, one for each channel; got {values!r}", argument=name)
+        raise InputError(f"expected one number, or one for each channel of {tuple(x.shape)}", argument=name)
     return tensor.view(1, -1, *[1] * (x.ndim - 2))
