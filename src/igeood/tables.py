@@ -334,9 +334,7 @@ def write_logits(
     is_npz = Path(path).suffix == ".npz"
     tensors = {"logits": outputs.logits, "labels" if is_npz else "label": outputs.labels}
     tensors |= {FEATURE + layer: values for layer, values in outputs.features.items()}
-    columns: dict[str, Any] = {
-        name: tensor.detach().cpu().numpy() for name, tensor in tensors.items() if tensor is not None
-    }
+    columns: dict[str, Any] = {k: values.numpy(force=True) for k, values in tensors.items() if values is not None}
     if ids is not None:
         names = np.asarray(ids)
         columns["id"] = names if names.dtype.kind in "iuf" else names.astype(str)

@@ -5,6 +5,7 @@ import json
 import os
 import warnings
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -223,8 +224,7 @@ class Guard:
         for size in sizes:
             check_epsilon(size, "epsilons")
         self.source.check_weights(strict=True)
-        held = budget // len(sizes)
-        validation = Validation(self.source, id_data, ood, ids, share=share, seed=seed, budget=held)
+        validation = Validation(self.source, id_data, ood, ids, share=share, seed=seed, budget=budget // len(sizes))
         with random_state_kept(), torch.inference_mode(False), torch.no_grad():
             self.detector, self.tuning = tune_detector(
                 self.detector,
@@ -331,8 +331,8 @@ class Guard:
                 labels.append(outputs.predicted)
                 reasons |= {rows + row: reason for row, reason in outputs.reasons.items()}
                 rows += len(outputs)
-        to_numpy = is_numpy(data)
-        return Verdict.of(torch.cat(scores), torch.cat(labels), calibration, reasons, self.classes, to_numpy=to_numpy)
+        verdict = Verdict.of(torch.cat(scores), torch.cat(labels), calibration, reasons, to_numpy=is_numpy(data))
+        return replace(verdict, classes=self.classes)
 
     def _scores(self, outputs: Outputs) -> Tensor:
         """Scores (N,) of outputs; infinite where a row is not valid."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from igeood.calibration import Calibration
-from igeood.outputs import Array
+from igeood.outputs import Array, as_kind
 
 SHOWN = 5  # rows in a text
 
@@ -56,14 +56,7 @@ class Verdict:
 
     @classmethod
     def of(
-        cls,
-        score: Tensor,
-        label: Tensor,
-        calibration: Calibration,
-        reasons: Mapping[int, str],
-        classes: tuple[str, ...] | None,
-        *,
-        to_numpy: bool,
+        cls, score: Tensor, label: Tensor, calibration: Calibration, reasons: Mapping[int, str], *, to_numpy: bool
     ) -> "Verdict":
         """The verdict that scores (N,) and a threshold give; rows that have a reason are out-of-distribution."""
         is_ood = ~(score <= calibration.threshold)
@@ -76,10 +69,9 @@ class Verdict:
             label = label.index_fill(0, rows, -1)
             reason = np.full(len(score), None, dtype=object)
             reason[list(reasons)] = list(reasons.values())
-        if not to_numpy:
-            return cls(is_ood, score, p_value, label, reason, classes)
-        columns = [value.cpu().numpy() for value in (is_ood, score, p_value, label)]
-        return cls(columns[0], columns[1], columns[2], columns[3], reason, classes)
+        columns = {"is_ood": is_ood, "score": score, "p_value": p_value, "label": label}
+        arrays = {name: as_kind(value, to_numpy) for name, value in columns.items()}
+        return cls(**arrays, reason=reason)
 
     @property
     def name(self) -> np.ndarray[Any, Any] | None:
