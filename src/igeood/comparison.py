@@ -58,14 +58,14 @@ class Comparison:
 
     def rows(self) -> list[dict[str, Any]]:
         """One plain dict a method, the best first: means, what each set gave, and the cost."""
-        rows: list[dict[str, Any]] = []
-        for method in self.methods:
-            row: dict[str, Any] = {"method": method}
-            for metric, values in (("tnr", self.tnr[method]), ("auroc", self.auroc[method])):
-                row |= {metric: fmean(values.values()), **{f"{metric} {ood}": value for ood, value in values.items()}}
-            share = {} if self.forward is None else {"of_forward": self.cost[method] / self.forward}
-            rows.append({**row, "microseconds": self.cost[method], **share})
-        return rows
+        return [self._row(method) for method in self.methods]
+
+    def _row(self, method: str) -> dict[str, Any]:
+        row: dict[str, Any] = {"method": method}
+        for metric, values in (("tnr", self.tnr[method]), ("auroc", self.auroc[method])):
+            row |= {metric: fmean(values.values()), **{f"{metric} {ood}": value for ood, value in values.items()}}
+        share = {} if self.forward is None else {"of_forward": self.cost[method] / self.forward}
+        return {**row, "microseconds": self.cost[method], **share}
 
     def to_dict(self) -> dict[str, Any]:
         """All figures as plain values."""
