@@ -146,8 +146,7 @@ def rank(n: int, tpr: float = 0.95, guarantee: Guarantee = "marginal", confidenc
     """
     share, needed = exact_fraction(tpr, "tpr"), needed_samples(tpr, guarantee, confidence)
     if n < needed:
-        what = f"{n} calibration samples cannot promise tpr={tpr:g} with the {guarantee} guarantee"
-        raise InputError(what, argument="id_scores", cure=f"give at least {needed}")
+        raise InputError(f"{n} cannot promise tpr={tpr:g}", argument="id_scores", cure=f"give at least {needed}")
     if guarantee == "marginal":
         return math.ceil((n + 1) * share)
     from scipy.stats import binom  # noqa: PLC0415 (slow to import)

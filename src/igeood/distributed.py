@@ -25,8 +25,7 @@ class Ranks:
     def __init__(self, group: Group = None) -> None:
         is_group = dist.is_available() and isinstance(group, dist.ProcessGroup)
         if not (group is None or group is False or is_group):
-            problem = f"expected a ProcessGroup that has this rank, False or None; got {group!r}"
-            raise InputError(problem, argument="group")
+            raise InputError(f"expected a ProcessGroup, False or None; got {group!r}", argument="group")
         self.alone = not (is_group or (group is None and dist.is_available() and dist.is_initialized()))
         self._group: Any = group or None
         self.rank = 0 if self.alone else dist.get_rank(self._group)
@@ -59,29 +58,25 @@ class Ranks:
         texts = self.gather(text.encode())
         for rank, other in enumerate(texts):
             if other != texts[0]:
-                problem = f"rank {rank} has another {what} than rank 0"
-                raise InputError(problem, argument="group", cure="give all ranks the same")
+                raise InputError(f"rank {rank} has another {what} than rank 0", argument="group", cure="give the same")
 
     def gather(self, content: bytes) -> list[bytes]:
         """Every rank's bytes, in the order of the ranks."""
         if self.alone:
             return [content]
+        mine = torch.from_numpy(np.frombuffer(content, dtype=np.uint8).copy()).to(self._device)
+        parts = []
         try:
-            return self._gather(torch.from_numpy(np.frombuffer(content, dtype=np.uint8).copy()).to(self._device))
+            ranks = range(dist.get_world_size(self._group))
+            lengths = [torch.zeros(1, dtype=torch.int64, device=self._device) for _ in ranks]
+            dist.all_gather(lengths, torch.tensor([len(mine)], device=self._device), group=self._group)
+            for rank, length in enumerate(lengths):
+                part = mine if rank == self.rank else mine.new_empty(int(length))
+                if int(length):
+                    dist.broadcast(part, group=self._group, group_src=rank)
+                parts.append(part.cpu().numpy().tobytes())
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
-            cure = "look at what the other ranks printed; slow ones need init_process_group(timeout=...)"
             problem = f"another rank has died, or was too slow ({reason})"
-            raise IgeoodError(problem, argument="group", cure=cure) from error
-
-    def _gather(self, content: torch.Tensor) -> list[bytes]:
-        world = dist.get_world_size(self._group)
-        lengths = [torch.zeros(1, dtype=torch.int64, device=self._device) for _ in range(world)]
-        dist.all_gather(lengths, torch.tensor([len(content)], device=self._device), group=self._group)
-        parts = []
-        for rank, length in enumerate(lengths):
-            part = content if rank == self.rank else content.new_empty(int(length))
-            if int(length):
-                dist.broadcast(part, group=self._group, group_src=rank)
-            parts.append(part.cpu().numpy().tobytes())
+            raise IgeoodError(problem, argument="group", cure="look at what the other ranks printed") from error
         return parts

@@ -75,8 +75,7 @@ def only_one(path: PathLike, argument: str, *, patience: float = 0.0) -> Iterato
     try:
         lock = FileLock(target).acquire(timeout=patience)
     except Timeout:
-        problem = f"another process is writing there ({target})"
-        raise InputError(problem, argument=argument, cure="wait for it, or stop it") from None
+        raise InputError(f"another process writes there ({target})", argument=argument, cure="wait for it") from None
     with lock:
         try:
             yield
@@ -145,6 +144,16 @@ def read_bytes(content: bytes, kind: str) -> tuple[dict[str, Any], dict[str, Ten
     if record.pop("sha256", None) != digest(record, tensors) or not is_intact:
         raise GuardFileError("damaged: its SHA-256 does not match", cure="fetch a whole copy")
     return record, tensors
+
+
+@contextmanager
+def describing(path: PathLike, kind: str) -> Iterator[None]:
+    """An error in what a sound file says is a `GuardFileError`."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        problem = f"{path} does not describe a {kind} ({' '.join(str(error).split())})"  # it may quote the file
+        raise GuardFileError(problem, argument="path", cure="save it again") from error
 
 
 def digest(record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:

@@ -137,8 +137,7 @@ class Monitor:
         """(V,) gaps in each set G, of the levels that the calibration set is large enough for."""
         if self.kind == "flags":
             if self.calibration.guarantee != "tolerance":
-                cure = "calibrate with {guarantee='tolerance'}, or watch {kind='p-values'}"
-                raise InputError("'flags' needs a known rate of false flags", argument="kind", cure=cure)
+                raise InputError("flags need a known rate", argument="kind", cure="use {guarantee='tolerance'}")
             return np.ones(1, dtype=np.int64)  # one set: the refused
         sizes = [int(exact_fraction(level, "level") * (self._n + 1)) for level in LEVELS]
         if not any(sizes):
@@ -194,7 +193,9 @@ class Monitor:
             raise InputError(f"expected a Verdict, got {type(verdict).__name__}", argument="verdict")
         is_read = verdict.is_read
         rows = np.flatnonzero(is_read)
-        hits = self._in_sets(_numpy(verdict.is_ood)[rows], _numpy(verdict.score)[rows])
+        hits = _numpy(verdict.is_ood)[rows][:, None]  # (T, V) whether each input is refused, or in each level's gaps
+        if self.kind == "p-values":
+            hits = self._ranks.above(_numpy(verdict.score)[rows], self.inputs - self.unread)[:, None] < self._sizes
         before = self.evidence
         parts = [np.empty(0)]
         done = 0
@@ -210,12 +211,6 @@ class Monitor:
     def acknowledge(self) -> None:
         """Forget the alarms. The urn's counts stay: what came before is part of what is usual."""
         self.alarms = []
-
-    def _in_sets(self, is_ood: NDArray[Any], scores: NDArray[Any]) -> NDArray[np.bool_]:
-        """(T, V) whether each input is in the gaps of each level, or refused."""
-        if self.kind == "flags":
-            return is_ood[:, None]
-        return np.asarray(self._ranks.above(scores, self.inputs - self.unread)[:, None] < self._sizes)
 
     def _advance(self, hits: NDArray[np.bool_], numbers: NDArray[Any], n_before: int) -> NDArray[np.float64]:
         """Take in the sets (T, V) that inputs fell into, up to the first alarm; return the evidence after each."""
@@ -241,11 +236,7 @@ class Monitor:
         """Content of the file that `save` writes."""
         state: dict[str, Any] = {name: getattr(self, name) for name in ("run_length", "kind", "seed", *_COUNTS)}
         state |= {name: values.tolist() for name, values in self._arrays().items()}
-        state |= {
-            "format": FORMAT,
-            "guard": _fingerprint(self.calibration),
-            "alarms": [list(alarm) for alarm in self.alarms],
-        }
+        state |= {"format": FORMAT, "guard": _fingerprint(self.calibration), "alarms": self.alarms}
         return f"{json.dumps(state)}\n".encode()
 
     @classmethod
@@ -259,10 +250,8 @@ class Monitor:
                 monitor._restore(state)
                 return monitor
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            what = f"damaged, or no monitor's state ({type(error).__name__})"
-            raise GuardFileError(what, cure="start a new monitor", place=str(path)) from None
-        what = "the state of a monitor of another guard, calibration or version of igeood"
-        raise InputError(what, argument="path", cure="give that guard, or another file", place=str(path))
+            raise GuardFileError(f"damaged ({type(error).__name__})", cure="start a new one", place=str(path)) from None
+        raise InputError("of another guard or calibration", argument="path", cure="give that guard", place=str(path))
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
         return {"hits": self._hits, **vars(self._bets)}

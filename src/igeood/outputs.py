@@ -79,8 +79,8 @@ class Outputs:
             raise InputError.unknown("on_error", on_error, ["raise", "refuse"])
         self.logits, self.numpy = as_tensor(logits, name)
         if self.logits.ndim != 2 or self.logits.shape[1] < 2:
-            problem = f"expected shape (N, C), one row a sample, C at least 2; got {tuple(self.logits.shape)}"
-            raise InputError(problem, argument=name, cure="a single sample is logits[None, :]")
+            shape = tuple(self.logits.shape)
+            raise InputError(f"expected (N, C), C ≥ 2; got {shape}", argument=name, cure="one row is logits[None]")
         n = len(self.logits)
         self.reasons = dict(reasons or {})
         self.features: dict[str, Tensor] = {}
@@ -94,17 +94,12 @@ class Outputs:
             cure = "look for an overflow in the model"
             note_bad_rows(~peak.isfinite(), name, problem, cure, self.reasons, on_error, first)
         if self.reasons:
-            self._clear(list(self.reasons))
+            bad = ~self.valid[:, None]
+            self.logits = self.logits.masked_fill(bad, 0.0)
+            self.features = {block: value.masked_fill(bad, 0.0) for block, value in self.features.items()}
         self.labels = None if labels is None else _checked_labels(labels, self.logits, first)
         self._keys = keys if keys is None and ids is None else _checked_keys(keys, ids, n)
         self._predicted: Tensor | None = None
-
-    def _clear(self, rows: list[int]) -> None:
-        """Put zeros in place of the values of some rows."""
-        bad = torch.zeros(len(self), 1, dtype=torch.bool, device=self.logits.device)
-        bad[rows] = True
-        self.logits = self.logits.masked_fill(bad, 0.0)
-        self.features = {block: value.masked_fill(bad, 0.0) for block, value in self.features.items()}
 
     @classmethod
     def checked(
@@ -112,13 +107,8 @@ class Outputs:
     ) -> "Outputs":
         """Build from tensors that have been checked already."""
         outputs = object.__new__(cls)
-        outputs.logits = logits
-        outputs.features = dict(features)
-        outputs.labels = labels
-        outputs.reasons = {}
-        outputs.numpy = False
-        outputs._keys = keys
-        outputs._predicted = None
+        vars(outputs).update(logits=logits, features=dict(features), labels=labels, reasons={}, numpy=False)
+        vars(outputs).update(_keys=keys, _predicted=None)
         return outputs
 
     @classmethod
@@ -179,7 +169,13 @@ class Outputs:
 
     def only(self, blocks: Iterable[str]) -> "Outputs":
         """The same samples with these blocks of features, in this order."""
-        return self.replace(features={block: self.features[block] for block in blocks})
+        features: dict[str, Tensor] = {}
+        for block in blocks:
+            if block not in self.features:
+                have = ", ".join(map(repr, self.features)) or "none"
+                raise InputError(f"no features of layer {block!r}, only {have}", argument="outputs", cure="add them")
+            features[block] = self.features[block]
+        return self.replace(features=features)
 
     def detached(self) -> "Outputs":
         """The same outputs without their gradients."""
@@ -218,8 +214,7 @@ class Outputs:
         """Raise if a row is not valid; `first` is the number of the first row."""
         if self.reasons:
             row = min(self.reasons)
-            problem = f"row {first + row}: {self.reasons[row]}"
-            raise InputError(problem, argument="outputs", cure="remove that row, or use on_error='refuse'")
+            raise InputError(self.reasons[row], argument="outputs", place=f"row {first + row}", cure="remove that row")
 
     @property
     def predicted(self) -> Tensor:
@@ -266,8 +261,7 @@ def check_alike(one: Outputs, other: Outputs) -> None:
     """Raise unless two `Outputs` have as many classes, the same blocks of the same widths, and both labels or none."""
     widths = [{"logits": each.n_classes} | {b: v.shape[1] for b, v in each.features.items()} for each in (one, other)]
     if list(widths[0].items()) != list(widths[1].items()):
-        problem = f"a batch has widths {widths[1]}, an earlier one {widths[0]}"
-        raise InputError(problem, argument="outputs", cure="give batches of one model")
+        raise InputError(f"batches have widths {widths[0]} and {widths[1]}", argument="outputs", cure="use one model")
     if (one.labels is None) != (other.labels is None):
         raise InputError("some batches have them and some have none", argument="labels", cure="give all or none")
 
@@ -286,9 +280,7 @@ def as_tensor(value: ArrayLike, name: str) -> tuple[Tensor, bool]:
     array: Any = np.asarray(value) if is_numpy else value
     dtype = _type_name(array)
     if "float" not in dtype and "int" not in dtype:
-        raise InputError(
-            f"expected real numbers, got {dtype}", argument=name, cure="convert them to float32 or float64"
-        )
+        raise InputError(f"expected real numbers, got {dtype}", argument=name, cure="convert them to float32")
     narrow = "float" in dtype and array.dtype.itemsize <= 4
     if is_numpy:  # torch has no negative strides, no big-endian and no read-only arrays
         array = torch.from_numpy(np.require(array, np.float32 if narrow else np.float64, ["C", "W"]))
@@ -304,12 +296,10 @@ def as_vector(value: ArrayLike, name: str) -> tuple[Tensor, bool]:
     """A 1-D float64 tensor without NaN from an array of numbers, and whether it came as NumPy."""
     tensor, is_numpy = as_tensor(value, name)
     if tensor.ndim != 1:
-        problem = f"expected shape (N,); got {tuple(tensor.shape)}"
-        raise InputError(problem, argument=name, cure="flatten the scores with .ravel()")
+        raise InputError(f"expected shape (N,); got {tuple(tensor.shape)}", argument=name, cure="flatten it: .ravel()")
     bad = tensor.isnan().nonzero()
     if len(bad):
-        problem = f"NaN at position {int(bad[0])} ({len(bad)} of {len(tensor)})"
-        raise InputError(problem, argument=name, cure="remove those samples")
+        raise InputError(f"NaN at {int(bad[0])} ({len(bad)} of {len(tensor)})", argument=name, cure="remove it")
     return tensor.detach().to("cpu", torch.float64), is_numpy
 
 
@@ -328,8 +318,7 @@ def _checked_features(
 ) -> Tensor:
     tensor, _ = as_tensor(value, name)
     if tensor.ndim != 2 or len(tensor) != n or not tensor.shape[1]:
-        problem = f"expected shape ({n}, k), got {tuple(tensor.shape)}"
-        raise InputError(problem, argument=name, cure="give one for each row of logits")
+        raise InputError(f"expected ({n}, k), got {tuple(tensor.shape)}", argument=name, cure="give one row a sample")
     if not float(torch.linalg.vector_norm(tensor.detach())) <= LARGEST:  # else no value is larger, and none is NaN
         is_fine = ((tensor.detach().abs() <= LARGEST) & tensor.isfinite()).all(dim=1)  # LARGEST is inf in float32
         problem = f"NaN, infinity or a value beyond {LARGEST:g}"
@@ -341,11 +330,8 @@ def _checked_labels(value: ArrayLike, logits: Tensor, first: int) -> Tensor:
     n, n_classes = logits.shape
     array: Any = value if isinstance(value, Tensor) else np.asarray(value)
     if array.shape != (n,) or (n and "int" not in _type_name(array)):
-        cure = "convert them to integers, numbers of the columns of logits"
-        if array.ndim == 2:
-            cure = "give one class each: labels.argmax(1) of one-hot rows; several classes a sample are not supported"
         problem = f"expected {n} integers, one for each row of logits; got {array.dtype} of shape {tuple(array.shape)}"
-        raise InputError(problem, argument="labels", cure=cure)
+        raise InputError(problem, argument="labels", cure="give columns' numbers: of one-hot rows labels.argmax(1)")
     tensor = array if isinstance(array, Tensor) else torch.from_numpy(array.astype(np.int64))
     tensor = tensor.to(logits.device, torch.int64)
     outside = ((tensor < 0) | (tensor >= n_classes)).nonzero()

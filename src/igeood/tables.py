@@ -148,8 +148,7 @@ def check_columns(table: Table, names: Iterable[str]) -> None:
     """Raise unless each of these columns is there, once."""
     for name in names:
         if table.names.count(name) != 1:
-            cure = "name another one, or several by a pattern such as 'logit_*'"
-            raise InputError(f"expected one such column among {table.names[:12]}", argument=name, cure=cure)
+            raise InputError(f"expected one such column in {table.names[:12]}", argument=name, cure="name another")
 
 
 @dataclass(eq=False)
@@ -257,8 +256,7 @@ class LogitsFile:
             return np.column_stack([batch[column] for column in columns])
         column = batch[columns[0]]
         if not hasattr(column.type, "value_type"):
-            cure = "write lists, or name one column for each value by a pattern such as 'logit_*'"
-            raise InputError(f"expected a list of numbers in each row, got {column.type}", argument=name, cure=cure)
+            raise InputError(f"expected lists of numbers, got {column.type}", argument=name, cure="try 'logit_*'")
         lengths = np.asarray(pc.list_value_length(column).fill_null(0))
         values = np.asarray(column.flatten())
         width = self._widths.setdefault(name, int(np.bincount(lengths[lengths > 0], minlength=1).argmax()))
@@ -336,9 +334,7 @@ def write_logits(
     is_npz = Path(path).suffix == ".npz"
     tensors = {"logits": outputs.logits, "labels" if is_npz else "label": outputs.labels}
     tensors |= {FEATURE + layer: values for layer, values in outputs.features.items()}
-    columns: dict[str, Any] = {
-        name: tensor.detach().cpu().numpy() for name, tensor in tensors.items() if tensor is not None
-    }
+    columns: dict[str, Any] = {k: values.numpy(force=True) for k, values in tensors.items() if values is not None}
     if ids is not None:
         names = np.asarray(ids)
         columns["id"] = names if names.dtype.kind in "iuf" else names.astype(str)

@@ -102,25 +102,9 @@ class OfOneLayer:
         return slope.sum(dim=1) - self.rows.mean()
 
 
-class OfLogitsByTheNameOfFeatures:
-    """As older versions of pytorch-ood."""
-
-    def fit(self, data_loader):  # noqa: ARG002
-        raise AssertionError
-
-    def fit_features(self, logits, labels):  # noqa: ARG002
-        self.shift = logits.mean()
-
-    def predict_features(self, logits):
-        return self.shift - logits.amax(dim=1)
-
-
 def test_what_is_read_follows_the_names_of_methods_and_arguments(known):
     train, test = known.train.features["block.late"], known.test.features["block.late"]
     fitted = igeood.wrap(OfOneLayer(), higher_is="ood").fit(known.train)
     expected = (2 * test.sum(dim=1) - train.mean()).double()
     with torch.inference_mode():
         torch.testing.assert_close(fitted(known.test), expected, rtol=1e-5, atol=1e-4)
-    older = igeood.wrap(OfLogitsByTheNameOfFeatures(), higher_is="ood").fit(known.train.logits)
-    expected = (known.train.logits.mean() - known.test.logits.amax(dim=1)).double()
-    torch.testing.assert_close(older(known.test.logits), expected, rtol=1e-5, atol=1e-5)

@@ -14,23 +14,6 @@ from igeood.detectors.wrap import wrap
 for _module in pkgutil.iter_modules(__path__):  # a detector in a new file registers itself
     importlib.import_module(f"{__name__}.{_module.name}")
 
-__all__ = [
-    "METHODS",
-    "Detector",
-    "Energy",
-    "Igeood",
-    "IgeoodFeatures",
-    "IgeoodLogits",
-    "IgeoodPlus",
-    "Mahalanobis",
-    "MahalanobisLayers",
-    "MaxSoftmax",
-    "Method",
-    "Odin",
-    "Weighted",
-    "detector",
-    "method_name",
-    "options",
-    "register",
-    "wrap",
-]
+__all__ = ["METHODS", "Detector", "Method", "Weighted", "detector", "method_name", "options", "register", "wrap"]
+__all__ += ["Energy", "IgeoodLogits", "MaxSoftmax", "Odin"]
+__all__ += ["Igeood", "IgeoodFeatures", "IgeoodPlus", "Mahalanobis", "MahalanobisLayers"]

@@ -100,9 +100,8 @@ class Detector(ABC):  # noqa: B024 (a subclass overrides score, or terms)
         """The detector whose temperature `tune` chooses: itself, a part of it, or none."""
         return self if "temperature" in self.params() else None
 
-    def at_temperature(self, temperature: float, summary: Summary, near: "Detector | None" = None) -> Self:
+    def at_temperature(self, temperature: float, summary: Summary, near: "Detector | None" = None) -> Self:  # noqa: ARG002
         """The same detector at another temperature; with one of a neighbouring temperature it may learn roughly."""
-        del near
         return type(self)(**{**self.params(), "temperature": temperature}).learn(summary)
 
     def learn_weights(self, id_outputs: Outputs, ood_outputs: Outputs, **choices: Any) -> Any:
@@ -120,16 +119,11 @@ class Detector(ABC):  # noqa: B024 (a subclass overrides score, or terms)
         if not hasattr(self, "n_classes_"):
             raise NotReadyError(f"{who} is not fitted yet", cure="call fit(logits, labels) first")
         if outputs.n_classes != self.n_classes_:
-            problem = f"{outputs.n_classes} columns, but {who} was fitted on {self.n_classes_} classes"
-            raise InputError(problem, argument="logits", cure="give logits of the same model")
-        for block, width in self.widths_.items():
-            if block not in outputs.features:
-                have = ", ".join(map(repr, outputs.features)) or "none"
-                problem = f"{who} needs the features of layer {block!r}; these have {have}"
-                raise InputError(problem, argument="outputs", cure="add them")
-            if (there := outputs.features[block].shape[1]) != width:
-                problem = f"{there} channels, but {who} was fitted on {width}"
-                raise InputError(problem, argument=f"features[{block!r}]", cure="give the same layer")
+            raise InputError(f"{outputs.n_classes} columns, {who} was fitted on {self.n_classes_}", argument="logits")
+        for block, value in outputs.only(self.widths_).features.items():
+            if value.shape[1] != self.widths_[block]:
+                problem = f"{value.shape[1]} channels, {who} was fitted on {self.widths_[block]}"
+                raise InputError(problem, argument=f"features[{block!r}]")
 
     def last_features(self, outputs: Outputs) -> Tensor:
         """Features of the last block that is read, (N, k)."""
@@ -147,8 +141,7 @@ class Detector(ABC):  # noqa: B024 (a subclass overrides score, or terms)
                 tensors |= {f"{name}:{k}": t for k, t in value.items()} if isinstance(value, dict) else {name: value}
         for name, value in tensors.items():
             if not isinstance(value, Tensor):
-                problem = f"{name} is {type(value).__name__}"
-                raise InputError(problem, argument="detector", cure="keep tensors, or dicts of them by layer")
+                raise InputError(f"{name} is {type(value).__name__}", argument="detector", cure="keep tensors by layer")
         return tensors
 
     def load_state(self, state: Mapping[str, Tensor], n_classes: int, widths: Mapping[str, int]) -> Self:
@@ -161,6 +154,3 @@ class Detector(ABC):  # noqa: B024 (a subclass overrides score, or terms)
             place = vars(self).setdefault(name, {}) if layer else vars(self)
             place[layer or name] = tensor
         return self
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.params().items())})"

@@ -49,8 +49,7 @@ class LayerDetector(Detector):
         super().learn(summary)
         self.mean_ = {layer: summary.sums[layer].mean for layer in self.widths_}
         if not self.mean_:
-            cure = "use a method of the last layer, such as 'knn'"
-            raise UnsuitedError("the model has none but its head", argument="layers", cure=cure)
+            raise UnsuitedError("the model has none but its head", argument="layers", cure="use a method such as 'knn'")
         alone = (summary.counts == 1).nonzero()[:, 0].tolist()
         if alone:
             message = f"labels: class {alone[0]} has a single sample ({len(alone)} of {len(summary.counts)} classes do)"
@@ -112,9 +111,7 @@ class IgeoodFeatures(LayerDetector):
         for layer, (_, is_dead) in floored.items():
             if bool(is_dead.any()):
                 message = f"layer {layer.removeprefix('|')!r}: {int(is_dead.sum())} dead channels"
-                self.findings_.append(
-                    Finding("dead-channels", "info", message, "their deviation was raised to a floor")
-                )
+                self.findings_.append(Finding("dead-channels", "info", message, "their deviation is a floor"))
         return self
 
     @cached_property

@@ -28,8 +28,7 @@ def solve_head(z: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, int]:
     rows = logits.isfinite().all(dim=1)
     z, f = wide(z[rows]), wide(logits[rows])
     if len(z) < 2:
-        problem = "no training row with finite logits to find it from"
-        raise UnsuitedError(problem, argument="head", cure="give the model, or more rows")
+        raise UnsuitedError("no row with finite logits", argument="head", cure="give the model, or more rows")
     mean_z = z.mean(dim=0)
     mean_f = f.mean(dim=0)
     root = whiten((z - mean_z).T @ (z - mean_z) / len(z))  # (k, r)
@@ -38,9 +37,7 @@ def solve_head(z: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, int]:
     residual = float((z @ weight.T + bias - f).square().mean().sqrt())
     span = float(f.max() - f.min())
     if residual > NOT_LINEAR * span:
-        problem = (
-            f"the logits are not linear in the last layer's features: off by {100 * residual / span:.2g}% of range"
-        )
+        problem = f"the logits are not linear in the last layer: off by {100 * residual / span:.2g}% of their range"
         cure = "name the layer that is the head's input last, or use a method without a head, such as 'knn'"
         raise UnsuitedError(problem, argument="head", cure=cure)
     return weight, bias, root.shape[1]

@@ -115,8 +115,7 @@ class Energy(LogitsDetector):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.probabilities:
-            problem = "energy needs logits, softmax removes it"
-            raise InputError(problem, argument="probabilities", cure="use another method such as 'msp'")
+            raise InputError("softmax removes the energy", argument="probabilities", cure="use 'msp', say")
 
     def score(self, outputs: Outputs) -> Tensor:
         """The energy."""

@@ -26,8 +26,7 @@ def class_bank(sample: Sample, per_class: int, k: int | Literal["auto"], most: i
     fewest = int(np.minimum(sample.kept[sample.kept > 0], per_class).min())
     chosen = max(1, min(most, fewest // 3)) if k == "auto" else k
     if chosen > len(bank):
-        problem = f"{chosen} neighbours, but the bank has {len(bank)} rows"
-        raise InputError(problem, argument="k", cure="give more rows, or a smaller k")
+        raise InputError(f"{chosen} neighbours of {len(bank)} rows", argument="k", cure="give more, or a smaller k")
     return bank, chosen
 
 

@@ -17,7 +17,7 @@ _EXPECTED = {int: "a whole number, at least 1", float: "a positive finite number
 @dataclass_transform(kw_only_default=True)
 def options(kind: type[K]) -> type[K]:
     """Class decorator: the annotated attributes of a detector's class become keyword arguments of its constructor."""
-    return dataclass(kw_only=True, eq=False, repr=False)(kind)
+    return dataclass(kw_only=True, eq=False)(kind)
 
 
 def checked_option(name: str, value: Any, annotation: Any) -> Any:

@@ -111,8 +111,7 @@ def detector(name: str, **options: Any) -> Detector:
         raise InputError.unknown("method", name, METHODS)
     for option in options:
         if option not in method.options:
-            cure = f"it takes {', '.join(method.options) or 'none'}"
-            raise InputError(f"{name!r} has no such option", argument=option, cure=cure)
+            raise InputError(f"{name!r} takes {', '.join(method.options) or 'no options'}", argument=option)
     return method.kind(**method.fixed, **options)
 
 
@@ -122,5 +121,4 @@ def method_name(instance: Detector) -> str:
     for name, method in METHODS.items():
         if type(instance) is method.kind and method.fixed.items() <= params.items():
             return name
-    problem = f"{type(instance).__name__} is not registered"
-    raise InputError(problem, argument="detector", cure="decorate its class with @igeood.register(name)")
+    raise InputError(f"{type(instance).__name__} is not registered", argument="detector", cure="use @igeood.register")

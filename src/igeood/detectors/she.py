@@ -34,11 +34,9 @@ class SHE(Detector):
         overall = sums.count @ sums.mean / sums.count.sum().clamp(min=1.0)
         self.pattern_ = torch.where(missed[:, None], overall, sums.mean)
         if bool(missed.any()):
-            which = (
-                f"class {int(missed.nonzero()[0])} is never predicted correctly ({int(missed.sum())} classes are not)"
-            )
+            message = f"labels: {int(missed.sum())} classes are never predicted: {int(missed.nonzero()[0])}, …"
             cure = "the mean of all correct rows stands for it: choose another method if there are many"
-            self.findings_.append(Finding("never-correct", "info", f"labels: {which}", cure))
+            self.findings_.append(Finding("never-correct", "info", message, cure))
         return self
 
     def score(self, outputs: Outputs) -> Tensor:

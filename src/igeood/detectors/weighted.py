@@ -108,9 +108,8 @@ class Weighted(Detector):
         self.centre_, self.scale_ = standardised(columns, weights)
         self.weights_ = torch.tensor(self.first_weights(), dtype=torch.float64)
 
-    def at_temperature(self, temperature: float, summary: Summary, near: Detector | None = None) -> Self:
+    def at_temperature(self, temperature: float, summary: Summary, near: Detector | None = None) -> Self:  # noqa: ARG002
         """The parts at another temperature; the weights have to be learnt again."""
-        del near
         other = copy.copy(self)
         other.temperature = temperature  # type: ignore[attr-defined]
         parts = {n: p.at_temperature(temperature, summary) if p.softmax else p for n, p in self.parts.items()}
@@ -155,8 +154,7 @@ class Weighted(Detector):
         pair = (id_outputs, ood_outputs)
         for name, batch in zip(("id", "ood"), pair, strict=True):
             if len(batch) < FEWEST:
-                problem = f"{len(batch)} samples; the regression needs at least {FEWEST} of each kind"
-                raise InputError(problem, argument=name)
+                raise InputError(f"{len(batch)} samples, at least {FEWEST} are needed", argument=name)
         strengths = self.strengths if strength is None else (strength,)
         with torch.no_grad():
             parts = [part for name, part in self.parts.items() if name != OOD]

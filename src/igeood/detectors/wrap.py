@@ -2,8 +2,6 @@
 
 import copy
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -19,7 +17,7 @@ from igeood.outputs import Outputs
 from igeood.summary import Needs, Summary
 
 Reads = Literal["logits", "features"]
-_SCORES = ("score_samples", "decision_function")  # scikit-learn's predict is a verdict
+_SCORES = ("score_samples", "decision_function", "predict", "__call__")  # scikit-learn's predict is a verdict
 
 
 class Wrapped(Detector):
@@ -33,7 +31,7 @@ class Wrapped(Detector):
         """Fit a copy of their detector on the training sample, if it learns."""
         super().learn(summary)
         self._mine = copy.deepcopy(self.theirs)
-        fit = _method(self._mine, f"fit_{self.reads}", _alias(self._mine, "fit", self.reads), "fit")
+        fit = _method(self._mine, f"fit_{self.reads}", "fit")
         if fit is None:
             return self
         rows, _ = summary.samples[self.reads].outputs()
@@ -41,7 +39,7 @@ class Wrapped(Detector):
         data: tuple[Any, ...] = (self._input(rows), rows.labels)
         if arguments and "loader" in arguments[0]:
             data = ([data],)
-        with _gradients():
+        with torch.inference_mode(False), torch.enable_grad():
             fit(*data[: len(arguments)])
         return self
 
@@ -50,20 +48,20 @@ class Wrapped(Detector):
 
     def score(self, outputs: Outputs) -> Tensor:
         """Their score, in our orientation."""
-        predict = _predict(self._mine, self.reads) or self._mine
-        with _gradients():
+        predict = _method(self._mine, f"predict_{self.reads}", *_SCORES)
+        with torch.inference_mode(False), torch.enable_grad():  # some detectors use gradients
             result = predict(self._input(outputs))
         scores = self.sign * wide(result if isinstance(result, Tensor) else torch.as_tensor(np.asarray(result)))
         if scores.shape != (len(outputs),) or bool(scores.isnan().any()):
-            what = "NaN" if scores.shape == (len(outputs),) else f"shape {tuple(scores.shape)}"
-            problem = f"{type(self).__name__} returned {what} for {len(outputs)} samples"
+            problem = f"NaN, or shape {tuple(scores.shape)} for {len(outputs)} samples"
             raise InputError(problem, argument="detector", cure="it has to give one score each")
         return scores.to(outputs.logits.device)
 
     def state(self) -> dict[str, Tensor]:
         """Raise: somebody else's detector cannot be saved or exported."""
-        problem = f"{type(self).__name__} is not ours, and can be neither saved nor exported"
-        raise InputError(problem, argument="detector", cure="fit it again, or use one of igeood.METHODS")
+        raise InputError(
+            f"{type(self).__name__} is not ours: it can be neither saved nor exported", argument="detector"
+        )
 
 
 def wrap(
@@ -93,15 +91,13 @@ def wrap(
     array([-1.])
     """
     if higher_is not in ("ood", "id"):
-        problem = f"expected 'ood' or 'id', got {higher_is!r}"
-        raise InputError(problem, argument="higher_is", cure="say what a higher score means")
-    if isinstance(detector, type) or not (_predict(detector, "features") or callable(detector)):
-        problem = f"{detector!r} has no `predict` and is no function"
-        raise InputError(problem, argument="detector", cure="give an object of its class")
+        raise InputError(f"expected 'ood' or 'id', got {higher_is!r}", argument="higher_is")
+    if isinstance(detector, type) or not _method(detector, "predict_logits", "predict_features", *_SCORES):
+        raise InputError(f"{detector!r} has no `predict` and is no function", argument="detector", cure="give one")
     reads = on or _reads(detector)
     if reads not in ("logits", "features"):
         raise InputError.unknown("on", reads, ["logits", "features"])
-    learns = _method(detector, f"fit_{reads}", "fit_features", "fit") is not None
+    learns = _method(detector, f"fit_{reads}", "fit") is not None
     title = str(name or getattr(detector, "__name__", type(detector).__name__))
     attributes = {
         "theirs": staticmethod(detector),
@@ -120,33 +116,11 @@ def _method(owner: Any, *names: str) -> Any:
     return next((method for method in methods if callable(method)), None)
 
 
-def _alias(owner: Any, verb: str, reads: str) -> str:
-    """Another name of the method that fits or predicts: where `predict_features` takes logits, it is that."""
-    return f"{verb}_features" if reads == "logits" and _features_are_logits(owner) else f"{verb}_{reads}"
-
-
-def _predict(owner: Any, reads: str) -> Any:
-    return _method(owner, f"predict_{reads}", _alias(owner, "predict", reads), *_SCORES, "predict")
-
-
-def _features_are_logits(owner: Any) -> bool:
-    """Whether `predict_features` is there, and its argument is called `logits`, as in older pytorch-ood."""
-    method = _method(owner, "predict_features")
-    return method is not None and "logits" in inspect.signature(method).parameters
-
-
-@contextmanager
-def _gradients() -> Iterator[None]:
-    """Gradients are on: some detectors use them."""
-    with torch.inference_mode(False), torch.enable_grad():
-        yield
-
-
 def _reads(detector: Any) -> Reads:
     """What a detector reads, by the methods it has, or the name of its argument."""
-    if _method(detector, "predict_logits"):
-        return "logits"
-    if _method(detector, "predict_features"):
-        return "logits" if _features_are_logits(detector) else "features"
+    reads: Reads
+    for reads in ("logits", "features"):
+        if _method(detector, f"predict_{reads}"):
+            return reads
     arguments = inspect.signature(_method(detector, "predict") or detector).parameters
     return "features" if next(iter(arguments), "") in ("features", "z") else "logits"

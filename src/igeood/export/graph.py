@@ -12,7 +12,6 @@ from torch.nn.functional import pad
 
 from igeood.geometry.precision import wide
 from igeood.guard.guard import Guard
-from igeood.guard.source import Source
 from igeood.model.batch import Batch, has_rows
 from igeood.outputs import LARGEST, Outputs, is_no_distribution, log_probabilities
 
@@ -50,7 +49,10 @@ class Graph(nn.Module):
         self.names = names
         self.refuses_negative = refuses_negative
         self.detector = guard.detector
-        self.source = _copied(guard)
+        self.source = copy.copy(guard.source)
+        if self.source.bare is not None:
+            self.source.model = copy.deepcopy(self.source.bare).eval()
+            self.source.follow(list(self.detector.widths_), self.source.layouts, self.detector.needs)
         self.model = self.source.bare
         raised = guard.calibration.raised  # type: ignore[union-attr]
         self.n = len(raised)
@@ -99,15 +101,6 @@ class Graph(nn.Module):
         row = (self.table[:, -1] < score[:, None]).sum(dim=1)
         less = row * len(self.table) + (self.table[row] < score[:, None]).sum(dim=1)
         return (self.n + 1.0 - less.double()) / (self.n + 1.0)
-
-
-def _copied(guard: Guard) -> Source:
-    """A source like the guard's, with a copy of its model in evaluation mode."""
-    source = copy.copy(guard.source)
-    if source.bare is not None:
-        source.model = copy.deepcopy(source.bare).eval()
-        source.follow(list(guard.detector.widths_), source.layouts, guard.detector.needs)
-    return source
 
 
 def _any(values: Tensor) -> Tensor:

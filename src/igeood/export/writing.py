@@ -50,7 +50,11 @@ def export(guard: Guard, path: str | os.PathLike[str], example: Any = None) -> N
         program = _trace(guard, samples)
         if "tokens" in {str(size) for value in program.model.graph.inputs for size in value.shape}:
             parts.append(_shorter(samples))
-        content = _content(program, metadata)
+        ClearMetadataAndDocStringPass()(program.model)  # it says where in somebody's files an operation comes from
+        program.model.metadata_props.update(metadata)
+        program.model.producer_name = "igeood"
+        program.model.producer_version = __version__
+        content: bytes = program.model_proto.SerializeToString()
         results = run(content, parts)
     except Exception as error:
         argument = "detector" if guard.source.model is None else "model"
@@ -185,16 +189,6 @@ def _trace(guard: Guard, samples: Any) -> Any:
         )
 
 
-def _content(program: Any, metadata: dict[str, str]) -> bytes:
-    """The file's content, which does not say where in somebody's files an operation comes from."""
-    ClearMetadataAndDocStringPass()(program.model)
-    program.model.metadata_props.update(metadata)
-    program.model.producer_name = "igeood"
-    program.model.producer_version = __version__
-    content: bytes = program.model_proto.SerializeToString()
-    return content
-
-
 @contextmanager
 def _tracing() -> Iterator[None]:
     """Say that a graph is traced, and silence torch's own remarks on it."""
@@ -203,8 +197,7 @@ def _tracing() -> Iterator[None]:
     token = exporting.set(True)
     try:
         logger.setLevel(logging.CRITICAL)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         logger.setLevel(level)

@@ -47,9 +47,7 @@ def distance(logits_p: Tensor, logits_q: Tensor) -> Tensor:
     """
     if logits_p.shape[-1:] != logits_q.shape[-1:]:
         shapes = f"{tuple(logits_p.shape)} and {tuple(logits_q.shape)}"
-        raise InputError(
-            f"expected the same last axis of C classes, got shapes {shapes}", argument="logits_p, logits_q"
-        )
+        raise InputError(f"expected as many classes, got shapes {shapes}", argument="logits_p, logits_q")
     check_rows(logits_p, "logits_p")
     check_rows(logits_q, "logits_q")
     return chord_distance(sphere(logits_p), sphere(logits_q)).to(result_dtype(logits_p, logits_q))

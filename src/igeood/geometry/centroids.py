@@ -83,8 +83,7 @@ def check_every_class(counts: Tensor) -> None:
     """Raise if a class has no sample; counts is (C,)."""
     missing = (counts == 0).nonzero()[:, 0].tolist()
     if missing:
-        what = f"no sample of class {missing[0]} ({len(missing)} of {len(counts)} classes have none)"
-        raise InputError(what, argument="labels", cure="give every class at least one")
+        raise InputError(f"{len(missing)} classes have no sample: {missing[0]}, …", argument="labels", cure="add some")
 
 
 class _Sums(NamedTuple):

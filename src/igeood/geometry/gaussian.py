@@ -128,5 +128,4 @@ def _check_values(**tensors: Tensor) -> None:
     for name, value in () if exporting.get() else tensors.items():
         least, expected = (0.0, "positive and finite") if name.startswith("std") else (-math.inf, "finite")
         if value.numel() and not all(least < float(end) < math.inf for end in value.detach().aminmax()):
-            what = f"expected {expected} values everywhere"
-            raise InputError(what, argument=name, cure="remove the samples or channels that are not")
+            raise InputError(f"expected {expected} values", argument=name, cure="remove samples or channels")

@@ -97,8 +97,7 @@ def white_box(
         Of the softmax, in methods that have one.
     """
     if model is None and epsilon:
-        problem = "an input step needs the model"
-        raise InputError(problem, argument="epsilon", cure="give the model, or leave epsilon at 0")
+        raise InputError("a step needs the model", argument="epsilon", cure="give the model, or leave epsilon at 0")
     source = Source(model, layers, epsilon=epsilon, std=std)
     if source.wanted == []:
         raise InputError("empty", argument="layers", cure="name at least one layer, or leave it to 'auto'")
@@ -110,14 +109,12 @@ def _detector(method: str | Detector, access: Access, temperature: float | None,
     if probabilities:
         options["probabilities"] = True
     if isinstance(method, Detector) and options:
-        cure = "give temperature and probabilities to it"
-        raise InputError("a detector has its own options", argument="method", cure=cure)
+        raise InputError("a detector has its own options", argument="method", cure="give temperature and so on to it")
     detector = method if isinstance(method, Detector) else make_detector(method, **options)
     needs_layers = access == "white box"
     if detector.needs.reads_layers != needs_layers:
         fitting = [name for name, entry in METHODS.items() if entry.needs_layers == needs_layers]
-        name = repr(method) if isinstance(method, str) else type(method).__name__
         other = "{access=black-box}" if needs_layers else "{access=white-box}"
         cure = f"use {other}, or one of {', '.join(fitting)}"
-        raise InputError(f"{name} is not one for a {access}", argument="method", cure=cure)
+        raise InputError(f"{method!r} is not one for a {access}", argument="method", cure=cure)
     return detector

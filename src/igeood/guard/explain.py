@@ -57,16 +57,16 @@ class Explanation:
 
         Where the score is of the output alone, the nearest centroids follow, or else the likeliest classes.
         """
-        lines, usual = [], [0.0] * len(self.columns) if self.usual is None else self.usual.tolist()
-        end = "" if self.usual is None else f" ({sum(usual):.4g} is usual)"
+        lines = []
+        usual = [0.0] * len(self.columns) if self.usual is None else self.usual.tolist()
+        end = " =" if self.usual is None else f" ({sum(usual):.4g} is usual)"
         for row, (score, values) in enumerate(zip(self.score.tolist(), self.contributions.tolist(), strict=True)):
             parts = []
             above = [value - mean for value, mean in zip(values, usual, strict=True)]
             for value, name in sorted(zip(above, self.columns, strict=True), key=lambda pair: -abs(pair[0]))[:SHOWN]:
                 near = f" (nearest class {self._name(self.nearest[name][row])})" if name in self.nearest else ""
                 parts.append(f"{name} {value:+.3g}{near}")
-            more = ["…"] * (len(above) > SHOWN)
-            sum_of = f"{end or ' ='} " + ", ".join([*parts, *more]) if self.columns != ["output"] else ""
+            sum_of = f"{end} {', '.join(parts)}" if self.columns != ["output"] else ""
             lines.append(f"sample {row}: score {score:.4g}{sum_of}{self._of_output(row)}")
         return "\n".join(lines)
 
@@ -80,22 +80,15 @@ class Explanation:
         if self.centroid_distance is None:
             pairs = zip(self.likeliest[row][:CLASSES_SHOWN], self.probability[row], strict=False)
             return "; likeliest " + ", ".join(f"{self._name(label)} {float(p):.1%}" for label, p in pairs)
-        apart = self.centroid_distance[row].tolist()
-        nearest = sorted(range(len(apart)), key=apart.__getitem__)[:CLASSES_SHOWN]
-        usual = (
-            [""] * len(apart) if self.centroid_usual is None else [f" ({v:.3g})" for v in self.centroid_usual.tolist()]
-        )
-        said = "; nearest centroids" + " (usual distance)" * (self.centroid_usual is not None)
-        return f"{said} " + ", ".join(f"{self._name(label)} at {apart[label]:.3g}{usual[label]}" for label in nearest)
+        parts = []
+        for label in self.centroid_distance[row].argsort()[:CLASSES_SHOWN]:
+            usual = "" if self.centroid_usual is None else f" (usual {float(self.centroid_usual[label]):.3g})"
+            parts.append(f"{self._name(label)} at {float(self.centroid_distance[row][label]):.3g}{usual}")
+        return f"; nearest centroids {', '.join(parts)}"
 
 
 def explain(
-    detector: Detector,
-    outputs: Outputs,
-    top: int = 5,
-    *,
-    to_numpy: bool = False,
-    classes: tuple[str, ...] | None = None,
+    detector: Detector, outputs: Outputs, top: int, classes: tuple[str, ...] | None, *, to_numpy: bool
 ) -> Explanation:
     """Explain the scores of outputs; in NumPy arrays if `to_numpy`."""
     terms = detector.terms(outputs)

@@ -1,8 +1,6 @@
 """The file of a guard: everything that `predict` needs but the model, in one safetensors file."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,14 +13,13 @@ from igeood.calibration import Calibration
 from igeood.detectors import METHODS, Detector, method_name
 from igeood.detectors import detector as make_detector
 from igeood.errors import Finding, GuardFileError, InputError, NotReadyError
-from igeood.files import read_record, record_head, write_record
+from igeood.files import describing, read_record, record_head, write_record
 from igeood.guard.guard import Guard
 from igeood.guard.health import STEPS
 from igeood.guard.identity import Seen
 from igeood.guard.names import checked_names
 from igeood.guard.source import Source
 from igeood.guard.tune import Tuning
-from igeood.model.fingerprint import fingerprint
 from igeood.outputs import Outputs
 
 CALIBRATION_FIELDS = ("tpr", "guarantee", "confidence", "left_out", "trained_on")
@@ -74,8 +71,7 @@ def check_replaceable(path: str | os.PathLike[str]) -> None:
     """Raise if there is a file that is no guard, and not empty: it may be somebody's only copy."""
     there = Path(path)
     if there.is_file() and there.stat().st_size and record_head(there).get("kind") != "guard":
-        cure = "name another file, or remove it first"
-        raise InputError(f"{path} is there, and is no guard's file", argument="path", cure=cure)
+        raise InputError(f"{path} is there, and is no guard's file", argument="path", cure="name another file")
 
 
 def load(path: str | os.PathLike[str], model: nn.Module | None = None, *, strict: bool = True) -> Guard:
@@ -90,17 +86,13 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None, *, strict
     strict : bool
         Refuse another model than that, by its fingerprint.
     """
-    if not (model is None or isinstance(model, nn.Module)):
-        problem = f"expected a torch.nn.Module, got {type(model).__name__}"
-        raise InputError(problem, argument="model", cure="give the model itself")
     record, tensors = read_record(path, "guard")
     method = str(record.get("method"))
     if method not in METHODS:
-        cure = f"import the module whose class has @igeood.register({method!r}) first"
-        problem = f"{path} holds a guard of method {method!r}, which is not registered here"
-        raise GuardFileError(problem, argument="path", cure=cure)
+        problem = f"{path} is of method {method!r}, which is not registered"
+        raise GuardFileError(problem, argument="path", cure="import the module that has it first")
     wanted = record.get("model")
-    present = None if model is None else fingerprint(model)
+    present = Source(model).weights()
     if (wanted is None) != (present is None):
         problem = "was made with a model" if wanted else "was made without a model"
         cure = "give it: {model}" if wanted else "leave {model} out"
@@ -108,29 +100,18 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None, *, strict
     if strict and present != wanted:
         problem = f"its fingerprint is {present}, the guard in {path} was made with {wanted}"
         raise InputError(problem, argument="model", cure="load that model in that precision, or pass strict=False")
-    with _describing(path), torch.inference_mode(False):  # what is made in it cannot serve for gradients
+    with describing(path, "guard"), torch.inference_mode(False):  # what is made in it cannot serve for gradients
         return _restored(record, tensors, model)
 
 
 def load_calibration(path: str | os.PathLike[str]) -> Calibration:
     """The calibration of the guard in a file; neither its model nor its method is needed."""
     record, tensors = read_record(path, "guard")
-    with _describing(path):
+    with describing(path, "guard"):
         calibration = _calibration(record, tensors)
     if calibration is None:
         raise NotReadyError(f"{path} has no threshold yet", argument="guard", cure="calibrate it first")
     return calibration
-
-
-@contextmanager
-def _describing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """An error in what a sound file says is a `GuardFileError`."""
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
-        reason = " ".join(str(error).split())  # it may quote the file
-        problem = f"{path} does not describe a guard ({reason})"
-        raise GuardFileError(problem, argument="path", cure="save it again") from error
 
 
 def _restored(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Module | None) -> Guard:

@@ -3,7 +3,9 @@
 import copy
 import json
 import os
+import warnings
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +17,7 @@ from igeood.calibration import Calibration, Guarantee, needed_samples
 from igeood.detectors import Detector, method_name
 from igeood.detectors import detector as make_detector
 from igeood.distributed import Group, Ranks
-from igeood.errors import Finding, InputError, NotReadyError
+from igeood.errors import Finding, IgeoodWarning, InputError, NotReadyError
 from igeood.guard import health
 from igeood.guard.explain import Explanation, explain
 from igeood.guard.identity import Seen
@@ -97,7 +99,8 @@ class Guard:
         """Take over a step's findings in place of its own and later ones, and warn of them."""
         earlier = {name: self.findings.get(name, []) for name in health.STEPS[: health.STEPS.index(step)]}
         self.findings = {**earlier, step: list(findings)}
-        health.warn(self.findings[step], stacklevel=4)
+        for finding in (each for each in self.findings[step] if each.level == "warning"):
+            warnings.warn(IgeoodWarning(finding), stacklevel=3)
         return self
 
     def fit(
@@ -221,8 +224,7 @@ class Guard:
         for size in sizes:
             check_epsilon(size, "epsilons")
         self.source.check_weights(strict=True)
-        held = budget // len(sizes)
-        validation = Validation(self.source, id_data, ood, ids, share=share, seed=seed, budget=held)
+        validation = Validation(self.source, id_data, ood, ids, share=share, seed=seed, budget=budget // len(sizes))
         with random_state_kept(), torch.inference_mode(False), torch.no_grad():
             self.detector, self.tuning = tune_detector(
                 self.detector,
@@ -286,12 +288,10 @@ class Guard:
         identified = all(part == b"1" for part in ranks.gather(b"1" if identified else b"0"))
         fresh = ~self.tuned_on.among(keys, identified)
         left_out = int((~fresh).sum())
-        needed = needed_samples(tpr, guarantee, confidence)
         if len(keys) - left_out < needed:
             used = f" ({left_out} more were used by tune)" if left_out else ""
             problem = f"{len(keys) - left_out} samples{used} cannot promise tpr={tpr:g}"
-            cure = f"at least {needed} are needed that neither training nor tune has used"
-            raise InputError(problem, argument="id_data", cure=cure)
+            raise InputError(problem, argument="id_data", cure=f"give at least {needed} that nothing has used")
         trained_on = int(self.fitted_on.among(keys[fresh], identified).sum())
         kept = torch.from_numpy(scores[fresh])
         self.calibration = Calibration(kept, tpr, guarantee, confidence, left_out, trained_on)
@@ -329,11 +329,10 @@ class Guard:
             for outputs in self.source.batches(data, on_error=on_error, detector=self.detector):
                 scores.append(self._scores(outputs))
                 labels.append(outputs.predicted)
-                for row, reason in outputs.reasons.items():
-                    reasons[rows + row] = reason
+                reasons |= {rows + row: reason for row, reason in outputs.reasons.items()}
                 rows += len(outputs)
-        to_numpy = is_numpy(data)
-        return Verdict.of(torch.cat(scores), torch.cat(labels), calibration, reasons, self.classes, to_numpy=to_numpy)
+        verdict = Verdict.of(torch.cat(scores), torch.cat(labels), calibration, reasons, to_numpy=is_numpy(data))
+        return replace(verdict, classes=self.classes)
 
     def _scores(self, outputs: Outputs) -> Tensor:
         """Scores (N,) of outputs; infinite where a row is not valid."""
@@ -355,7 +354,7 @@ class Guard:
             whole = Outputs.concat(self.source.batches(data, detector=self.detector))
         self.detector.check(whole)
         with torch.no_grad():
-            return explain(self.detector, whole, top, to_numpy=is_numpy(data), classes=self.classes)
+            return explain(self.detector, whole, top, self.classes, to_numpy=is_numpy(data))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the guard to one safetensors file. The training sample stays out: `tune` needs `fit` after `load`."""
@@ -380,7 +379,6 @@ class Guard:
         """
         from igeood.export import export  # noqa: PLC0415 (it reads guards)
 
-        self._check_fitted("export")
         self._calibrated("export")
         export(self, path, example)
 

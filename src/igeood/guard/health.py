@@ -1,14 +1,13 @@
 """Health checks after fit, tune and calibrate: set-ups that are useless, or mistaken."""
 
 import math
-import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from igeood.detectors import Detector
-from igeood.errors import Finding, IgeoodWarning
+from igeood.errors import Finding
 from igeood.guard.tune import Tuning
 from igeood.outputs import Outputs, is_no_distribution
 from igeood.summary import Sample, Summary
@@ -17,13 +16,6 @@ STEPS = ("fit", "tune", "calibrate")
 ROWS = 500  # of the training sample that are looked at
 FEW = 20  # rows of which nothing is said
 ALIKE = 1e-13  # of the scores' size: what rounding leaves between equal ones
-
-
-def warn(findings: Iterable[Finding], stacklevel: int = 3) -> None:
-    """Warn of those that are warnings."""
-    for finding in findings:
-        if finding.level == "warning":
-            warnings.warn(IgeoodWarning(finding), stacklevel=stacklevel)
 
 
 def _warning(code: str, message: str, cure: str) -> Finding:
@@ -38,7 +30,10 @@ def of_fit(detector: Detector, summary: Summary) -> Iterator[Finding]:
     rows = summary.preview if sample is None else draw_rows(sample)
     if rows is None:
         return
-    yield from _of_labels(rows)
+    wrong = 0.0 if rows.labels is None else float((rows.logits.argmax(dim=1) != rows.labels).double().mean())
+    if wrong > 0.5:
+        message = f"labels: the classifier disagrees with {100 * wrong:.0f}% of them"
+        yield _warning("labels-disagree", message, "are classes and rows in the order of the logits?")
     if not detector.probabilities:
         yield from _of_logits(rows.logits)
     kept = next((each for each in summary.samples.values() if set(detector.widths_) <= set(each.widths)), None)
@@ -67,15 +62,6 @@ def _of_sample(summary: Summary) -> Iterator[Finding]:
             rows = f"{sample.kept.min()} to {sample.kept.max()} of {sample.totals.min()} to {sample.totals.max()} rows"
             message = f"fit: the budget of {summary.budget / 2**20:.3g} MiB keeps {rows} of a class, with {name}"
             yield Finding("sampled", "info", message, "nothing has to be done")
-
-
-def _of_labels(rows: Outputs) -> Iterator[Finding]:
-    if rows.labels is None:
-        return
-    wrong = float((rows.logits.argmax(dim=1) != rows.labels).double().mean())
-    if wrong > 0.5:
-        message = f"labels: the classifier disagrees with {100 * wrong:.0f}% of them"
-        yield _warning("labels-disagree", message, "are classes and rows in the order of the logits?")
 
 
 def _of_logits(logits: Tensor) -> Iterator[Finding]:

@@ -31,15 +31,10 @@ class Seen:
 
     def among(self, keys: Keys, identified: bool) -> NDArray[np.bool_]:
         """Which of the samples with these keys have been seen, (N,)."""
-        if self.identified != identified or not len(self.keys):
-            return np.zeros(len(keys), dtype=bool)
-        if identified:
-            return np.isin(keys, self.keys)
-        if self.drawn_from == fingerprint(keys):  # the very set: as many of equal rows as were used
+        if not identified and self.drawn_from == fingerprint(keys):  # the very set: as many of equal rows as were used
             return occurrences(keys) < _times(self.keys, keys)
-        if max(_repeats(self.keys), _repeats(keys)) > FEW_REPEATS:
-            return np.zeros(len(keys), dtype=bool)
-        return np.isin(keys, self.keys)
+        is_sure = identified or max(_repeats(self.keys), _repeats(keys)) <= FEW_REPEATS
+        return np.isin(keys, self.keys) & (is_sure and self.identified == identified)
 
 
 def draw(keys: Keys, occurrence: NDArray[np.int64], share: float, seed: int) -> NDArray[np.bool_]:

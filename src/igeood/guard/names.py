@@ -33,15 +33,12 @@ def class_names(given: Sequence[str] | None, n_classes: int, *knowing: Any) -> t
 def checked_names(names: Any, n_classes: int) -> tuple[str, ...]:
     """Names as a tuple, once they are C texts that a terminal can show."""
     if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
-        problem = f"expected a list of {n_classes} names, got {type(names).__name__}"
-        raise InputError(problem, argument="classes", cure="give texts")
+        raise InputError(f"expected a list of names, got {type(names).__name__}", argument="classes", cure="give texts")
     if len(names) != n_classes:
-        problem = f"{len(names)} names for {n_classes} classes"
-        raise InputError(problem, argument="classes", cure="give one for each column of logits")
+        raise InputError(f"{len(names)} names for {n_classes} classes", argument="classes", cure="give one for each")
     for name in names:
         if not name.isprintable() or not 0 < len(name) <= LONGEST:
-            problem = f"{name[:50]!r} is empty, not printable, or of more than {LONGEST} characters"
-            raise InputError(problem, argument="classes", cure="give other names")
+            raise InputError(f"{name[:50]!r} is empty, too long or not printable", argument="classes", cure="rename it")
     return tuple(names)
 
 

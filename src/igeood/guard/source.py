@@ -37,11 +37,11 @@ class Source:
         Size of the input step, in pixel units.
     std : float or one for each channel
         Of the input's normalisation.
-    probabilities : bool
-        The model, or the arrays, give probabilities, not logits.
 
     Attributes
     ----------
+    probabilities : bool
+        The model, or the arrays, give probabilities, not logits.
     layers : list of str
         Blocks that are read.
     fingerprint : str, optional
@@ -49,13 +49,7 @@ class Source:
     """
 
     def __init__(
-        self,
-        model: nn.Module | None = None,
-        layers: Layers = "auto",
-        *,
-        epsilon: float = 0.0,
-        std: Channels = 1.0,
-        probabilities: bool = False,
+        self, model: nn.Module | None = None, layers: Layers = "auto", *, epsilon: float = 0.0, std: Channels = 1.0
     ) -> None:
         check_epsilon(epsilon)
         # as it is, it exchanges buffers in every pass, of which ranks may have unequal numbers
@@ -63,7 +57,7 @@ class Source:
         self.wanted = None if layers == "auto" else [layers] if isinstance(layers, str) else list(layers)
         self.epsilon = epsilon
         self.std = check_channels(std, "std", positive=True)
-        self.probabilities = probabilities
+        self.probabilities = False  # the guard's detector says so
         self.reader = None if model is None else Reader(self.model, self.wanted or ())  # type: ignore[arg-type]
         self.layers = list(self.wanted or ()) if self.reader is None else self.reader.layers
         self.fingerprint: str | None = None
@@ -87,8 +81,7 @@ class Source:
             return
         if self.epsilon:
             check_steppable(item.x)
-        reader = reader_for(self.model, item, needs, self.wanted)  # type: ignore[arg-type]
-        self._use(reader, needs)
+        self._use(reader_for(self.model, item, needs, self.wanted), needs)  # type: ignore[arg-type]
 
     def follow(self, blocks: Sequence[str], layouts: Mapping[str, str], needs: Needs) -> None:
         """Read these blocks, which a summary or a file names."""
@@ -170,8 +163,7 @@ class Source:
             yield from array_blocks(data, labels, ids, "logits" if name == "x" else name, on_error)
             return
         if ids is not None:
-            problem = "a guard with a model recognises its inputs by their content"
-            raise InputError(problem, argument="ids", cure="leave them out")
+            raise InputError("a model's inputs are recognised by their content", argument="ids", cure="leave them out")
         yield from batches(data if labels is None else (data, labels), name, on_error)
 
     def reading(self, data: Any) -> AbstractContextManager[None]:
@@ -184,11 +176,6 @@ class Source:
     ) -> Outputs:
         """Outputs of one batch or block, with the blocks of features that the guard reads."""
         if isinstance(item, Outputs):
-            for layer in self.layers:
-                if layer not in item.features:
-                    have = ", ".join(map(repr, item.features)) or "none"
-                    problem = f"no features of layer {layer!r}, which the guard reads; these have {have}"
-                    raise InputError(problem, argument="outputs", cure="add them")
             outputs = item.only(self.layers)
         else:
             with torch.no_grad():
@@ -202,8 +189,7 @@ class Source:
         if not any(epsilons):
             return [self.read(item)] * len(epsilons)
         if isinstance(item, Outputs):
-            problem = "an input step needs the model"
-            raise InputError(problem, argument="epsilons", cure="make the guard with grey_box(model)")
+            raise InputError("a step needs the model", argument="epsilons", cure="make the guard with grey_box(model)")
 
         def read(outputs: Outputs) -> Outputs:
             return outputs.from_probabilities(on_error) if self.probabilities else outputs
@@ -256,8 +242,7 @@ def array_blocks(data: Any, labels: Any, ids: Any, name: str, on_error: OnError)
         return
     for argument, value in (("labels", labels), ("ids", ids)):
         if value is not None:
-            cure = "give each block its own: (logits, labels), or Outputs(logits, ids=...)"
-            raise InputError(f"{name} come in blocks", argument=argument, cure=cure)
+            raise InputError(f"{name} come in blocks", argument=argument, cure="give each block, as Outputs, its own")
     first = 0
     block = None
     for item in data:

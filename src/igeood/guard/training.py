@@ -28,8 +28,7 @@ def summarise(guard: "Guard", data: Any, labels: Any = None, *, budget: int = BU
         As in `Guard.fit`.
     """
     if not hasattr(guard, "detector"):
-        cure = "give the guard that it is for, such as igeood.white_box(model)"
-        raise InputError(f"expected a guard, got {type(guard).__name__}", argument="guard", cure=cure)
+        raise InputError(f"got {type(guard).__name__}", argument="guard", cure="give one, as white_box(model)")
     summary = Summary(guard.detector.needs, budget=budget)
     read_training(copy.copy(guard.source), guard.detector, summary, data, labels, None)
     return summary
@@ -72,12 +71,10 @@ def follow(source: Source, detector: Detector, summary: Summary) -> None:
     needs = detector.needs
     weights = source.weights()
     if weights not in (None, summary.model):
-        problem = f"was made with model {summary.model}, this guard's is {weights}"
-        raise InputError(problem, argument="summary", cure="make it with that model")
+        raise InputError(f"of model {summary.model}, not {weights}", argument="summary", cure="make it with that model")
     blocks = needs.blocks(summary.widths)
     if source.wanted is not None and needs.blocks(needs.named(source.wanted)) != blocks:
-        problem = f"has layers {blocks}, this guard reads {source.wanted}"
-        raise InputError(problem, argument="summary", cure="make it with this guard")
+        raise InputError(f"has layers {blocks}, not {source.wanted}", argument="summary", cure="make it with this one")
     if summary.about.get("probabilities", source.probabilities) != source.probabilities:
         raise InputError("one is of probabilities, the other is not", argument="summary", cure="make both alike")
     source.follow(blocks, summary.about.get("layouts", {}), needs)

@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -67,14 +67,8 @@ class Tuning:
     before: float
     after: float
     auroc: float
-    trials: Trials
-    steps: Trials
-
-    def __repr__(self) -> str:
-        temperature = "" if self.temperature is None else f"temperature {self.temperature:g}, "
-        weights = "" if self.strength is None else "weights learnt, "
-        result = f"{100 * self.after:.1f}% of {self.n_ood} OOD samples refused, {100 * self.before:.1f}% before"
-        return f"Tuning({temperature}{weights}epsilon {self.epsilon:g}: {result}; {self.n_id} in-distribution samples)"
+    trials: Trials = field(repr=False)
+    steps: Trials = field(repr=False)
 
 
 class Validation:
@@ -97,8 +91,7 @@ class Validation:
     ) -> None:
         for name, data in (("id_data", id_data), ("ood", ood)):
             if data is None or isinstance(data, (str, Iterator)):
-                problem = f"expected samples that can be read more than once, got {type(data).__name__}"
-                raise InputError(problem, argument=name, cure="give an array, a loader or a list")
+                raise InputError(f"got {type(data).__name__}", argument=name, cure="give an array, a loader or a list")
         self.source = source
         self.data = {"id_data": (id_data, ids, share), "ood": (ood, None, 1.0)}
         self.seed = seed
@@ -110,21 +103,18 @@ class Validation:
         """In-distribution and OOD outputs for each size of the input step."""
         id_seen, id_outputs = self._read("id_data", detector, epsilons)
         if len(self.used.keys) and not np.array_equal(id_seen.keys, self.used.keys):
-            problem = "has other samples each time it is read"
-            raise InputError(problem, argument="id_data", cure="leave random augmentation out of it")
+            raise InputError("other samples at each reading", argument="id_data", cure="leave random augmentation out")
         self.used = id_seen
         ood_seen, ood_outputs = self._read("ood", detector, epsilons)
         shared = int(id_seen.among(ood_seen.keys, ood_seen.identified).sum())
         by_chance = 0 if ood_seen.identified else len(ood_seen.keys) // 10  # rows without ids may be equal
         if shared > by_chance:
-            problem = f"{shared} of {len(ood_seen.keys)} samples are in-distribution ones"
-            raise InputError(problem, argument="ood", cure="remove them")
+            raise InputError(f"{shared} of them are in-distribution samples", argument="ood", cure="remove them")
         for name, outputs in (("id_data", id_outputs), ("ood", ood_outputs)):
             n = len(outputs[0]) if outputs else 0
             if n < FEWEST[name]:
                 where = " in the share that tune uses" if name == "id_data" else ""
-                problem = f"{n} samples{where}; tuning needs at least {FEWEST[name]}"
-                raise InputError(problem, argument=name)
+                raise InputError(f"{n} samples{where}; tuning needs {FEWEST[name]} at least", argument=name)
         return id_outputs, [outputs.replace(labels=None) for outputs in ood_outputs]  # their labels mean nothing here
 
     def _read(self, name: str, detector: Detector, epsilons: Sequence[float]) -> tuple[Seen, list[Outputs]]:

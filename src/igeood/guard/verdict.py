@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from igeood.calibration import Calibration
-from igeood.errors import MissingExtraError
-from igeood.outputs import Array
+from igeood.outputs import Array, as_kind
 
 SHOWN = 5  # rows in a text
 
@@ -57,14 +56,7 @@ class Verdict:
 
     @classmethod
     def of(
-        cls,
-        score: Tensor,
-        label: Tensor,
-        calibration: Calibration,
-        reasons: Mapping[int, str],
-        classes: tuple[str, ...] | None,
-        *,
-        to_numpy: bool,
+        cls, score: Tensor, label: Tensor, calibration: Calibration, reasons: Mapping[int, str], *, to_numpy: bool
     ) -> "Verdict":
         """The verdict that scores (N,) and a threshold give; rows that have a reason are out-of-distribution."""
         is_ood = ~(score <= calibration.threshold)
@@ -77,10 +69,9 @@ class Verdict:
             label = label.index_fill(0, rows, -1)
             reason = np.full(len(score), None, dtype=object)
             reason[list(reasons)] = list(reasons.values())
-        if not to_numpy:
-            return cls(is_ood, score, p_value, label, reason, classes)
-        columns = [value.cpu().numpy() for value in (is_ood, score, p_value, label)]
-        return cls(columns[0], columns[1], columns[2], columns[3], reason, classes)
+        columns = {"is_ood": is_ood, "score": score, "p_value": p_value, "label": label}
+        arrays: dict[str, Any] = {name: as_kind(value, to_numpy) for name, value in columns.items()}
+        return cls(**arrays, reason=reason)
 
     @property
     def name(self) -> np.ndarray[Any, Any] | None:
@@ -122,20 +113,17 @@ class Verdict:
 
     def to_pandas(self) -> Any:
         """A pandas DataFrame with a row for each sample."""
-        try:
-            import pandas  # noqa: PLC0415 (no dependency)
-        except ImportError as error:
-            raise MissingExtraError("pandas is needed", cure="pip install pandas, or use to_dict()") from error
+        import pandas  # noqa: PLC0415 (whoever asks for it has it)
+
         return pandas.DataFrame(self.to_dict())
 
     def __repr__(self) -> str:
         """The counts, and the first rows."""
-        unread = 0 if self.reason is None else sum(why is not None for why in self.reason)
-        counts = f"{len(self)} judged, {int(self.is_ood.sum())} out-of-distribution"
+        unread = len(self) - int(self.is_read.sum())
+        counts = f"{len(self)} judged, {int(self.is_ood.sum())} out-of-distribution, {unread} not read"
         first = self[:SHOWN].to_dict()
         cells = [[name, *(f"{v:.4g}" if isinstance(v, float) else str(v) for v in vs)] for name, vs in first.items()]
         widths = [max(map(len, column)) for column in cells]
         lines = ["  ".join(f"{v:>{w}}" for v, w in zip(row, widths, strict=True)) for row in zip(*cells, strict=True)]
         more = [f"… {len(self) - SHOWN} more"] if len(self) > SHOWN else []
-        lost = f", {unread} not read" if unread else ""
-        return "\n  ".join([f"Verdict({counts}{lost})", *lines, *more])
+        return "\n  ".join([f"Verdict({counts})", *lines, *more])

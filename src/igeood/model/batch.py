@@ -102,8 +102,7 @@ def batches(data: Any, name: str = "x", on_error: OnError = "raise") -> Iterator
             yield whole[start : start + CHUNK] if n > CHUNK else whole
         return
     if not isinstance(data, Iterable) or hasattr(data, "column_names"):  # as Hugging Face's data sets have
-        problem = f"expected a batch or a loader of them, got {type(data).__name__}"
-        raise InputError(problem, argument=name, cure="wrap a data set: DataLoader(dataset, batch_size=64)")
+        raise InputError(f"expected batches, got {type(data).__name__}", argument=name, cure="give DataLoader(dataset)")
     is_empty = True
     for number, item in enumerate(data):
         is_empty = False
@@ -136,8 +135,6 @@ def as_batch(item: Any, on_error: OnError = "raise") -> Batch:
     if isinstance(item, Batch):
         return item
     reasons: dict[int, str] = {}
-    if isinstance(item, Tensor) and item.ndim:
-        return Batch({"": _checked_input(item, reasons, on_error)}, reasons=reasons)
     entries = item
     if not isinstance(item, Mapping):
         parts = [*item, None] if isinstance(item, (tuple, list)) else [item, None]
@@ -156,8 +153,7 @@ def as_batch(item: Any, on_error: OnError = "raise") -> Batch:
 def _checked_input(x: Tensor, reasons: dict[int, str], on_error: OnError) -> Tensor:
     """Inputs that a model can take: no NaN, no infinity, no images of bytes."""
     if x.dtype == torch.uint8:
-        cure = "give floats, scaled and normalised as in training"
-        raise InputError("images of bytes (uint8)", argument="inputs", cure=cure)
+        raise InputError("images of bytes (uint8)", argument="inputs", cure="give floats, scaled as in training")
     if not x.is_floating_point() or math.isfinite(x.detach().sum().item()):  # one pass; a sum may also overflow
         return x
     is_bad = ~x.isfinite().reshape(len(x), -1).all(dim=1)

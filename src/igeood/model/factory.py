@@ -25,11 +25,9 @@ def make_model(spec: str) -> nn.Module:
         model = model if isinstance(model, nn.Module) else model()
     except (Exception, SystemExit) as error:  # of the user's own code
         problem = f"{spec} failed: {type(error).__name__}: {error}"
-        cure = "give MODULE:NAME, such as nets:make_model for nets.py"
-        raise InputError(problem, argument="model", cure=cure) from error
+        raise InputError(problem, argument="model", cure="give MODULE:NAME, such as nets:make_model") from error
     if not isinstance(model, nn.Module):
-        problem = f"{spec} is {type(model).__name__}, not a torch.nn.Module or what makes one"
-        raise InputError(problem, argument="model")
+        raise InputError(f"{spec} is {type(model).__name__}, no torch.nn.Module nor what makes one", argument="model")
     return model
 
 
@@ -77,7 +75,6 @@ def load_weights(model: M, path: str | os.PathLike[str]) -> M:
         model.load_state_dict(tensors)
     except RuntimeError as error:
         keys = " ".join(str(error).split())[:SHOWN]
-        cure = "name the network that the file was made with, or give this one's own weights"
         problem = f"{path} is of another architecture ({keys}…)"
-        raise InputError(problem, argument="weights", cure=cure) from error
+        raise InputError(problem, argument="weights", cure="name the network that it was made with") from error
     return model.eval()

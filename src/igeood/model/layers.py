@@ -54,11 +54,9 @@ def known_layers(modules: Mapping[str, nn.Module], names: Iterable[str]) -> list
         layer = name if name in modules else strip(str(name))
         if layer not in modules:
             close = difflib.get_close_matches(layer, modules, n=3, cutoff=0.3) or list(modules)[:3]
-            cure = f"near names: {', '.join(map(repr, close))}"
-            raise InputError(f"the model has no {name!r}", argument="layers", cure=cure)
+            raise InputError(f"no {name!r} in the model", argument="layers", cure=f"near names: {', '.join(close)}")
         if isinstance(modules[layer], torch.jit.ScriptModule):
-            cure = "name others, or use black_box"
-            raise InputError(f"{name!r} is scripted or traced, which hides it", argument="layers", cure=cure)
+            raise InputError(f"{name!r} is scripted or traced", argument="layers", cure="name others, or use black_box")
         layers[layer] = None
     return list(layers)
 

@@ -4,7 +4,6 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from statistics import mode
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -75,9 +74,22 @@ class Reader:
         with _making:
             self._lock = _locks.setdefault(self.bare, threading.RLock())
 
-    @contextmanager
-    def _running(self, hooks: Iterable[tuple[nn.Module, Hook]]) -> Iterator[None]:
-        """Hold the model in evaluation mode with hooks, and put everything back afterwards."""
+    def place(self, batch: Batch) -> Batch:
+        """A copy of the batch on the model's device, in its precision: the model may work in place."""
+        weight = self._weight
+
+        def placed(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            if weight is None or not (weight.is_floating_point() and value.is_floating_point()):
+                return value.to(value.device if weight is None else weight.device, copy=True)
+            return value.to(weight.device, weight.dtype, copy=True)
+
+        return batch.mapped(placed)
+
+    def _run(self, model: nn.Module, batch: Batch, hooks: Iterable[tuple[nn.Module, Hook]]) -> Tensor:
+        """Logits of a batch, in one pass with hooks and in evaluation mode; everything is put back afterwards."""
+        inputs = self.place(batch).inputs
         with self._lock, ExitStack() as stack:
             for module in self._tree:
                 if module.training:
@@ -85,29 +97,11 @@ class Reader:
                     stack.callback(setattr, module, "training", True)
             for module, hook in hooks:
                 stack.callback(module.register_forward_hook(hook).remove)
-            yield
-
-    def place(self, batch: Batch) -> Batch:
-        """A copy of the batch on the model's device, in its precision: the model may work in place."""
-        weight = self._weight
-        inputs: dict[str, Any] = {}
-        for name, value in batch.inputs.items():
-            inputs[name] = value
-            if isinstance(value, Tensor):
-                dtype = value.dtype
-                if weight is not None and weight.is_floating_point() and value.is_floating_point():
-                    dtype = weight.dtype
-                inputs[name] = value.to(None if weight is None else weight.device, dtype, copy=True)
-        return replace(batch, inputs=inputs)
-
-    def _run(self, model: nn.Module, batch: Batch, hooks: Iterable[tuple[nn.Module, Hook]]) -> Tensor:
-        """Logits of a batch, in one pass with hooks."""
-        inputs = self.place(batch).inputs
-        with self._running(hooks):
             logits = logits_of(model(**inputs) if batch.name else model(inputs[""]))
         if logits.ndim == 2 and logits.shape[0] != batch.x.shape[0]:
-            problem = f"returned {len(logits)} rows for {len(batch)} samples"
-            raise InputError(problem, argument="model", cure="make it return one for each")
+            raise InputError(
+                f"{len(logits)} rows for {len(batch)} samples", argument="model", cure="return one for each"
+            )
         return logits
 
     def trace(self, batch: Batch) -> Trace:
@@ -161,20 +155,15 @@ class Reader:
             for block, layer in self._blocks.items():
                 if self.modules[layer] is module:
                     if block in features:
-                        cure = "name a layer that runs once"
-                        problem = f"{layer!r} is called twice in one forward pass"
-                        raise InputError(problem, argument="layers", cure=cure)
+                        raise InputError(f"{layer!r} is called twice", argument="layers", cure="name another")
                     features[block] = self._features(block, layer, inputs, output, batch)
 
         hooks = [(module, keep) for module in self._hooked]
         logits = self._run(self.bare if hooks else self.model, batch, hooks)
-        ordered: dict[str, Tensor] = {}
         for block, layer in self._blocks.items():
             if block not in features:
-                problem = f"{layer!r} is not called in the model's forward pass"
-                raise InputError(problem, argument="layers", cure="name another")
-            ordered[block] = features[block]
-        return logits, ordered
+                raise InputError(f"{layer!r} is not called in a forward pass", argument="layers", cure="name another")
+        return logits, {block: features[block] for block in self._blocks}
 
     def _features(self, block: str, layer: str, inputs: Any, output: Any, batch: Batch) -> Tensor:
         """Features (N, m) of what a layer was given and returned."""
@@ -198,8 +187,7 @@ def logits_of(output: Any) -> Tensor:
     value = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
     tensor = first_tensor(value)
     if tensor is None:
-        cure = "make it return logits (N, C), as a tensor, or by the name 'logits'"
-        raise InputError(f"returned {type(output).__name__} without logits", argument="model", cure=cure)
+        raise InputError(f"returned {type(output).__name__}", argument="model", cure="make it return logits (N, C)")
     return tensor
 
 
@@ -235,8 +223,7 @@ def reader_for(model: nn.Module, batch: Batch, needs: Needs, layers: Sequence[st
     if needs.head and trace.head is not None and HEAD not in blocks:
         blocks = [*blocks, HEAD]
     if not blocks:
-        cure = "name layers, from model.named_modules(), or use another method"
-        raise UnsuitedError("no layer to read in this model", argument="layers", cure=cure)
+        raise UnsuitedError("the model has none to read", argument="layers", cure="name layers, or use another method")
     modules = named_modules(model)
     chosen = known_layers(modules, [name for name in blocks if name != HEAD])
     calls = {name: trace.calls.get(modules[name]) for name in chosen}

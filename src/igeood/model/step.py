@@ -35,8 +35,7 @@ def input_gradients(objectives: Callable[[Tensor], Sequence[Tensor]], x: Tensor)
         leaf = x.detach().clone().requires_grad_()
         values = objectives(leaf)
         if not all(value.requires_grad for value in values):
-            problem = "its output has no gradient in the input"
-            raise InputError(problem, argument="model", cure="use black_box, or {epsilon=0}")
+            raise InputError("no gradient in the input", argument="model", cure="use black_box, or {epsilon=0}")
         last = len(values) - 1
         return [torch.autograd.grad(v.sum(), leaf, retain_graph=i < last)[0] for i, v in enumerate(values)]
 
@@ -44,8 +43,7 @@ def input_gradients(objectives: Callable[[Tensor], Sequence[Tensor]], x: Tensor)
 def check_steppable(x: Tensor) -> None:
     """Raise unless an input has a gradient."""
     if not x.is_floating_point():
-        cure = "token ids cannot be perturbed: use black_box or {epsilon=0}"
-        raise InputError(f"a gradient step needs a floating-point input, got {x.dtype}", argument="x", cure=cure)
+        raise InputError(f"a step needs floats, got {x.dtype}", argument="x", cure="use black_box, or {epsilon=0}")
 
 
 def signed_step(x: Tensor, gradient: Tensor, epsilon: float, std: Channels = 1.0) -> Tensor:
@@ -124,8 +122,8 @@ def check_channels(values: Any, name: str, *, positive: bool = False) -> Channel
     except (TypeError, ValueError):
         array = np.asarray(np.nan)
     if array.ndim > 1 or not array.size or not np.isfinite(array).all() or (positive and (array <= 0).any()):
-        kind = "finite, positive" if positive else "finite"
-        raise InputError(f"expected a {kind} number, or one for each channel; got {values!r}", argument=name)
+        sign = "positive " if positive else ""
+        raise InputError(f"expected a finite {sign}number, or one for each channel; got {values!r}", argument=name)
     channels: Channels = array.tolist()
     return channels
 
@@ -136,7 +134,5 @@ def per_channel(values: Channels, x: Tensor, name: str) -> Tensor:
     if tensor.ndim == 0:
         return tensor
     if tensor.ndim != 1 or x.ndim < 2 or len(tensor) != x.shape[1]:
-        channels = x.shape[1] if x.ndim > 1 else 0
-        problem = f"expected one number, or one for each of {channels} channels; got {values!r}"
-        raise InputError(problem, argument=name)
+        raise InputError(f"expected one number, or one for each channel of {tuple(x.shape)}", argument=name)
     return tensor.view(1, -1, *[1] * (x.ndim - 2))

@@ -1,7 +1,7 @@
 """What a detector needs of a classifier and of its training data."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -105,7 +105,8 @@ def merge_needs(needs: Iterable[Needs]) -> list[Needs]:
     for need in sorted(needs, key=lambda need: need.sums == "none"):  # what is not summed joins those that are
         own = (need.pool, need.group, need.transform, need.sums if callable(need.sums) else None, _layers_key(need))
         if need.sums == "none":
-            own = next((key for key in groups if _serves(key, need)), own)
+            pooled = (need.pool, _layers_key(need))
+            own = next((key for key in groups if need.layers == "none" or (key[0], key[-1]) == pooled), own)
         groups.setdefault(own, []).append(need)
     return [_merge(group) for group in groups.values()]
 
@@ -114,24 +115,14 @@ def _layers_key(need: Needs) -> Any:
     return need.layers if callable(need.layers) else None
 
 
-def _serves(key: tuple[Any, ...], need: Needs) -> bool:
-    return need.layers == "none" or (key[0] == need.pool and key[-1] == _layers_key(need))
-
-
 def _merge(needs: list[Needs]) -> Needs:
     first = needs[0]
     layers = first.layers if callable(first.layers) else max((str(need.layers) for need in needs), key=LAYERS.index)
     sums = first.sums if callable(first.sums) else max((str(need.sums) for need in needs), key=SUMS.index)
-    return Needs(
-        layers=layers,
-        pool=first.pool,
-        head=any(need.head for need in needs),
-        labels=any(need.labels for need in needs),
-        sums=sums,
-        group=first.group,
-        transform=first.transform,
-        samples=tuple(dict.fromkeys(name for need in needs for name in need.samples)),
-    )
+    head = any(need.head for need in needs)
+    labels = any(need.labels for need in needs)
+    samples = tuple(dict.fromkeys(name for need in needs for name in need.samples))
+    return replace(first, layers=layers, head=head, labels=labels, sums=sums, samples=samples)
 
 
 def check_covers(summary: Mapping[str, Any], wanted: Mapping[str, Any], who: str) -> None:

@@ -1,8 +1,6 @@
 """The summary itself: rows go in, summaries add, detectors learn from them."""
 
-import copy
 import os
-from collections.abc import Iterable
 from functools import reduce
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from igeood.errors import GuardFileError, InputError
-from igeood.files import read_bytes, read_record, record_bytes, write_record
+from igeood.errors import InputError
+from igeood.files import describing, read_bytes, read_record, record_bytes, write_record
 from igeood.keys import Keys
 from igeood.outputs import Outputs, check_alike
 from igeood.summary.needs import SUMS, Needs, by_label
@@ -109,15 +107,12 @@ class Summary:
     def _needed(self, outputs: Outputs) -> Outputs:
         """What the needs ask for of a batch, once it has that."""
         if self.needs.labels and outputs.labels is None:
-            cure = "give (x, y), labels, or a column `label`"
-            raise InputError("this method needs the class of each row", argument="labels", cure=cure)
+            raise InputError("they are needed", argument="labels", cure="give labels, (x, y), or a column `label`")
         if self.described != self.needs.describe():
-            cure = "sum up the batch in a summary of its own, and add the two with +"
-            raise InputError("a loaded summary does not have its method's functions", argument="summary", cure=cure)
+            raise InputError("it lacks its method's functions", argument="summary", cure="add two summaries with +")
         batch = outputs.detached().only(self.needs.blocks(outputs.features))
         if self.needs.layers != "none" and not batch.features:
-            cure = "give features, or columns feature.<layer>"
-            raise InputError("no features to learn from", argument="outputs", cure=cure)
+            raise InputError("no features", argument="outputs", cure="give features, or columns feature.<layer>")
         return batch
 
     def _start(self, shape: Outputs) -> None:
@@ -242,15 +237,8 @@ class Summary:
         if not isinstance(sums, SimpleNamespace):
             return sums
         if not callable(self.needs.sums):
-            problem = "a loaded summary does not have its method's class of sums"
-            raise InputError(problem, argument="summary", cure="load it with the {needs} of its method")
+            raise InputError("it lacks its class of sums", argument="summary", cure="load it with its method's {needs}")
         return self.needs.sums(**vars(sums))
-
-    def only(self, blocks: Iterable[str]) -> "Summary":
-        """The same summary with the sums of these blocks of features."""
-        other = copy.copy(self)
-        other.sums = {block: self.sums[block] for block in blocks if block in self.sums}
-        return other
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the summary to one safetensors file. It contains outputs of training rows."""
@@ -291,38 +279,20 @@ class Summary:
     @classmethod
     def load(cls, path: str | os.PathLike[str], needs: Needs | None = None) -> "Summary":
         """Read what `save` wrote; with the `needs` of a method that has functions of its own, its sums can be added."""
-        return cls._restored(*read_record(path, "summary"), str(path), needs)
+        record, tensors = read_record(path, "summary")
+        with describing(path, "summary"):
+            return _restore(record, tensors, needs)
 
     @classmethod
     def from_bytes(cls, content: bytes, needs: Needs | None = None) -> "Summary":
         """Read what `to_bytes` returned."""
-        return cls._restored(*read_bytes(content, "summary"), "the summary", needs)
-
-    @classmethod
-    def _restored(
-        cls, record: dict[str, Any], tensors: dict[str, Tensor], source: str, needs: Needs | None
-    ) -> "Summary":
-        try:
-            return _restore(record, tensors, needs)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
-            problem = f"{source} does not describe a summary ({error})"
-            raise GuardFileError(problem, argument="path", cure="save it again") from error
+        return _restore(*read_bytes(content, "summary"), needs)
 
     def __repr__(self) -> str:
         if self.shape is None:
             return "Summary(no rows)"
         kept = "".join(f", {len(sample)} kept with {name}" for name, sample in self.samples.items())
         return f"Summary({self.rows} rows, {self.n_classes} classes{kept})"
-
-
-class UnknownSums(SimpleNamespace):
-    """Sums read from a file, whose class is not known; they add to sums of that class."""
-
-    def __add__(self, other: Any) -> Any:
-        if isinstance(other, UnknownSums):
-            cure = "load one of them with the needs of its method"
-            raise InputError("sums of the method's own class do not add without it", argument="summary", cure=cure)
-        return type(other)(**vars(self)) + other
 
 
 def _restore(record: dict[str, Any], tensors: dict[str, Tensor], needs: Needs | None) -> Summary:
@@ -349,7 +319,7 @@ def _restore(record: dict[str, Any], tensors: dict[str, Tensor], needs: Needs | 
     summary._keys = [tensors["keys"].numpy().view(np.uint64)]
     summary._key_counts = [tensors["key_counts"].numpy()]
     if described["sums"] != "none":
-        kind: Any = ClassSums if described["sums"] in SUMS else UnknownSums
+        kind: Any = ClassSums if described["sums"] in SUMS else SimpleNamespace
         kind = needs.sums if callable(needs.sums) else kind
         summary.sums = {block: kind(**part(f"sums:{number}:")) for number, block in enumerate(features)}
     for name, sample in summary.samples.items():
@@ -368,12 +338,10 @@ def _check_addable(one: Summary, other: Summary) -> None:
     pairs += [(name, value, other.about.get(name, value)) for name, value in one.about.items()]
     for name, mine, theirs in pairs:
         if mine != theirs:
-            problem = f"{name} differ: {mine!r} and {theirs!r}"
-            raise InputError(problem, argument="summary", cure="add those of one method and model")
+            raise InputError(f"{name}: {mine!r} and {theirs!r}", argument="summary", cure="add those of one method")
 
 
 def _check_budget(samples: dict[str, Sample], budget: int) -> None:
     needed = len(samples) * max((sample.least for sample in samples.values()), default=0)
     if budget < needed:
-        problem = f"{budget:,} bytes cannot hold one training row of each class"
-        raise InputError(problem, argument="budget", cure=f"give at least {needed:,} ({-(-needed // 2**20)} MiB)")
+        raise InputError(f"{budget:,} bytes hold no row of each class", argument="budget", cure=f"give {needed:,}")

@@ -75,8 +75,7 @@ class ClassSums:
     @property
     def variance(self) -> Tensor:
         """Pooled variance of each channel, (k,)."""
-        covariance = self.covariance
-        return covariance.diagonal() if covariance.ndim == 2 else covariance
+        return self.covariance.diagonal() if self.scatter.ndim == 2 else self.covariance
 
 
 def _chunks(x: Tensor, labels: Tensor, origin: Tensor, width: int) -> Iterator[tuple[Tensor, Tensor]]:
