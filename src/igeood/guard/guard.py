@@ -40,9 +40,8 @@ class Guard:
     In order: `fit` on training samples, `tune` if OOD samples are to help, `calibrate` on in-distribution samples kept
     apart, then `predict`. A step that fails leaves the guard as it was.
 
-    A guard with a model takes what the model takes: a loader of batches `(x, y)`, a tensor, a mapping of keywords.
-    One without takes logits: an array, an `Outputs`, or an iterable of blocks of them. Samples are recognised by
-    their content: loaders should not augment at random.
+    A guard with a model takes what the model takes: a loader of batches `(x, y)`, a tensor, a mapping of keywords. One
+    without takes logits: an array, an `Outputs`, or an iterable of them. Loaders should not augment at random.
 
     Parameters
     ----------
@@ -256,14 +255,14 @@ class Guard:
         ids: Any = None,
         group: Group = None,
     ) -> "Guard":
-        """Set the threshold from in-distribution samples kept apart; those that `tune` used are left out.
+        """Set the threshold from in-distribution samples kept apart, without those that `tune` used.
 
         Parameters
         ----------
         id_data : loader, or array of logits
             In-distribution samples that training has not seen.
         tpr, guarantee, confidence
-            As in `igeood.calibration.threshold`; `guard.promise` says in words what they promise.
+            As in `igeood.calibration.threshold`; `guard.promise` says what they promise.
         ids, group
             As in `fit`: the threshold is of all ranks' samples together.
         """
@@ -368,8 +367,8 @@ class Guard:
     def export(self, path: str | os.PathLike[str], example: Any = None) -> None:
         """Write model, score, p-value and verdict as one ONNX graph, which runs without torch (extra `onnx`).
 
-        The file appears once onnxruntime has run the graph on the example, and on 1 and 3 of its samples, and agreed
-        with `predict`. Rows that cannot be read are refused in it, with the label −1.
+        The file appears once onnxruntime has run the graph and agreed with `predict`. Rows that cannot be read are
+        refused in it, with the label −1.
 
         Parameters
         ----------

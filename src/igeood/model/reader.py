@@ -232,10 +232,7 @@ def reader_for(model: nn.Module, batch: Batch, needs: Needs, layers: Sequence[st
         names = needs.layers(trace) if callable(needs.layers) else trace.block_ends()
     available = names if trace.head is None else [*names, HEAD]
     blocks = Needs(layers=needs.layers, head=needs.head).blocks(available) if layers is None else names
-    if needs.head and trace.head is None:
-        cure = "make the model return its last linear layer's output, or use another method"
-        raise UnsuitedError("no nn.Linear returns its logits, whose input is wanted", argument="model", cure=cure)
-    if needs.head and HEAD not in blocks:
+    if needs.head and trace.head is not None and HEAD not in blocks:
         blocks = [*blocks, HEAD]
     if not blocks:
         cure = "name layers, from model.named_modules(), or use another method"

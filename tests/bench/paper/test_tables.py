@@ -232,7 +232,7 @@ def test_minimum_and_sum_over_classes_from_kept_outputs(whole):
     train, known = (kept(ours, line, part) for part in ("train", "test"))
     scorer, row = IgeoodFeatures().fit(train), find(table, "Gaussian")
     noise = kept(ours, next(c for c in ours.cells if c["ood"] == "gaussian"), "ood")
-    for i, layer in enumerate(scorer.columns_):
+    for i, layer in enumerate(scorer.term_names):
         mean, std = scorer.mean_[layer], scorer.std_[layer]
         distances = [gaussian.distance(o.features[layer][:, None].double(), std, mean, std) for o in (known, noise)]
         for j, reduce in enumerate((torch.amin, torch.sum)):

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 import igeood
 from igeood.bench.datasets import load
+from igeood.bench.methods.deconf import EPSILONS
 from igeood.bench.networks import build
 from igeood.bench.runs import load_network, run
 from igeood.bench.runs.plan import cells as planned
@@ -55,10 +56,10 @@ def test_deconf_chooses_its_step_on_in_distribution_images(world, network, plan,
     results = run([deconf], grey, tmp_path / "out", root=world)
     assert {c["network"] for c in results.cells.records} == {"resnet-10-16 deconf-c"}
     record = next(t for t in results.tunings.records if (t["setting"], t["method"]) == ("grey-box", "deconf-c"))
-    means = {step["epsilon"]: step["tnr"] for step in record["tuning"]["steps"]}
-    assert tuple(means) == METHODS["deconf-c"].kind.id_steps
-    assert means[record["epsilon"]] == max(means.values())
-    with pytest.raises(InputError, match="'h'"):
+    means = {step["epsilon"]: step["mean_score"] for step in record["tuning"]["steps"]}
+    assert tuple(means) == EPSILONS
+    assert means[record["epsilon"]] == min(means.values())
+    with pytest.raises(InputError):  # a network without the head
         run([network], grey, tmp_path / "other", root=world)
 
 
