@@ -3,7 +3,6 @@
 `multiprocessing` forks them from a server that has imported torch once; it imports this module by its name.
 """
 
-import importlib
 import multiprocessing
 import os
 import re
