@@ -189,6 +189,8 @@ def test_options_of_a_method_have_tables_of_their_own_and_are_left_out_of_all_ot
     [table] = TABLES["centroids"](ours)
     assert [row[1:] for row in table.rows[1:4]] == [[MISSING] * 3, ["11.0", *[MISSING] * 2], ["12.0", *[MISSING] * 2]]
     assert table.rows[0][1:] == ["13.0", "80.0", "46.5"]
+    results.cells.append(cell(method="igeood-logits-sgd", tnr=0.14))  # the form's own method
+    assert TABLES["centroids"](Averages(results))[0].rows[2][1] == "14.0"
     results.cells.append(cell(method="igeood-logits", ood="tiny-imagenet-nearest", tnr=0.9))
     assert TABLES["centroids"](Averages(results))[0].rows[0][1:] == ["13.0", "80.0", "90.0", "51.5"]  # counted once
     assert table.rows[4][1:3] == ["99.9", "87.8"]
