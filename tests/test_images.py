@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from igeood.errors import InputError, MissingExtraError
+from igeood.errors import MissingExtraError
 from igeood.images import ImageFolder, channels, class_labels, image_files, normalised, prepare, read_image, resized
 
 GUARD = SimpleNamespace(preparation={"size": 16, "mean": [0.5], "std": [0.25]})
@@ -31,7 +31,7 @@ def classes(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P", "LA", "1", "CMYK"])
-@pytest.mark.parametrize("size", [(32, 32), (64, 64), (7, 50), (300, 201), (1, 1)])
+@pytest.mark.parametrize("size", [(32, 32), (7, 50), (300, 201), (1, 1)])
 def test_preparation_is_the_stated_one_for_every_mode(tmp_path, mode, size):
     path = draw(tmp_path / ("image.tif" if mode == "CMYK" else "image.png"), size, mode)
     image = Image.open(path).convert("RGB")
@@ -55,10 +55,10 @@ def test_batches_of_a_folder_have_labels_names_and_normalised_pixels(classes):
     folder = ImageFolder(f"folder:{classes}", GUARD, batch=3, training=True)
     assert (folder.classes, folder.rows) == (("a", "b"), 4)
     batches = list(folder)
-    assert [labels.tolist() for _, labels in batches] == [[0, 0, 1], [1]]
+    assert [batch.labels.tolist() for batch in batches] == [[0, 0, 1], [1]]
     paths = [classes / name for name in ("a/1.png", "a/deep/0.png", "b/2.png", "b/3.JPG")]
     pixels = np.stack([read_image(path, 16) for path in paths])
-    torch.testing.assert_close(torch.cat([x for x, _ in batches]), normalised(pixels, [0.5], [0.25]))
+    torch.testing.assert_close(torch.cat([batch.x for batch in batches]), normalised(pixels, [0.5], [0.25]))
     test = ImageFolder(str(classes), GUARD, batch=3, training=False)
     assert [name for _, names in test.blocks(ids=True) for name in names] == [str(path) for path in paths]
     assert [row for _, rows in test.blocks() for row in rows] == [0, 1, 2, 3]
@@ -66,51 +66,51 @@ def test_batches_of_a_folder_have_labels_names_and_normalised_pixels(classes):
     assert normalised(white, (0.5, 0.5, 0.0), (0.5, 0.25, 1.0))[0, :, 0, 0].tolist() == [1.0, 2.0, 1.0]
 
 
-def test_files_that_do_not_decode_are_named_or_refused(classes, monkeypatch):
-    content = (classes / "b" / "2.png").read_bytes()
-    (classes / "b" / "2.png").write_bytes(content[: len(content) // 2])
+def test_files_that_do_not_decode_are_named_or_refused(classes, refused, monkeypatch):
+    bad = classes / "b" / "2.png"
+    bad.write_bytes(bad.read_bytes()[:500])
     folder = ImageFolder(str(classes), GUARD, batch=4, training=False)
-    with pytest.raises(InputError, match=r"b/2\.png"):
+    with refused(None, str(bad)):
         list(folder)
     folder.on_error = "refuse"
     ((batch, _),) = folder.blocks()
-    assert list(batch.refused) == [2]
-    assert "2.png" in batch.refused[2]
+    assert (list(batch.reasons), "2.png" in batch.reasons[2]) == ([2], True)
     long = classes / "long.png"
     Image.new("1", (1, 3_000_000)).save(long)
     for most in (Image.MAX_IMAGE_PIXELS, 1_000_000):  # too long, and a decompression bomb
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", most)
-        with pytest.raises(InputError, match=r"long\.png"):
+        with refused(None, str(long)):
             read_image(long, 32)
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(MissingExtraError, match=r"igeood\[data\]"):
         read_image(long, 32)
 
 
-def test_folders_that_have_no_classes_or_images(classes):
-    for folder, place in ((classes / "none", "none"), (classes / ".hidden" / "x", "x")):
-        with pytest.raises(InputError, match=place):
+def test_folders_that_have_no_classes_or_images(classes, refused):
+    for folder in (classes / "none", classes / ".hidden" / "x"):
+        with refused(None, str(folder)):
             image_files(folder)
-    with pytest.raises(InputError, match=r"1\.png"):  # beside the classes
-        class_labels(classes / "a", image_files(classes / "a"))
-    (classes / "empty").mkdir()
-    with pytest.raises(InputError, match="empty"):
-        class_labels(classes, image_files(classes))
-    draw(classes / "one" / "x" / "0.png")
-    with pytest.raises(InputError, match="two"):
-        class_labels(classes / "one", image_files(classes / "one"))
+    for place, make in (
+        ("a", classes / "a" / "deeper" / "5.png"),  # too few classes
+        ("5.png", classes / "5.png"),  # beside the classes
+        ("empty", classes / "empty" / "notes"),
+    ):
+        draw(make) if make.suffix else make.mkdir(parents=True)
+        folder = classes / "a" / "deeper" if place == "a" else classes
+        with refused(None, str(folder if place == "a" else classes / place)):
+            class_labels(folder, image_files(folder))
+        if make.suffix:
+            make.unlink()
 
 
-def test_how_images_become_inputs_is_kept_with_the_guard():
-    guard = SimpleNamespace(inputs=SimpleNamespace(), preparation=None)
+def test_how_images_become_inputs_is_kept_with_the_guard(refused):
+    guard = SimpleNamespace(source=SimpleNamespace(), preparation=None)
     prepare(guard, 8, "0.5", "0.1,0.2,0.3")
     assert guard.preparation == {"size": 8, "mean": [0.5], "std": [0.1, 0.2, 0.3]}
-    assert (guard.inputs.mean, guard.inputs.std) == ([0.5] * 3, [0.1, 0.2, 0.3])
-    for argument, call in (
-        ("size", lambda: prepare(guard, None, None, None)),
-        ("mean", lambda: channels("1,2", "mean")),
-        ("guard", lambda: ImageFolder(".", SimpleNamespace(preparation=None), batch=1, training=False)),
-    ):
-        with pytest.raises(InputError) as caught:
-            call()
-        assert caught.value.argument == argument
+    assert guard.source.std == [0.1, 0.2, 0.3]
+    with refused("size"):
+        prepare(guard, None, None, None)
+    with refused("mean"):
+        channels("1,2", "mean")
+    with refused("guard"):
+        ImageFolder(".", SimpleNamespace(preparation=None), batch=1, training=False)

@@ -35,7 +35,7 @@ class ImageFolder:
     batch : int
         Images at a time.
     training : bool
-        Batches are `(x, labels)`: each sub-folder is a class.
+        Batches have labels: each sub-folder is a class.
 
     Attributes
     ----------
@@ -57,24 +57,23 @@ class ImageFolder:
         self.paths = image_files(folder)
         self.rows = len(self.paths)
         self.classes: tuple[str, ...] | None = None
-        self.labels: NDArray[np.int64] | None = None
+        self.labels: Tensor | None = None
         if training:
             self.classes, self.labels = class_labels(folder, self.paths)
 
-    def __iter__(self) -> Iterator[Any]:
-        labels = self.labels
-        for start, (batch, _) in zip(range(0, self.rows, self.batch), self.blocks(), strict=True):
-            yield batch.x if labels is None else (batch.x, labels[start : start + self.batch])
+    def __iter__(self) -> Iterator[Batch]:
+        return (batch for batch, _ in self.blocks())
 
     def blocks(self, *, ids: bool = False) -> Iterator[tuple[Batch, list[str] | range]]:
         """Batches of inputs (n, 3, size, size) with the files' names, or else the images' numbers."""
         mean, std = self.preparation["mean"], self.preparation["std"]
         for start in range(0, self.rows, self.batch):
-            paths = self.paths[start : start + self.batch]
-            pixels, reasons = self._read(paths)
+            rows = slice(start, min(start + self.batch, self.rows))
+            pixels, reasons = self._read(self.paths[rows])
             x = normalised(pixels, mean, std).contiguous()
-            names = [str(path) for path in paths] if ids else range(start, start + len(paths))
-            yield Batch({"": x}, reasons=reasons), names
+            labels = None if self.labels is None else self.labels[rows]
+            names = [str(path) for path in self.paths[rows]] if ids else range(rows.start, rows.stop)
+            yield Batch({"": x}, labels=labels, reasons=reasons), names
 
     def _read(self, paths: Sequence[Path]) -> tuple[Pixels, dict[int, str]]:
         size = self.preparation["size"]
@@ -99,7 +98,7 @@ def prepare(guard: Guard, size: int | None, mean: str | None, std: str | None) -
 
 
 def use_preparation(guard: Guard, preparation: dict[str, Any]) -> None:
-    """Let a guard prepare images as another one, or its summary, has done."""
+    """Set how a guard prepares images: as another guard, or a summary, has done."""
     guard.preparation = preparation
     guard.source.std = preparation["std"] * (3 // len(preparation["std"]))
 
@@ -124,20 +123,18 @@ def image_files(folder: Path) -> list[Path]:
     return files
 
 
-def class_labels(folder: Path, paths: Sequence[Path]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+def class_labels(folder: Path, paths: Sequence[Path]) -> tuple[tuple[str, ...], Tensor]:
     """Names of the classes, which are sub-folders, and the class (N,) of each file below them."""
-    stray = [path for path in paths if path.parent == folder]
-    if stray:
-        cure = "put each image into the sub-folder of its class"
-        raise InputError("lies beside the classes", place=str(stray[0]), cure=cure)
     classes = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-    names = [path.relative_to(folder).parts[0] for path in paths]
     if len(classes) < 2:
-        found = f"expected a sub-folder for each class, at least two; found {len(classes)}"
-        raise InputError(found, place=str(folder))
-    for empty in sorted({*classes} - {*names}):
-        raise InputError("no image files in it", place=str(folder / empty), cure="add some, or remove it")
-    return tuple(classes), np.searchsorted(classes, names).astype(np.int64)
+        problem = f"expected a sub-folder for each class, at least two; found {len(classes)}"
+        raise InputError(problem, place=str(folder))
+    names = [path.relative_to(folder).parts[0] for path in paths]
+    for name in {*names} ^ {*classes}:
+        problem = "no image files in it" if name in classes else "lies beside the classes"
+        cure = "put each image into the sub-folder of its class, and leave none empty"
+        raise InputError(problem, place=str(folder / name), cure=cure)
+    return tuple(classes), torch.tensor([classes.index(name) for name in names])
 
 
 def read_image(path: Path, side: int, *, nearest: bool = False) -> Pixels:

@@ -79,8 +79,9 @@ class Outputs:
             raise InputError.unknown("on_error", on_error, ["raise", "refuse"])
         self.logits, self.numpy = as_tensor(logits, name)
         if self.logits.ndim != 2 or self.logits.shape[1] < 2:
-            shape = tuple(self.logits.shape)
-            raise InputError(f"expected (N, C), C ≥ 2; got {shape}", argument=name, cure="one row is logits[None]")
+            problem = f"expected shape (N, C), one row a sample, C at least 2; got {tuple(self.logits.shape)}"
+            cure = "a single sample is logits[None, :]" if self.logits.ndim == 1 else "give a column for each class"
+            raise InputError(problem, argument=name, cure=cure)
         n = len(self.logits)
         self.reasons = dict(reasons or {})
         self.features: dict[str, Tensor] = {}

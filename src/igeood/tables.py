@@ -243,12 +243,11 @@ class LogitsFile:
         return outputs
 
     def _identify(self, ids: pa.Array) -> bool:
-        """Whether samples are known by these ids: where asked for, or if they are unique texts, and no numbers."""
+        """Whether these ids identify samples: where asked for, or if they are unique names."""
         is_unique = len(ids.unique()) == len(ids)
         if self.identity is not None and not is_unique:
             raise InputError("rows share an id", argument=self.identity, cure="name a column of unique ids, or none")
-        is_name = pa.types.is_string(ids.type) and not pc.all(pc.utf8_is_digit(ids)).as_py()
-        return self.identity is not None or (is_unique and is_name)
+        return self.identity is not None or (is_unique and _are_names(ids))
 
     def _matrix(self, batch: pa.RecordBatch, name: str, columns: list[str], reasons: dict[int, str]) -> NDArray[Any]:
         """A matrix (n, width) from one column of lists, or from several columns; rows of another width are bad."""
@@ -266,6 +265,20 @@ class LogitsFile:
         matrix = np.zeros((len(batch), width), values.dtype)
         matrix[is_whole] = values[np.repeat(is_whole, lengths)].reshape(is_whole.sum(), width)
         return matrix
+
+
+def _are_names(ids: pa.Array) -> bool:
+    """Whether ids may name samples across files: texts that are neither numbers nor a count such as "row 7"."""
+    if not pa.types.is_string(ids.type):
+        return False
+    digits = pc.replace_substring_regex(ids, r"\D", "")
+    if pc.all(pc.equal(digits, ids)).as_py():
+        return False
+    try:
+        numbers = np.sort(np.asarray(digits.cast(pa.int64())))
+    except pa.ArrowInvalid:  # no digits, or too many
+        return True
+    return len(ids) == 1 or bool((np.diff(numbers) != 1).any())
 
 
 def read_logits(
@@ -292,7 +305,7 @@ def read_logits(
         numbers in their names if each has one, else in the file's order.
     identity : str, optional
         A column of unique ids: a sample is then recognised by its id, not by its row. Without it the column `id`
-        serves if it has unique texts that are not numbers.
+        serves if it has unique texts that are neither numbers nor a count of rows.
     layers : sequence of str, optional
         Read the features of these layers only; by default of all.
     labelled : bool

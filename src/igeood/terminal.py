@@ -20,13 +20,6 @@ root_option: Decorator = click.option("--root", type=FOLDER, help="Folder of the
 seed_option: Decorator = click.option(
     "--seed", default=0, show_default=True, type=click.IntRange(0, 2**32 - 1), help="Seed for everything random."
 )
-search_option: Decorator = click.option(
-    "--search",
-    default="sweep",
-    show_default=True,
-    type=click.Choice(["sweep", "bayes"]),
-    help="Search for temperatures; bayes is the paper's: 5 × 500 trials.",
-)
 
 
 def _named(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dict[str, Any]:
@@ -59,7 +52,7 @@ def show(as_json: bool, record: dict[str, Any]) -> None:
 
 def _words(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_words(part)}" for name, part in value.items())
+        return ", ".join(f"{name} {_words(part)}" for name, part in value.items() if part is not None)
     if isinstance(value, (list, tuple)):
         words = list(map(_words, value))
         return (" " if words and words[0].endswith(".") else ", ").join(words) or "none"  # sentences, or names

@@ -55,7 +55,7 @@ def made(known, tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
     for name in ("train", "held_out", "test", "ood"):
         outputs = getattr(known, name)
-        igeood.write_logits(folder / f"{name}.parquet", outputs, ids=[f"{name}-{i}" for i in range(400)])
+        igeood.write_logits(folder / f"{name}.parquet", outputs, ids=[f"{name}-{3 * i}" for i in range(400)])
         igeood.write_logits(folder / f"{name}.npz", outputs)
     guard = igeood.black_box().fit(known.train.logits, known.train.labels)
     guard.summary.save(folder / "train.summary")

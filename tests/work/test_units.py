@@ -64,7 +64,8 @@ def score(guard, names, out, *, engine=engines.here, force=False, **recipe):
     """Score each file, as `igeood score` does."""
     fingerprint, units = record_head(guard)["sha256"], find_units([*map(str, names)], str(out))
     work = partial(score_file, str(guard), fingerprint, COLUMNS, None)
-    return do_units(units, str(out), {"guard": fingerprint, **recipe}, engine, work, lambda *_: None, force=force)
+    make = partial(engine, work)
+    return do_units(units, str(out), {"guard": fingerprint, **recipe}, make, lambda *_: None, force=force)
 
 
 def contents(folder):
@@ -156,8 +157,8 @@ def test_summaries_of_files_add_up_to_that_of_all_rows_and_are_removed(few):
         igeood.write_logits(f"train/{i}.parquet", logits[30 * i : 30 * i + 30], labels[30 * i : 30 * i + 30])
     options = {"access": None, "method": "energy", "temperature": None, "probabilities": None, "layers": None}
     units = find_units(["train"], "sums", ".safetensors", ())
-    work = partial(summarise_file, {**options, "options": {}}, COLUMNS, 1 << 20)
-    assert do_units(units, "sums", {}, engines.here, work, lambda *_: None, force=False) == dict.fromkeys(units, 30)
+    make = partial(engines.here, partial(summarise_file, {**options, "options": {}}, COLUMNS, 1 << 20))
+    assert do_units(units, "sums", {}, make, lambda *_: None, force=False) == dict.fromkeys(units, 30)
     summaries = [igeood.Summary.load(Path("sums", unit)) for unit in units]
     total = summaries[0] + summaries[1] + summaries[2]
     scores = [igeood.black_box(method="energy").fit(*data).score(logits) for data in ((total,), (logits, labels))]

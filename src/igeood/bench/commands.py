@@ -17,7 +17,6 @@ from igeood.terminal import (
     method_option,
     progress_bars,
     root_option,
-    search_option,
     seed_option,
     show,
 )
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from igeood.bench.runs import Results
 
 _COUNT = click.IntRange(min=1)
+_SEARCH = "Search for temperatures; bayes is the paper's: 5 × 500 trials."
 _IMAGES = click.IntRange(min=40)
 
 
@@ -124,7 +124,7 @@ def train(
 @click.option("--train", type=_COUNT, help="Training images at most, evenly spaced.")
 @click.option("--splits", default=5, show_default=True, type=click.IntRange(1, 1000), help="Of the white box.")
 @click.option("--attacked", default="train", type=click.Choice(["train", "test"]), help="Images to make FGSM ones of.")
-@search_option
+@click.option("--search", default="sweep", show_default=True, type=click.Choice(["sweep", "bayes"]), help=_SEARCH)
 @method_option
 @seed_option
 @click.option("--out", default="igeood-results", show_default=True, type=FOLDER, help="Folder of the results.")

@@ -20,7 +20,7 @@ COMMANDS = {  # imported when they are asked for
 
 def spelling(command: click.Command | None) -> Callable[[str], str]:
     """How a command writes an argument of Python: `tpr=0.9` as `--tpr 0.9`, where it has such an option."""
-    options = {one.name: one.opts[0] for one in getattr(command, "params", ()) if isinstance(one, click.Option)}
+    options = {one.name: one.opts[0] for one in (command.params if command else ()) if isinstance(one, click.Option)}
 
     def spell(text: str) -> str:
         name, _, value = text.partition("=")
@@ -69,7 +69,10 @@ class _Group(click.Group):
         """Print an error or a warning as the command of these words writes it."""
         content = message.args[0] if isinstance(message, IgeoodWarning) else message
         if isinstance(content, (IgeoodError, Finding)):
-            content = content.text(spelling(self.get_command(click.Context(self), words[0])))
+            command = self.get_command(click.Context(self), words[0])
+            if isinstance(command, click.Group):
+                command = command.commands.get(words[1])
+            content = content.text(spelling(command))
         _echo(str(content))
 
 
@@ -80,4 +83,7 @@ def _echo(text: str) -> None:
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="igeood")
 def main() -> None:
-    """Find the inputs that a trained classifier was not made for."""
+    """Detect inputs that a trained classifier was not made for.
+
+    Start with `igeood demo`; or, for your own classifier: `igeood fit`, `igeood calibrate`, then `igeood score`.
+    """

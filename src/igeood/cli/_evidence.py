@@ -1,14 +1,13 @@
 """A picture of a monitor's evidence."""
 
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from igeood.errors import InputError, MissingExtraError
-from igeood.files import write_whole
+from igeood.errors import InputError, import_extra
+from igeood.files import whole
 
 if TYPE_CHECKING:
     from igeood.monitor import Monitor
@@ -46,52 +45,29 @@ def check_picture(path: str) -> None:
     """Raise if no picture of this name can be drawn."""
     if Path(path).suffix not in (".png", ".svg"):
         raise InputError(f"expected a name that ends with .png or .svg, got {path}", argument="picture")
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError("matplotlib is needed", cure="pip install 'igeood[report]'") from error
+    import_extra("matplotlib.figure", "report")
 
 
 def draw(monitor: "Monitor", trace: Trace, path: str) -> None:
     """Write a picture of the evidence, with the alarms since the trace began."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.5, 3.4), layout="constrained")
+    figure = import_extra("matplotlib.figure", "report").Figure(figsize=(7.5, 3.4), layout="constrained")
     axes = figure.subplots()
     numbers, evidence = trace.points()
-    start = trace.first
-    end = start + max(trace.inputs - 1, 1)
-    is_alarm = evidence >= monitor.run_length
+    limit = monitor.run_length
+    is_alarm = evidence >= limit
     axes.plot(numbers, evidence.clip(min=1.0), color=_LINE, linewidth=1.0)
     axes.plot(numbers[is_alarm], evidence[is_alarm], "o", color=_ALARM, markersize=3)
-    axes.axhline(monitor.run_length, color=_ALARM, linewidth=1.0, linestyle="--")
-    title = f"No alarm in {trace.inputs:,} inputs"
-    side = "left"
-    if is_alarm.any():
-        alarms = [alarm for alarm in monitor.alarms if alarm.at >= start]  # all, or the first ones
-        at, since = alarms[0][:2] if alarms else (int(numbers[is_alarm][0]), int(numbers[is_alarm][0]))
-        title = f"Alarm at input {at:,}: the inputs have changed"
-        side = "right" if 2 * since < start + end else "left"
-        axes.axvspan(max(since, start), numbers[is_alarm][-1], facecolor=_ALARM, edgecolor=_ALARM, alpha=0.15)
-        where = {"va": "bottom", "ha": "left" if side == "right" else "right", "color": _ALARM, "fontsize": 8}
-        axes.text(max(since, start), 1.2, f" since about input {since:,} ", where)
-    axes.set(yscale="log", xlabel="input", ylabel="evidence of a change", xlim=(start, end))
-    axes.set_ylim(1.0, 10 * max(monitor.run_length, evidence.max()))
-    axes.annotate(
-        f" alarm at {monitor.run_length:,.0f} ",
-        (float(side == "right"), 1.2 * monitor.run_length),
-        xycoords=("axes fraction", "data"),
-        ha=side,
-        color=_ALARM,
-        fontsize=8,
-    )
+    axes.axhline(limit, color=_ALARM, linewidth=1.0, linestyle="--", label=f"alarm at {limit:,.0f}")
+    title = f"Alarms in {trace.inputs:,} inputs" if is_alarm.any() else f"No alarm in {trace.inputs:,} inputs"
+    alarms = [alarm for alarm in monitor.alarms if alarm.at >= trace.first]  # it keeps the first hundred
+    if alarms:
+        at, since, _ = alarms[0]
+        title = f"Alarm at input {at:,}: the inputs have changed since about input {since:,}"
+        axes.axvspan(max(since, trace.first), alarms[-1].at, color=_ALARM, alpha=0.15)
+    axes.set(yscale="log", xlabel="input", ylabel="evidence of a change", ylim=(1.0, 10 * max(limit, evidence.max())))
     axes.set_title(title, fontsize=10, loc="left")
+    axes.legend(frameon=False, fontsize=8, loc="upper left")
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.spines[["top", "right"]].set_visible(False)
-    content = io.BytesIO()
-    kind = Path(path).suffix[1:]
-    with rc_context({"svg.hashsalt": "igeood"}):  # the same picture is the same bytes
-        metadata = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
-        figure.savefig(content, format=kind, dpi=150, metadata=metadata)
-    write_whole(path, content.getvalue())
+    with whole(path) as file:
+        figure.savefig(file, format=Path(path).suffix[1:], dpi=150)

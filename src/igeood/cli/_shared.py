@@ -4,15 +4,16 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from glob import glob
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from igeood.cli import spelling
 from igeood.errors import IgeoodError, InputError, plain
-from igeood.terminal import FILE, Decorator, Progress, force_option, json_option, show
+from igeood.terminal import FILE, Decorator, Progress, force_option, json_option, progress_bars, show
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from igeood.images import ImageFolder
     from igeood.summary import Needs, Summary
     from igeood.tables import LogitsFile
+    from igeood.work.engines import Work
 
 Options = dict[str, Any]
 SHOWN = 20  # files that failed
@@ -36,38 +38,31 @@ def size_of(_: click.Context, __: click.Parameter, text: str) -> int:
     return int(float(number) * (1024 if binary else 1000) ** _UNITS[unit])
 
 
-out_option: Decorator = click.option("--out", type=FILE, help="Write the guard here, and leave GUARD as it is.")
+def column_option(name: str, text: str, default: str | None = None) -> Decorator:
+    """An option that names a column."""
+    return click.option(f"--{name}-column", metavar="NAME", default=default, show_default=True, help=text)
+
+
+_MEMORY = "Memory for training rows, such as 512MB; with more rows, a sample of each class is kept."
+out_option: Decorator = click.option("--out", type=FILE, help="Write the guard here instead of replacing GUARD.")
 tpr_option: Decorator = click.option("--tpr", default=0.95, show_default=True, help="Share of ID samples to keep.")
 memory_option: Decorator = click.option(
-    "--memory",
-    "budget",
-    default="256MiB",
-    show_default=True,
-    callback=size_of,
-    help="Memory for the rows that are kept, such as 512MB; of more rows, a sample of each class is kept.",
+    "--memory", "budget", metavar="SIZE", default="256MiB", show_default=True, callback=size_of, help=_MEMORY
 )
 _ENGINE = (
-    click.option("--workers", type=click.IntRange(1, 4096), help="Number of processes; by default this one."),
-    click.option("--engine", type=click.Choice(["ray"]), help="Run on Ray; on this machine without --address."),
-    click.option("--address", metavar="HOST:PORT", help="A Ray cluster, whose machines see the same paths."),
+    click.option("--workers", type=click.IntRange(1, 4096), help="Number of processes; default: this process."),
+    click.option("--engine", type=click.Choice(["ray"]), help="Run on Ray; without --address, on this machine."),
+    click.option("--address", metavar="HOST:PORT", help="A Ray cluster whose machines see the same paths."),
 )
 _MODEL = (
-    force_option,
-    json_option,
-    click.option("--model", metavar="MODULE:NAME", help="A torch model, or what makes it; the module's code runs."),
+    click.option("--model", metavar="MODULE:NAME", help="A torch model, or a function that makes it; its code runs."),
     click.option("--weights", type=click.Path(), help="The model's weights: .safetensors, or a state dict in .pt."),
 )
 _SAMPLES = (
-    click.option(
-        "--logits-column",
-        default="logits",
-        show_default=True,
-        help="Column of the logits; a pattern such as `logit_*` takes one for each.",
-    ),
-    click.option("--label-column", help="Column of the true classes, if not `label` or `labels`."),
-    click.option("--id-column", help="Column that identifies samples across files; by default `id`, if its ids can."),
-    *_MODEL,
-    click.option("--batch", default=100, show_default=True, type=click.IntRange(min=1), help="Images at a time."),
+    column_option("logits", "Column of logits; a pattern such as `logit_*` takes one column for each class.", "logits"),
+    column_option("label", "Column of true classes; default: `label` or `labels`."),
+    column_option("id", "Column that identifies samples across files; default: `id` if it holds unique names."),
+    click.option("--batch", default=100, show_default=True, type=click.IntRange(min=1), help="Images in a batch."),
 )
 
 
@@ -82,8 +77,9 @@ def options_of(*decorators: Decorator) -> Decorator:
     return add
 
 
-model_options = options_of(*_MODEL)  # --force, --json, and the options that name a model
-guard_options = options_of(*_SAMPLES)  # these, and how samples are read
+model_options = options_of(*_MODEL)
+result_options = options_of(*_MODEL, force_option, json_option)
+guard_options = options_of(*_SAMPLES, *_MODEL, force_option, json_option)
 engine_options = options_of(*_ENGINE)  # where many files are done
 
 
@@ -111,18 +107,19 @@ def sum_of(names: Sequence[str], report: Progress, needs: "Needs | None" = None)
     from igeood.summary import Summary
 
     paths = [path for name in names for path in _summary_files(name)]
-    files = [os.path.realpath(path) for path in paths]
-    total = None
+    seen = set()
+    total: Any = None
     for done, path in enumerate(paths, 1):
-        if files.count(os.path.realpath(path)) > 1:
+        if os.path.realpath(path) in seen:
             raise InputError("is named twice", place=path, cure="name each summary once")
+        seen.add(os.path.realpath(path))
         part = Summary.load(path, needs)
         try:
             total = part if total is None else total.__iadd__(part)
         except InputError as error:
             raise error.within(path) from None
         report("summaries", done, len(paths))
-    return total  # type: ignore[return-value]
+    return cast("Summary", total)
 
 
 def _summary_files(name: str) -> list[str]:
@@ -171,11 +168,26 @@ def column_names(options: Options) -> dict[str, str | None]:
 
 
 def is_folder(path: str | None) -> bool:
-    """Whether a folder is named: it is one, or its name ends with /."""
+    """Whether a path names a folder: it is one, or ends with /."""
     return path is not None and (path.endswith(("/", os.sep)) or Path(path).is_dir())
 
 
-def show_units(as_json: bool, record: Options, failed: dict[str, IgeoodError]) -> None:
+def do_files(
+    units: dict[str, str], folder: str, recipe: Options, work: "Work", options: Options
+) -> tuple[Options, Options, Options]:
+    """Do the units of work; return the results and the errors by input file, and the counts of files."""
+    from igeood.work.engines import choose
+    from igeood.work.units import do_units
+
+    engine = choose(options["engine"], options["workers"], options["address"])
+    with progress_bars() as report:
+        outcomes = do_units(units, folder, recipe, partial(engine, work), report, force=options["force"])
+    failed = {units[unit]: outcome for unit, outcome in outcomes.items() if isinstance(outcome, IgeoodError)}
+    done = {units[unit]: outcome for unit, outcome in outcomes.items() if units[unit] not in failed}
+    return done, failed, {"files": len(units), "done": len(done), "skipped": len(units) - len(outcomes)}
+
+
+def show_files(as_json: bool, record: Options, failed: dict[str, IgeoodError]) -> None:
     """Print what was done with many files; those that failed are an error."""
     spell = spelling(click.get_current_context().command)
     reasons = {name: error.text(spell) for name, error in failed.items()}
@@ -183,7 +195,7 @@ def show_units(as_json: bool, record: Options, failed: dict[str, IgeoodError]) -
     for name, reason in list(reasons.items())[:SHOWN]:
         click.echo(f"igeood: {name}: {reason}", err=True)
     if failed:
-        cure = "fix them and give the command again, which goes on with them"
+        cure = "fix them and repeat the command, which continues with them"
         raise InputError(f"{len(failed)} of {record['files']} files failed", cure=cure)
 
 
@@ -191,37 +203,33 @@ def show_units(as_json: bool, record: Options, failed: dict[str, IgeoodError]) -
 class Watched:
     """Samples whose reading is reported; they can be read again."""
 
-    source: "LogitsFile | ImageFolder"
+    dataset: "LogitsFile | ImageFolder"
     what: str
     report: Progress
 
-    @property
-    def classes(self) -> tuple[str, ...] | None:
-        """Names of the classes, where the samples have them."""
-        return getattr(self.source, "classes", None)
-
     def __iter__(self) -> Iterator[Any]:
         done = 0
-        for item in self.source:
-            yield item
-            done += len(item[0]) if isinstance(item, tuple) else len(item)
-            self.report(self.what, done, self.source.rows)
+        for batch in self.dataset:
+            yield batch
+            done += len(batch)
+            self.report(self.what, done, self.dataset.rows)
 
 
 def check_out(
     out: str | None, force: bool, *inputs: str, replaced: str = "", guard: bool = True, what: str = "out"
 ) -> str:
-    """The file to write, `out` or else `replaced`, locked until the command ends; one that is there needs `force`.
+    """The file to write, `out` or else `replaced`, locked until the command ends; an existing one needs `force`.
 
     A `guard` replaces guards only. Errors name the option `what`.
     """
     from igeood.files import only_one
 
     target = Path(os.path.realpath(out or replaced))
-    if target in (Path(os.path.realpath(path)) for name in inputs for path in (name, *glob(name, recursive=True))):  # noqa: PTH207
+    read = (path for name in inputs for path in (name, *glob(name, recursive=True)))  # noqa: PTH207
+    if target in (Path(os.path.realpath(path)) for path in read):
         raise InputError(f"{out} is what the command reads", argument=what, cure="name another file")
     if out is not None and target.exists() and not force:
-        raise InputError(f"{out} is there already", argument=what, cure="name another file, or give {force}")
+        raise InputError(f"{out} exists", argument=what, cure="name another file, or give {force}")
     if guard and out is not None:
         from igeood.guard.file import check_replaceable
 

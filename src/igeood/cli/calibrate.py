@@ -8,21 +8,23 @@ from igeood.cli import _shared
 from igeood.cli._shared import Watched, check_out, load_guard, open_samples
 from igeood.terminal import progress_bars, show
 
-GUARANTEE = click.Choice(["marginal", "tolerance"])
+KIND = click.Choice(["marginal", "tolerance"])
+_GUARANTEE = "The share holds on average over calibration sets, or for this set with --confidence."
 
 
 @click.command()
 @click.argument("guard", type=click.Path())
 @click.argument("id_data", metavar="ID...", nargs=-1, required=True, type=click.Path())
 @_shared.tpr_option
-@click.option("--guarantee", type=GUARANTEE, default="marginal", show_default=True, help="On average, or for this set.")
+@click.option("--guarantee", type=KIND, default="marginal", show_default=True, help=_GUARANTEE)
 @click.option("--confidence", default=0.95, show_default=True, help="Confidence of the tolerance guarantee.")
 @_shared.out_option
 @_shared.guard_options
 def calibrate(guard: str, id_data: tuple[str, ...], out: str | None, as_json: bool, **options: Any) -> None:
-    """Set GUARD's threshold from ID, in-distribution samples that training has not seen.
+    """Set GUARD's threshold on held-out in-distribution samples.
 
-    Samples that `igeood tune` has used are left out.
+    ID names samples that training has not seen, in the formats of `igeood fit`. Samples that `igeood tune` used are
+    left out.
     """
     target = check_out(out, options["force"], *id_data, replaced=guard)
     loaded = load_guard(guard, options)

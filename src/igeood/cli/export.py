@@ -13,20 +13,20 @@ from igeood.terminal import FILE, show
 if TYPE_CHECKING:
     from igeood.guard import Guard
 
-_EXAMPLE = "Inputs, for their names and shapes: arrays in an .npz file, or samples as `igeood score` takes them."
+_EXAMPLE = "Example inputs: arrays in an .npz file, or samples as for `igeood score`."
 
 
 @click.command()
 @click.argument("guard", type=FILE)
 @click.option("--example", type=click.Path(), help=_EXAMPLE)
-@click.option("--out", type=FILE, required=True, help="The .onnx file.")
+@click.option("--out", type=FILE, required=True, help="Write the graph here (.onnx).")
 @_shared.guard_options
 def export(guard: str, example: str | None, out: str, force: bool, as_json: bool, **options: Any) -> None:
-    """Write GUARD, with its model if it has one, as one ONNX graph: it runs without Python and torch.
+    """Write GUARD and its model as one ONNX graph.
 
-    The graph's outputs are logits (with a model), score, p_value, is_ood and label. The number of samples is free. The
-    file appears only after onnxruntime has run the graph on the example and agreed with the guard. A guard of logits,
-    or one that was fitted on folders of images, needs no example.
+    The graph runs without Python and torch, on any number of samples. Its outputs are logits (with a model), score,
+    p_value, is_ood and label. The file is written only after onnxruntime has run the graph on the example and agreed
+    with the guard. A guard of logits, or one that was fitted on folders of images, needs no example.
     """
     check_out(out, force, guard, *([example] if example else []), guard=False)
     loaded = load_guard(guard, options)
@@ -44,11 +44,10 @@ def _example(name: str | None, guard: "Guard", options: dict[str, Any]) -> Any:
 
         size = guard.preparation["size"]
         return torch.randn(4, 3, size, size, generator=torch.Generator().manual_seed(0))
-    if name is None or guard.source.model is None or (guard.preparation is not None and not name.endswith(".npz")):
-        return None if name is None else open_samples([name], guard, options)
-    if not name.endswith(".npz"):
-        cure = "write one with numpy.savez, an array for each input"
-        raise InputError(f"{name} is no .npz file", argument="example", cure=cure)
+    if name is None:
+        return None
+    if guard.source.model is None or (guard.preparation is not None and not name.endswith(".npz")):
+        return open_samples([name], guard, options)
     return _arrays(name)
 
 
@@ -56,13 +55,13 @@ def _arrays(name: str) -> Any:
     """What an .npz file has for a model: an array for each keyword, or one; labels apart."""
     import numpy as np
 
-    with Path(name).open("rb") as content:
-        try:
+    try:
+        with Path(name).open("rb") as content:
             file = np.load(content, allow_pickle=False)
             arrays = {key: file[key] for key in file.files if key not in ("labels", "label")}
-        except Exception as error:  # of zip files and arrays, there are many
-            cure = "write one with numpy.savez"
-            raise InputError(f"{name} is no sound .npz file", argument="example", cure=cure) from error
+    except Exception as error:  # of zip files and arrays, there are many
+        cure = "write one with numpy.savez, an array for each input"
+        raise InputError(f"{name} is not a sound .npz file", argument="example", cure=cure) from error
     for key, array in arrays.items():
         if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
             problem = f"{key} in {name} has values of type {array.dtype}"

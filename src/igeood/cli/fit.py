@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from igeood.cli import _shared
-from igeood.cli._shared import Options, Watched, check_out, health, load_model, open_samples
-from igeood.errors import IgeoodError, InputError
+from igeood.cli._shared import Options, Watched, check_out, health, is_folder, load_model, open_samples
+from igeood.errors import InputError
 from igeood.terminal import FILE, method_option, progress_bars, show
 
 if TYPE_CHECKING:
@@ -18,100 +18,90 @@ if TYPE_CHECKING:
 
 ACCESS = click.Choice(["black-box", "grey-box", "white-box"])
 build_options = _shared.options_of(  # which guard to make
-    click.option("--method", metavar="METHOD", help="Such as energy; a wrong name lists them all."),
-    click.option("--access", type=ACCESS, help="What is used of the model; by default what the method needs."),
-    click.option("--temperature", type=float, help="Softmax temperature; each method has its own default."),
+    click.option("--method", metavar="NAME", help="Method, such as energy; a wrong name lists all methods."),
+    click.option("--access", type=ACCESS, help="What the guard uses of the model; default: what the method needs."),
+    click.option("--temperature", type=float, help="Softmax temperature; the default depends on the method."),
     click.option("--probabilities", is_flag=True, default=None, help="The data are probabilities, not logits."),
     click.option("--layers", metavar="A,B,…", type=lambda text: text.split(","), help="Layers to read."),
-    click.option("--classes", type=FILE, help="Names of the classes, one a line; by default the sub-folders'."),
+    click.option("--classes", type=FILE, help="Text file of class names, one per line; default: sub-folders' names."),
     method_option,
 )
 
 
 @click.command()
 @click.argument("train", metavar="TRAIN...", nargs=-1, required=True, type=click.Path())
-@click.option("--out", type=FILE, help="The guard's .safetensors file.")
+@click.option("--out", type=FILE, help="Write the guard here (.safetensors).")
 @click.option("--summary", type=click.Path(), help="Write the training summary here; a folder gets one for each file.")
-@click.option("--mean", help="Mean of the images' normalisation: one number, or one for each channel.")
-@click.option("--std", help="Standard deviation of the images' normalisation: one number, or one for each channel.")
-@click.option("--size", type=click.IntRange(1, 4096), help="Pixels of each side that the model takes.")
+@click.option("--mean", help="Mean of the images' normalisation: one number, or three with commas.")
+@click.option("--std", help="Standard deviation of the images' normalisation: one number, or three with commas.")
+@click.option("--size", type=click.IntRange(1, 4096), help="Height and width of the model's images, in pixels.")
 @build_options
 @_shared.memory_option
 @_shared.engine_options
 @_shared.guard_options
-def fit(train: tuple[str, ...], out: str | None, summary: str | None, as_json: bool, **options: Any) -> None:
-    """Learn a guard from TRAIN, and write it to a file.
+def fit(train: tuple[str, ...], out: str | None, summary: str | None, **options: Any) -> None:
+    """Fit a guard on TRAIN and write it to a file.
 
-    TRAIN is a logits file with labels (Parquet, npz, CSV or JSON lines), several of them, a folder, or a pattern such
-    as "parts/*.parquet". With --model it is a folder of images with a sub-folder for each class. It is read once; above
-    --memory, a sample of the rows is kept.
+    TRAIN is a logits file with labels (Parquet, npz, CSV or JSON lines), several files, a folder, or a pattern such as
+    "parts/*.parquet". With --model it is a folder of images, with a sub-folder for each class. It is read once.
 
-    With --summary in place of --out, the summary of one part of the training data is written: each machine sums up
-    its own part, and `igeood merge` makes a guard of them all.
+    With --summary instead of --out, only the training summary is written. Each machine can summarise its own part of
+    the training data; `igeood merge` makes a guard from all summaries.
 
-    With --workers or --engine, or a folder as --summary, each file of TRAIN is summed up on its own. The same command
-    goes on after a stop; the summaries are in the folder of --summary, or else in OUT.parts until the guard is there.
+    With --workers or --engine, or a folder as --summary, each file of TRAIN is summarised separately. After an
+    interruption, the same command continues. The summaries are kept in the folder of --summary; without it, in
+    OUT.parts until the guard is written.
 
-    `igeood calibrate` comes next.
+    The next step is `igeood calibrate`.
     """
     from igeood.guard import summarise
+    from igeood.images import prepare
     from igeood.work.fitting import build
 
     check_targets(out, summary, options["force"], train)
-    model = load_model(options)
-    guard = build(model, options)
+    guard = build(load_model(options), options)
     preparation = {name: options[name] for name in ("size", "mean", "std")}
-    if model is not None:
-        from igeood.images import prepare
-
+    if guard.source.model is not None:
         prepare(guard, **preparation)
         click.echo(f"images: {guard.preparation}", err=True)
-    elif any(preparation.values()):
-        problem = "--mean, --std and --size say how images are prepared, logits files have none"
-        raise InputError(problem, cure="leave them out")
-    if _shared.is_folder(summary) or any(options[name] for name in ("engine", "workers", "address")):
-        _fit_each(guard, train, out, summary, as_json, options)
+    for name in preparation if guard.source.model is None else ():
+        if preparation[name] is not None:
+            raise InputError("is for images; logits files have none", argument=name, cure="leave it out")
+    if is_folder(summary) or any(options[name] for name in ("engine", "workers", "address")):
+        _fit_each(guard, train, out, summary, options)
         return
-    source = open_samples(train, guard, options, training=True)
+    samples = open_samples(train, guard, options, training=True)
     with progress_bars() as report:
-        total = summarise(guard, Watched(source, "fit", report), budget=options["budget"])
-        name_classes(total, options)
-        total.about |= {} if guard.preparation is None else {"preparation": guard.preparation}
-        write(guard, total, out, summary, as_json)
+        total = summarise(guard, Watched(samples, "fit", report), budget=options["budget"])
+    total.about |= {} if guard.preparation is None else {"preparation": guard.preparation}
+    write(guard, total, out, summary, options)
 
 
-def _fit_each(
-    guard: "Guard", train: tuple[str, ...], out: str | None, summary: str | None, as_json: bool, options: Options
-) -> None:
-    """Sum up each file in a folder, add the summaries in the order of the files, and fit the guard."""
-    from igeood.work.engines import choose
+def _fit_each(guard: "Guard", train: tuple[str, ...], out: str | None, summary: str | None, options: Options) -> None:
+    """Summarise each file in a folder, add the summaries in the order of the files, and fit the guard."""
     from igeood.work.fitting import BUILD, summarise_file
-    from igeood.work.units import do_units, find_units, remove_units
+    from igeood.work.units import find_units, remove_units
 
     if guard.source.model is not None:
         cure = "leave {workers} and {engine} out, and name one file"
-        raise InputError("images are summed up in one process", argument="model", cure=cure)
+        raise InputError("images are summarised in one process", argument="model", cure=cure)
     if options["classes"] is not None and out is None:
-        problem = "summaries of files have no names"
+        problem = "summaries of files have no class names"
         raise InputError(problem, argument="classes", cure="give --classes to `igeood merge`")
-    keeps_parts = _shared.is_folder(summary)
+    keeps_parts = is_folder(summary)
     folder = str(summary) if keeps_parts else f"{out or summary}.parts"
     units = find_units(train, folder, ".safetensors", ())
     columns = _shared.column_names(options)
     chosen = {name: options[name] for name in ("access", *BUILD, "options")}
     recipe = {"kind": "fit", **chosen, "columns": columns, "memory": options["budget"]}
     work = partial(summarise_file, chosen, columns, options["budget"])
-    engine = choose(options["engine"], options["workers"], options["address"])
+    _, failed, counts = _shared.do_files(units, folder, recipe, work, options)
+    if failed or (out is None and keeps_parts):
+        _shared.show_files(options["as_json"], {"summary": folder, **counts}, failed)
+        return
     with progress_bars() as report:
-        outcomes = do_units(units, folder, recipe, engine, work, report, options["force"])
-        failed = {units[unit]: end for unit, end in outcomes.items() if isinstance(end, IgeoodError)}
-        if failed or (out is None and keeps_parts):
-            done = {"files": len(units), "done": len(outcomes) - len(failed), "skipped": len(units) - len(outcomes)}
-            _shared.show_units(as_json, {"summary": folder, **done}, failed)
-            return
         total = _shared.sum_of([str(Path(folder, unit)) for unit in units], report, guard.detector.needs)
-    name_classes(total, options)
-    write(guard, total, out, None if keeps_parts else summary, as_json)
+    write(guard, total, out, None if keeps_parts else summary, options)
     if not keeps_parts:
         remove_units(folder, units)
 
@@ -119,33 +109,33 @@ def _fit_each(
 def check_targets(out: str | None, summary: str | None, force: bool, sources: Sequence[str]) -> None:
     """Raise unless a guard's file, a summary's or a folder for summaries is named, and may be written."""
     if out is None and summary is None:
-        raise click.UsageError("give --out for a guard, or --summary for a part of it")
+        raise click.UsageError("give --out to write a guard, or --summary to write a summary")
     if out is not None and out.endswith("/"):
-        raise InputError(f"{out} is no file's name", argument="out", cure="leave / out")
+        raise InputError(f"{out} is not a file name", argument="out", cure="leave / out")
     if out is not None:
         check_out(out, force, *sources)
-    if summary is not None and not _shared.is_folder(summary):
+    if summary is not None and not is_folder(summary):
         check_out(summary, force, *sources, guard=False, what="summary")
 
 
-def name_classes(total: "Summary", options: Options) -> None:
-    """Note the names in the file that --classes names."""
+def _name_classes(total: "Summary", path: str) -> None:
+    """Note the class names in a text file."""
     from igeood.guard.names import checked_names
 
-    path = options["classes"]
-    if path is None:
-        return
     try:
         names = Path(path).read_text(encoding="utf-8-sig").rstrip().splitlines()
     except UnicodeDecodeError:
-        raise InputError(f"{path} is no UTF-8 text", argument="classes", cure="write one name a line") from None
+        raise InputError(f"{path} is not UTF-8 text", argument="classes", cure="write one name per line") from None
     total.about["classes"] = list(checked_names(names, total.n_classes) if total.rows else names)
 
 
-def write(guard: "Guard", total: "Summary", out: str | None, summary: str | None, as_json: bool) -> None:
-    """Write the summary and fit and write the guard, those that are wanted, and show what they are."""
+def write(guard: "Guard", total: "Summary", out: str | None, summary: str | None, options: Options) -> None:
+    """Write the summary and fit and write the guard, those that are wanted, and show the result."""
     from igeood.detectors import method_name
 
+    as_json = options["as_json"]
+    if options["classes"] is not None:
+        _name_classes(total, options["classes"])
     if summary is not None:
         total.save(summary)
     if out is None:
@@ -154,25 +144,15 @@ def write(guard: "Guard", total: "Summary", out: str | None, summary: str | None
         show(as_json, {"summary": summary, "samples": total.rows, **shape, "kept": kept or None})
         return
     guard.fit(total).save(out)
-    record = {
-        "out": out,
-        "method": method_name(guard.detector),
-        "classes": guard.detector.n_classes_,
-        "samples": total.rows,
-        "layers": guard.layers,
-        "accuracy": _accuracy(total),
-    }
+    record = {"out": out, "method": method_name(guard.detector), "classes": guard.detector.n_classes_}
+    record |= {"samples": total.rows, "layers": guard.layers, "accuracy": _accuracy(total)}
     show(as_json, {**record, **health(guard, as_json)})
 
 
 def _accuracy(summary: "Summary") -> float | None:
-    """Share of the training rows that are kept whose label is the classifier's answer; None without labels."""
+    """Share of the kept training rows whose label is the classifier's answer; None without labels."""
     sample = next(iter(summary.samples.values()), None)
     if sample is None or len(summary.counts) == 1:
         return None
-    right = 0.0
-    total = 0.0
-    for outputs, weights in sample.batches():
-        right += float(weights[outputs.logits.argmax(dim=1) == outputs.labels].sum())
-        total += float(weights.sum())
-    return right / total
+    outputs, weights = sample.outputs()
+    return float(weights[outputs.logits.argmax(dim=1) == outputs.labels].sum() / weights.sum())

@@ -9,49 +9,45 @@ from typing import Any
 import click
 
 from igeood.cli import _shared
-from igeood.cli._shared import load_model
-from igeood.cli.fit import build_options, check_targets, name_classes, write
+from igeood.cli.fit import build_options, check_targets, write
 from igeood.errors import InputError
 from igeood.terminal import FILE, progress_bars
 
 
 @click.command()
 @click.argument("summaries", metavar="SUMMARY...", nargs=-1, required=True, type=click.Path())
-@click.option("--out", type=FILE, help="The guard's .safetensors file.")
+@click.option("--out", type=FILE, help="Write the guard here (.safetensors).")
 @click.option("--summary", type=FILE, help="Write the sum of the summaries here.")
 @build_options
-@_shared.model_options
-def merge(
-    summaries: tuple[str, ...], out: str | None, summary: str | None, force: bool, as_json: bool, **options: Any
-) -> None:
-    """Add up SUMMARY files that `igeood fit --summary` wrote, and make a guard of them.
+@_shared.result_options
+def merge(summaries: tuple[str, ...], out: str | None, summary: str | None, **options: Any) -> None:
+    """Add training summaries and make a guard from their sum.
 
-    A folder stands for the .safetensors files below it, a pattern such as "parts/*.safetensors" for those it names.
-    They are read one after another. The method may be any that needs no more than they hold.
+    SUMMARY is a file that `igeood fit --summary` wrote, a folder of such .safetensors files, or a pattern such as
+    "parts/*.safetensors". Summaries are read one at a time. Any method can be chosen whose statistics they hold.
     """
     from igeood.images import use_preparation
     from igeood.work.fitting import build
 
-    _check_elsewhere([path for path in (out, summary) if path], summaries)
-    check_targets(out, summary, force, summaries)
-    model = load_model(options)
+    _check_elsewhere({"out": out, "summary": summary}, summaries)
+    check_targets(out, summary, options["force"], summaries)
+    model = _shared.load_model(options)
+    needs = build(model, options).detector.needs if options["method"] else None
     with progress_bars() as report:
-        total = _shared.sum_of(summaries, report)
-    name_classes(total, options)
+        total = _shared.sum_of(summaries, report, needs)
     if not (options["access"] or options["method"]) and total.rows and total.widths:
         options["access"] = "white-box"
     guard = build(model, options)
     if "preparation" in total.about:
         use_preparation(guard, total.about["preparation"])
-    write(guard, total, out, summary, as_json)
+    write(guard, total, out, summary, options)
 
 
-def _check_elsewhere(targets: Sequence[str], sources: Sequence[str]) -> None:
-    """Raise if a file would be written into a folder that is read: the next merge would add it."""
-    folders = [Path(name).resolve() for name in sources if Path(name).is_dir()]
-    for target in targets:
-        is_inside = any(folder in Path(target).resolve().parents for folder in folders)
-        is_named = any(fnmatch(realpath(target), realpath(name)) for name in sources if set("*?[") & set(name))
-        if target.endswith("/") or is_inside or is_named:
-            problem = f"{target} is a folder, or among the files that are read"
-            raise InputError(problem, argument="out", cure="name one elsewhere")
+def _check_elsewhere(targets: dict[str, str | None], sources: Sequence[str]) -> None:
+    """Raise if a file would be written where summaries are read: the next merge would add it."""
+    for option, target in targets.items():
+        for source in sources if target else ():
+            is_inside = Path(source).is_dir() and Path(source).resolve() in Path(str(target)).resolve().parents
+            if is_inside or fnmatch(realpath(str(target)), realpath(source)) or str(target).endswith("/"):
+                problem = f"{target} is a folder, or among the files that are read"
+                raise InputError(problem, argument=option, cure="name a file elsewhere")

@@ -7,103 +7,88 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from igeood.cli import _shared
-from igeood.cli._shared import Options, check_out, guard_options, load_guard, open_samples
-from igeood.errors import IgeoodError, InputError
+from igeood.cli._shared import Options, check_out, is_folder, load_guard, open_samples
+from igeood.errors import InputError
 from igeood.terminal import progress_bars, show
 
 if TYPE_CHECKING:
     from igeood.guard import Guard
 
 ON_ERROR = click.Choice(["raise", "refuse"])
-_OUT = "A .parquet or .jsonl file, or else CSV; a folder (with / at its end) gets a file for each one of DATA."
+_OUT = "A .parquet, .jsonl or .csv file; or a folder, with / at its end. Default: CSV on stdout."
 
 
 @click.command()
 @click.argument("guard", type=click.Path())
 @click.argument("data", metavar="DATA...", nargs=-1, required=True, type=click.Path())
-@click.option("--out", type=click.Path(), help=f"{_OUT} By default CSV goes to stdout.")
+@click.option("--out", type=click.Path(), help=_OUT)
 @click.option("--on-error", type=ON_ERROR, help="What to do with a bad row; default: refuse, raise for a single row.")
 @_shared.engine_options
-@guard_options
-def score(
-    guard: str, data: tuple[str, ...], out: str | None, on_error: Any, force: bool, as_json: bool, **options: Any
-) -> None:
-    """Judge each row of DATA: id, score, p_value, is_ood, label, class and reason.
+@_shared.guard_options
+def score(guard: str, data: tuple[str, ...], out: str | None, **options: Any) -> None:
+    """Score each row of DATA, and say whether it is out-of-distribution.
 
-    DATA is as in `igeood fit`: files, folders or patterns; or a folder of images.
+    DATA has the formats of `igeood fit`: files, folders or patterns; or a folder of images.
 
-    The id is the file's own, or the row's number from 0; the label is the classifier's answer, and the class its name
-    if the guard has names. A higher score is more out-of-distribution. A row that cannot be read is refused, and the
-    reason says why. With --json, lines of JSON go to stdout; with --out too, one object that says what was done.
+    Columns of the result: id (the file's own, or the row's number from 0), score (higher is more out-of-distribution),
+    p_value, is_ood, label (the classifier's answer), class (its name, if the guard has names) and reason. A row that
+    cannot be read is refused, and the reason says why. With --json, JSON lines go to stdout; with --out too, one object
+    that describes the result.
 
-    With a folder as --out, each file of DATA becomes a file of the same name there. Files that are there are left as
-    they are unless their input has changed, so the same command goes on after a stop; --force makes those of DATA
-    again, and removes what another guard made, or what was made of inputs that are gone. A file that fails does not
-    stop others.
+    With a folder as --out, each file of DATA becomes a file of the same name there. Existing files are kept unless
+    their input has changed, so the same command continues after an interruption. With --force they are made again, and
+    files of another guard or of inputs that no longer exist are removed. A file that fails does not stop the others.
     """
-    if out is not None and _shared.is_folder(out):
-        _score_each(guard, data, out, on_error, force, as_json, options)
+    if out is not None and is_folder(out):
+        _score_each(guard, data, out, options)
         return
     if any(options[name] for name in ("engine", "workers", "address")):
         raise InputError("one file is scored in one process", argument="out", cure="name a folder, with / at its end")
     if out is not None:
-        check_out(out, force, guard, *data, guard=False)
+        check_out(out, options["force"], guard, *data, guard=False)
     from igeood.work.scoring import write_scores
 
+    as_json = options["as_json"]
     loaded = load_guard(guard, options)
-    source = open_samples(data, loaded, options)
-    _warn_uncalibrated(loaded)
+    samples = open_samples(data, loaded, options)
     with progress_bars() as report:
-        counts = write_scores(loaded, source, out, report, on_error=on_error, as_json=as_json)
+        counts = write_scores(loaded, samples, out, report, on_error=options["on_error"], as_json=as_json)
     record = _report(loaded, counts)
     if out is not None:
         show(as_json, {"out": out, **record})
 
 
-def _score_each(
-    guard: str, data: tuple[str, ...], out: str, on_error: Any, force: bool, as_json: bool, options: Options
-) -> None:
+def _score_each(guard: str, data: tuple[str, ...], out: str, options: Options) -> None:
     """Score each file into a folder."""
     from igeood.files import record_head
-    from igeood.work.engines import choose
     from igeood.work.scoring import load_once, score_file
-    from igeood.work.units import do_units, find_units
+    from igeood.work.units import find_units
 
-    about = record_head(guard)
+    head = record_head(guard)
     path = os.path.abspath(guard)  # noqa: PTH100 (links stay)
-    if options["model"] or about.get("model"):
+    if options["model"] or head.get("model"):
         problem = "a guard with a model scores one set of images"
         raise InputError(problem, argument="out", cure="name one file, or predict in Python")
-    fingerprint = str(about.get("sha256"))
-    columns = _shared.column_names(options)
+    fingerprint = str(head.get("sha256"))
     loaded = load_once(path, fingerprint)
-    units = find_units(data, out)
-    engine = choose(options["engine"], options["workers"], options["address"])
-    _warn_uncalibrated(loaded)
+    columns = _shared.column_names(options)
+    on_error = options["on_error"]
     recipe = {"kind": "score", "guard": fingerprint, "columns": columns, "on_error": on_error}
     work = partial(score_file, path, fingerprint, columns, on_error)
-    with progress_bars() as report:
-        outcomes = do_units(units, out, recipe, engine, work, report, force)
-    failed = {units[unit]: end for unit, end in outcomes.items() if isinstance(end, IgeoodError)}
-    scored = {units[unit]: end for unit, end in outcomes.items() if not isinstance(end, IgeoodError)}
-    counts: Options = {name: sum(end[name] for end in scored.values()) for name in ("rows", "refused", "unread")}
-    counts["first"] = next((f"{name}: {end['first']}" for name, end in scored.items() if end["first"]), "")
-    files = {"files": len(units), "done": len(scored), "skipped": len(units) - len(outcomes)}
-    _shared.show_units(as_json, {"out": out, **files, **_report(loaded, counts)}, failed)
-
-
-def _warn_uncalibrated(guard: "Guard") -> None:
-    if guard.calibration is None:
-        click.echo("igeood: the guard is not calibrated: scores only; run `igeood calibrate` first", err=True)
+    done, failed, files = _shared.do_files(find_units(data, out), out, recipe, work, options)
+    counts: Options = {name: sum(each[name] for each in done.values()) for name in ("rows", "refused", "unread")}
+    counts["first"] = next((f"{name}: {each['first']}" for name, each in done.items() if each["first"]), "")
+    _shared.show_files(options["as_json"], {"out": out, **files, **_report(loaded, counts)}, failed)
 
 
 def _report(guard: "Guard", counts: Options) -> Options:
-    """Say how many rows were refused; return it for the result."""
-    rows = counts["rows"]
-    unread = counts["unread"]
+    """Print how many rows were refused; return it for the result."""
+    rows, unread = counts["rows"], counts["unread"]
     if unread:
         message = f"{unread:,} of {rows:,} rows could not be read and are refused; first: {counts['first']}"
         click.echo(message, err=True)
+    if guard.calibration is None:
+        click.echo("igeood: the guard is not calibrated: scores only; run `igeood calibrate` first", err=True)
     click.echo(f"{counts['refused']:,} of {rows:,} refused" if guard.calibration else f"{rows:,} scored", err=True)
     record = {"rows": rows, "refused": counts["refused"] if guard.calibration else None}
     return {**record, "unread": unread} if unread else record

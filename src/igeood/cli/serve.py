@@ -6,12 +6,12 @@ from typing import Any
 
 import click
 
-from igeood.cli._shared import load_model, size_of
+from igeood.cli._shared import load_model, model_options, size_of
 from igeood.errors import MissingExtraError
-from igeood.terminal import FILE, FOLDER
+from igeood.terminal import FILE, FOLDER, seed_option
 
 KIND = click.Choice(["p-values", "flags"])
-COUNT, SEED = click.IntRange(min=1), click.IntRange(0, 2**32 - 1)
+COUNT = click.IntRange(min=1)
 
 
 def _seconds(_: click.Context, __: click.Parameter, text: str) -> float:
@@ -34,35 +34,31 @@ def _name(_: click.Context, __: click.Parameter, text: str) -> str:
 
 @click.command()
 @click.argument("guard", type=FILE)
-@click.option("--model", metavar="MODULE:NAME", help="The guard's model, or what makes it; the module's code runs.")
-@click.option("--weights", type=click.Path(), help="The model's weights: .safetensors, or a state dict in .pt.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one.")
-@click.option("--name", default="guard", show_default=True, callback=_name, help="The model's name in addresses.")
-@click.option("--key-file", type=FILE, help="Keys, one a line; requests need one of them.")
+@click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free port.")
+@click.option("--name", default="guard", show_default=True, callback=_name, help="Name of the model in addresses.")
+@click.option("--key-file", type=FILE, help="Text file of keys, one per line; requests need one of them.")
 @click.option("--max-body", default="16MB", show_default=True, callback=size_of, help="Largest request.")
 @click.option("--max-waiting", default=256, show_default=True, type=COUNT, help="Longest queue; then requests get 503.")
-@click.option("--max-batch", default=64, show_default=True, type=COUNT, help="Most inputs judged together.")
-@click.option("--max-delay", default="2ms", show_default=True, callback=_seconds, help="To wait for others, when busy.")
-@click.option("--run-length", default=1_000_000.0, show_default=True, help="Inputs before a false alarm, on average.")
+@click.option("--max-batch", default=64, show_default=True, type=COUNT, help="Largest batch of inputs.")
+@click.option("--max-delay", default="2ms", show_default=True, callback=_seconds, help="Maximum delay under load.")
+@click.option("--run-length", default=1_000_000.0, show_default=True, help="Mean number of inputs to a false alarm.")
 @click.option("--kind", type=KIND, default="p-values", show_default=True, help="What the monitor watches.")
-@click.option("--state", type=FILE, help="The monitor's file; by default GUARD.monitor.json.")
+@click.option("--state", type=FILE, help="File of the monitor's state; default: GUARD.monitor.json.")
 @click.option("--keep-flagged", type=FOLDER, help="Keep a sample of refused inputs in this folder.")
-@click.option("--keep", default=100, show_default=True, type=click.IntRange(1, 10_000), help="Refused inputs to keep.")
-@click.option("--seed", default=0, show_default=True, type=SEED, help="Of the kept inputs, and of ties.")
-@click.option("--quiet", is_flag=True, help="No line for each request.")
-def serve(
-    guard: str, host: str, port: int, key_file: str | None, max_body: int, quiet: bool, state: str | None,
-    keep_flagged: str | None, model: str | None, weights: str | None, **options: Any,
-) -> None:  # fmt: skip
-    """Answer requests for verdicts over HTTP, and watch the inputs for a change.
+@click.option("--keep", default=100, show_default=True, type=click.IntRange(1, 10_000), help="Size of that sample.")
+@click.option("--quiet", is_flag=True, help="Log no line for each request.")
+@seed_option
+@model_options
+def serve(guard: str, host: str, port: int, key_file: str | None, max_body: int, quiet: bool, **options: Any) -> None:
+    """Serve verdicts over HTTP, and watch the inputs for a change.
 
-    GUARD is the file of a calibrated guard. It speaks the Open Inference Protocol v2 (/v2/models/guard/infer, JSON and
-    binary tensors) and plain JSON (POST /predict with rows). Requests that wait are judged together. GET / is a page
-    for people, /metrics is for Prometheus, /status and /openapi.json for programs.
+    GUARD is the file of a calibrated guard. The service speaks the Open Inference Protocol v2 (/v2/models/guard/infer,
+    JSON and binary tensors) and plain JSON (POST /predict with rows). Waiting requests are joined into batches. GET /
+    is a page for people, /metrics is for Prometheus, /status and /openapi.json are for programs.
 
-    A changed guard file is loaded again, also at SIGHUP; a broken one leaves the old guard in place. SIGTERM finishes
-    what is in flight. The monitor goes on after a restart.
+    A changed guard file is loaded again, also on SIGHUP; a broken one leaves the old guard in place. SIGTERM finishes
+    the requests in flight. The monitor continues after a restart.
     """
     try:
         from igeood.serve.app import App
@@ -73,8 +69,8 @@ def serve(
         raise MissingExtraError(f"{error.name} is needed", cure="pip install 'igeood[serve]'") from error
     click.get_current_context().with_resource(json_log())
     keys = read_keys(Path(key_file)) if key_file else []
-    files = {"state": state and Path(state), "keep_flagged": keep_flagged and Path(keep_flagged)}
+    options |= {name: options[name] and Path(options[name]) for name in ("state", "keep_flagged")}
+    named = {name: options.pop(name) for name in ("model", "weights")}
     with listen(host, port, has_keys=bool(keys)) as listener:
-        loaded = load_model({"model": model, "weights": weights})
-        service = Service(Path(guard), loaded, Options(**{**options, **files}))
+        service = Service(Path(guard), load_model(named), Options(**options))
         run(App(service, keys=keys, max_body=max_body, quiet=quiet), service, listener)

@@ -12,11 +12,11 @@ from igeood.terminal import method_option, progress_bars, seed_option, show
 
 @click.command()
 @click.argument("guard", type=click.Path())
-@click.option("--train", help="The guard's training samples: it is fitted again.")
-@click.option("--summary", help="In place of --train: what `igeood fit --summary` wrote, one file or several.")
-@click.option("--id", "id_data", required=True, help="In-distribution samples that training has not seen.")
-@click.option("--ood", required=True, multiple=True, help="Samples to refuse. Repeatable.")
-@click.option("--share", default=0.5, show_default=True, help="Part of --id that is used; calibrate leaves it out.")
+@click.option("--train", metavar="DATA", help="Training samples, to fit the guard again.")
+@click.option("--summary", metavar="FILES", help="Instead of --train: what `igeood fit --summary` wrote.")
+@click.option("--id", "id_data", metavar="DATA", required=True, help="In-distribution samples not used in training.")
+@click.option("--ood", metavar="DATA", required=True, multiple=True, help="Samples to refuse. Repeatable.")
+@click.option("--share", default=0.5, show_default=True, help="Share of --id to use; `igeood calibrate` uses the rest.")
 @_shared.tpr_option
 @method_option
 @seed_option
@@ -24,23 +24,17 @@ from igeood.terminal import method_option, progress_bars, seed_option, show
 @_shared.out_option
 @_shared.guard_options
 def tune(
-    guard: str,
-    train: str | None,
-    summary: str | None,
-    id_data: str,
-    ood: tuple[str, ...],
-    out: str | None,
-    as_json: bool,
-    **options: Any,
+    guard: str, train: str | None, summary: str | None, id_data: str, ood: tuple[str, ...], **options: Any
 ) -> None:
-    """Choose what GUARD leaves open, so that it refuses most of the OOD samples.
+    """Tune GUARD so that it refuses more of the OOD samples.
 
-    A guard's file has no training samples, so it is fitted again, on --train or on a --summary of it. Calibrate the
-    guard afterwards. Files may be of any size: above --memory, a sample of their rows is used.
+    Temperature, input step and weights are chosen, whichever the method has. A guard's file has no training samples:
+    the guard is fitted again, on --train or on a --summary of it. DATA has the formats of `igeood fit`, and may be
+    larger than --memory: then a random part is used. Calibrate the guard afterwards.
     """
     if (train is None) == (summary is None):
-        raise click.UsageError("give --train, or --summary in its place")
-    target = _shared.check_out(out, options["force"], train or summary or "", id_data, *ood, replaced=guard)
+        raise click.UsageError("give either --train or --summary")
+    target = _shared.check_out(options["out"], options["force"], train or summary or "", id_data, *ood, replaced=guard)
     loaded = _shared.load_guard(guard, options)
     loaded = loaded.with_options(**options["options"]) if options["options"] else loaded
     budget = options["budget"]
@@ -56,14 +50,6 @@ def tune(
         loaded.tune(id_samples, ood_samples, budget=budget, progress=partial(report, "temperatures"), **chosen)
     loaded.save(target)
     tuning: Any = loaded.tuning
-    record = {
-        "out": target,
-        "temperature": tuning.temperature,
-        "epsilon": tuning.epsilon,
-        "tpr": options["tpr"],
-        "tnr": tuning.after,
-        "tnr_before": tuning.before,
-        "id": tuning.n_id,
-        "ood": tuning.n_ood,
-    }
-    show(as_json, {**record, **_shared.health(loaded, as_json)})
+    record = {"out": target, "temperature": tuning.temperature, "epsilon": tuning.epsilon, "tpr": options["tpr"]}
+    record |= {"tnr": tuning.after, "tnr_before": tuning.before, "id": tuning.n_id, "ood": tuning.n_ood}
+    show(options["as_json"], {**record, **_shared.health(loaded, options["as_json"])})

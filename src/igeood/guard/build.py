@@ -65,6 +65,8 @@ def grey_box(
     method, temperature, probabilities
         As in `black_box`.
     """
+    if model is None:
+        raise InputError("a grey box needs the model's gradients", argument="model", cure="give {model}")
     detector = _detector(method, "grey box", temperature, probabilities)
     return Guard(detector, Source(model, epsilon=epsilon, std=std), "grey box")
 

@@ -99,7 +99,7 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None, *, strict
         raise InputError(f"the guard in {path} {problem}", argument="model", cure=cure)
     if strict and present != wanted:
         problem = f"its fingerprint is {present}, the guard in {path} was made with {wanted}"
-        raise InputError(problem, argument="model", cure="load that model in that precision, or pass strict=False")
+        raise InputError(problem, argument="model", cure="load that model, in that precision")
     with describing(path, "guard"), torch.inference_mode(False):  # what is made in it cannot serve for gradients
         return _restored(record, tensors, model)
 

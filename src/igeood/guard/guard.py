@@ -290,8 +290,9 @@ class Guard:
         left_out = int((~fresh).sum())
         if len(keys) - left_out < needed:
             used = f" ({left_out} more were used by tune)" if left_out else ""
-            problem = f"{len(keys) - left_out} samples{used} cannot promise tpr={tpr:g}"
-            raise InputError(problem, argument="id_data", cure=f"give at least {needed} that nothing has used")
+            problem = f"{len(keys) - left_out} samples{used} are too few to promise a share of {tpr:g}"
+            cure = f"give at least {needed} that neither training nor tune has used, or a lower {{tpr}}"
+            raise InputError(problem, argument="id_data", cure=cure)
         trained_on = int(self.fitted_on.among(keys[fresh], identified).sum())
         kept = torch.from_numpy(scores[fresh])
         self.calibration = Calibration(kept, tpr, guarantee, confidence, left_out, trained_on)

@@ -36,13 +36,13 @@ def choose(engine: str | None, workers: int | None, address: str | None) -> Engi
 
 
 def attempt(work: Work, *arguments: Any) -> Any:
-    """What a unit of work returns, or the `InputError` by which it failed: one file does not stop the others."""
+    """What a unit of work returns, or the error by which it failed: one file does not stop the others."""
     try:
         return work(*arguments)
-    except InputError as error:
+    except IgeoodError as error:
         return error
     except Exception as error:  # noqa: BLE001
-        return InputError(str(error) if isinstance(error, (IgeoodError, OSError)) else repr(error))
+        return InputError(str(error) if isinstance(error, OSError) else repr(error))
 
 
 def here(work: Work, units: Units) -> Iterator[tuple[str, Any]]:

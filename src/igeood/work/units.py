@@ -1,7 +1,7 @@
 """Units of work: one input file makes one output file, below a folder whose manifest says what they were made with."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Any
@@ -11,12 +11,14 @@ from igeood.files import only_one, write_whole
 from igeood.tables import find_files
 from igeood.terminal import Progress
 from igeood.version import __version__
-from igeood.work.engines import Engine, Work
+from igeood.work.engines import Units
 
 SCHEMA = 2
 MANIFEST = "_manifest.json"  # readers of folders leave names with _ out
 KEPT = (".parquet", ".csv", ".jsonl")  # endings of inputs whose outputs have the same name
 Stamps = dict[str, list[Any]]  # path, size and time of each output's input
+Make = Callable[[Units], Iterator[tuple[str, Any]]]
+_CURE = "name another folder, or give {force}"
 
 
 def find_units(
@@ -39,13 +41,7 @@ def find_units(
 
 
 def do_units(
-    units: Mapping[str, str],
-    out: str,
-    recipe: dict[str, Any],
-    engine: Engine,
-    work: Work,
-    report: Progress,
-    force: bool,
+    units: Mapping[str, str], out: str, recipe: dict[str, Any], make: Make, report: Progress, *, force: bool
 ) -> dict[str, Any]:
     """Make the output files that are missing, or whose input has changed; with `force` all.
 
@@ -57,10 +53,8 @@ def do_units(
         The folder, of which one process at a time is in charge.
     recipe : dict
         All that decides what the outputs are, in values of JSON. A folder of another recipe is an error.
-    engine : callable
-        Where they are made.
-    work : callable
-        Makes an output; gets the paths of the input and of the output.
+    make : callable
+        Makes outputs from the paths of their inputs and of themselves: an engine with its work.
     report : callable
         Gets what is done.
     force : bool
@@ -76,7 +70,8 @@ def do_units(
         before, old = read_manifest(folder)
         new = {unit: _stamp(Path(source).absolute()) for unit, source in units.items()}
         if not force:
-            _check(folder, (before, old), (recipe, new))
+            _check_recipe(folder, before, recipe)
+            _check_inputs(folder, old, new)
         todo = [unit for unit in new if force or new[unit] != old.get(unit) or not (folder / unit).exists()]
         gone = [unit for unit in old if force and not (before == recipe and Path(old[unit][0]).exists())]
         for unit in [*todo, *gone]:
@@ -85,7 +80,7 @@ def do_units(
         manifest = {"schema": SCHEMA, "igeood": __version__, "recipe": recipe, "units": stamps}
         write_whole(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
         outcomes: dict[str, Any] = {}
-        for unit, outcome in engine(work, {unit: (new[unit][0], str(folder / unit)) for unit in todo}):
+        for unit, outcome in make({unit: (new[unit][0], str(folder / unit)) for unit in todo}):
             outcomes[unit] = outcome
             report("files", len(outcomes), len(todo))
         return outcomes
@@ -95,18 +90,18 @@ def _stamp(source: Path) -> list[Any]:
     return [str(source), source.stat().st_size, source.stat().st_mtime_ns]
 
 
-def _check(folder: Path, before: tuple[dict[str, Any], Stamps], now: tuple[dict[str, Any], Stamps]) -> None:
-    """Raise if the folder has another recipe, or if an output of another input, or no output, would be replaced."""
-    cure = "name another folder, or give {force}"
-    for name, value in now[0].items() if before[0] else ():
-        was = before[0].get(name)
-        if was != value:
-            problem = f"{folder} was made with another {name} ({was!s:.40}, this one is {value!s:.40})"
-            raise InputError(problem, argument="out", cure=cure)
-    for unit, (source, *_) in now[1].items():
-        origin = before[1].get(unit, ["something else"])[0]
-        if origin != source and (folder / unit).exists():
-            raise InputError(f"{folder / unit} was made of {origin}, not of {source}", argument="out", cure=cure)
+def _check_recipe(folder: Path, before: dict[str, Any], recipe: dict[str, Any]) -> None:
+    """Raise if the folder was made with another recipe."""
+    changed = [name for name in recipe if before and before.get(name) != recipe[name]]
+    if changed:
+        raise InputError(f"{folder} was made with another {changed[0]}", argument="out", cure=_CURE)
+
+
+def _check_inputs(folder: Path, old: Stamps, new: Stamps) -> None:
+    """Raise if a file would be replaced that was made of another input."""
+    for unit, (source, *_) in new.items():
+        if (folder / unit).exists() and old.get(unit, [None])[0] != source:
+            raise InputError(f"{folder / unit} was not made of {source}", argument="out", cure=_CURE)
 
 
 def remove_units(out: str, units: Iterable[str]) -> None:

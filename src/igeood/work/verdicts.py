@@ -19,11 +19,34 @@ _NUMBER = pa.float64()
 _TYPES = {"score": _NUMBER, "is_ood": pa.bool_(), "p_value": _NUMBER, "reason": pa.string(), "id": pa.string()}
 
 
-def read_verdicts(paths: Sequence[Path], monitor: Monitor) -> Iterator[tuple[Verdict, Any]]:
-    """Verdicts of files in blocks, in order; each with its ids, None without any.
+def watch(
+    monitor: Monitor, names: Sequence[str], report: Progress, see: Callable[[NDArray[np.float64]], None]
+) -> dict[int, Any]:
+    """Let a monitor see the verdicts of files, folders or patterns of files; `see` gets the evidence after each row.
 
-    `score` is needed, and `is_ood` to watch flags; `p_value`, `reason` and `id` are read where they are.
+    Files need a column `score`, and `is_ood` to watch flags; `p_value`, `reason` and `id` are read where they are.
+    Returns the ids of the rows in which alarms were, and in which changes began, by the input's number, where the files
+    have them.
     """
+    paths = [path for name in names for path in find_files(name)[1]]
+    start = monitor.inputs
+    row_ids: dict[int, Any] = {}
+    for verdict, ids in _read(paths, monitor):
+        first = monitor.inputs
+        see(monitor.update(verdict))
+        wanted = {number for alarm in monitor.alarms for number in (alarm.at, alarm.since)}
+        if ids is not None:  # those at which a change may have begun that later rows will show, too
+            wanted |= monitor.likely_starts
+            row_ids |= {number: ids[number - first].as_py() for number in wanted if number >= first}
+        row_ids = {number: row_id for number, row_id in row_ids.items() if number in wanted}
+        report("monitor", monitor.inputs - start, None)
+    if monitor.inputs == start:
+        raise InputError("no row in these files", argument="verdicts", cure="give files that `igeood score` wrote")
+    return row_ids
+
+
+def _read(paths: Sequence[Path], monitor: Monitor) -> Iterator[tuple[Verdict, Any]]:
+    """Verdicts of files in blocks, in order; each with its ids, None without any."""
     for path in paths:
         first = 0
         with open_table(path) as table:
@@ -38,45 +61,21 @@ def read_verdicts(paths: Sequence[Path], monitor: Monitor) -> Iterator[tuple[Ver
 def _verdict(columns: dict[str, pa.Array], first: int, monitor: Monitor) -> Verdict:
     """What rows from number `first` on say; a row with a reason was not read."""
     scores = np.array(columns["score"])
-    reasons = [reason or None for reason in columns.get("reason", pa.nulls(len(scores))).to_pylist()]
-    is_read = np.array([reason is None for reason in reasons], dtype=bool)
     flags = np.array(columns["is_ood"].fill_null(False)) if "is_ood" in columns else None
     if flags is not None:  # JSON has no infinity: `igeood score` writes null
         scores = np.where(np.isnan(scores), np.where(flags, np.inf, -np.inf), scores)
-    scores[~is_read] = np.inf
-    is_ood = ~(scores <= monitor.calibration.threshold)
-    p_values = monitor.calibration.tensor_p_values(torch.from_numpy(scores)).numpy()
+    texts = columns["reason"].to_pylist() if "reason" in columns else []
+    reasons = {row: text for row, text in enumerate(texts) if text}
+    scores[list(reasons)] = np.inf
+    labels = torch.full((len(scores),), -1)
+    verdict = Verdict.of(torch.from_numpy(scores), labels, monitor.calibration, reasons, None, to_numpy=True)
     is_other = np.isnan(scores)
     if monitor.kind == "flags":
-        is_other |= flags != is_ood
+        is_other |= flags != verdict.is_ood
     if "p_value" in columns:
-        is_other |= is_read & ~(np.abs(np.array(columns["p_value"]) - p_values) <= 1e-6)
+        is_other |= ~(np.abs(np.array(columns["p_value"]) - verdict.p_value) <= 1e-6)
+    is_other[list(reasons)] = False
     if is_other.any():
         problem = f"row {first + int(is_other.argmax())} has no score, or one of another guard or calibration"
         raise InputError(problem, argument="verdicts", cure="score that file again with this guard")
-    return Verdict(is_ood, scores, p_values, np.full(len(scores), -1), np.array(reasons, object))
-
-
-def watch(
-    monitor: Monitor, names: Sequence[str], report: Progress, see: Callable[[NDArray[np.float64]], None]
-) -> dict[int, Any]:
-    """Let a monitor see the verdicts of files, folders or patterns of files; `see` gets the evidence after each row.
-
-    Returns the ids of the rows in which alarms were, and in which changes began, by the input's number, where the files
-    have them.
-    """
-    paths = [path for name in names for path in find_files(name)[1]]
-    start = monitor.inputs
-    row_ids: dict[int, Any] = {}
-    for verdict, ids in read_verdicts(paths, monitor):
-        first = monitor.inputs
-        see(monitor.update(verdict))
-        wanted = {number for alarm in monitor.alarms for number in (alarm.at, alarm.since)}
-        if ids is not None:  # those at which a change may have begun that later rows will show, too
-            wanted |= monitor.likely_starts
-            row_ids |= {number: ids[number - first].as_py() for number in wanted if number >= first}
-        row_ids = {number: row_id for number, row_id in row_ids.items() if number in wanted}
-        report("monitor", monitor.inputs - start, None)
-    if monitor.inputs == start:
-        raise InputError("no row in these files", argument="verdicts", cure="give files that `igeood score` wrote")
-    return row_ids
+    return verdict
