@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import igeood
-from igeood.model.batches import as_batch
+from igeood.model.batch import as_batch
 from igeood.model.reader import Reader
 
 ADVERSARY = Path(__file__).parent.parent / "benchmarks" / "robustness" / "adversary.py"

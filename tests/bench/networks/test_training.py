@@ -125,12 +125,6 @@ def test_augmentation_shifts_and_mirrors():
     assert (shifted.reshape(200, -1).max(axis=1) == 255).all()
 
 
-def test_moments_are_those_of_the_channels(task):
-    pixels = task.images.astype(np.float64) / 255
-    assert task.mean == pytest.approx(tuple(pixels.mean(axis=(0, 2, 3))), abs=5e-5)
-    assert task.std == pytest.approx(tuple(pixels.std(axis=(0, 2, 3))), abs=5e-5)
-
-
 def test_recipes_tasks_and_networks_that_cannot_be(task, tmp_path):
     for name, bad in {"epochs": 0, "batch": 1, "rate": float("nan"), "seed": -1, "optimiser": "adma"}.items():
         with pytest.raises(InputError, match=f"^{name}"):

@@ -2,7 +2,6 @@
 
 import math
 import re
-import shutil
 from collections import Counter
 from statistics import fmean
 
@@ -146,14 +145,6 @@ def test_every_name_is_made(whole, network, tmp_path):
     assert MISSING not in find(TABLES["adversarial"](Averages(whole))[0], "resnet-10-16")
     drawn = sorted(path.stem for path in tmp_path.glob("*.png"))
     assert drawn == ["curves", f"gaussianity-{stem}", f"histograms-{stem}", f"layers-{stem}", "toy"]
-
-
-def test_a_copy_of_the_records_makes_all_but_the_figures_of_scores_and_outputs(whole, tmp_path):
-    records = tmp_path / "records"
-    shutil.copytree(whole.folder, records, ignore=shutil.ignore_patterns("scores", "outputs"))
-    for name in NAMES:
-        make(name, Results.existing(records), out=tmp_path)
-    assert sorted(path.stem for path in tmp_path.glob("*.png")) == ["curves", "toy"]
 
 
 def test_copies_of_a_set_stand_beside_the_papers_number_and_count_once(results):

@@ -219,10 +219,3 @@ def test_what_cannot_be_measured_is_an_error_before_the_network_runs(
         shutil.copy(path, tmp_path / "few")
     with pytest.raises(InputError):
         run([network], plan(**WRONG[wrong]), tmp_path / "r", root=world)
-
-
-def test_lines_that_are_no_results(tmp_path):
-    for line in ("nonsense", "[1]", '{"setting": "black-box"}'):
-        (tmp_path / "results.jsonl").write_text(f"{line}\n")
-        with pytest.raises(InputError, match="line 1"):
-            Results(tmp_path)

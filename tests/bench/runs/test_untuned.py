@@ -1,7 +1,6 @@
 """Every method as it is, on networks of the user's own and on aliased images."""
 
 import json
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -63,15 +62,6 @@ def test_deconf_chooses_its_step_on_in_distribution_images(world, network, plan,
         run([network], grey, tmp_path / "other", root=world)
 
 
-def test_a_wrapped_detector_is_measured_by_its_name(world, network, plan, tmp_path):
-    with patch.dict(METHODS):
-        igeood.wrap(lambda logits: logits.max(dim=1).values, higher_is="id", name="theirs")
-        plans = plan(settings=("untuned",), methods=("theirs", "max-logit"))
-        cells = run([network], plans, tmp_path, root=world).cells.records
-    rates = {name: [c["tnr"] for c in cells if c["method"] == name] for name in ("theirs", "max-logit")}
-    assert rates["theirs"] == rates["max-logit"]
-
-
 def test_a_network_of_ones_own(world, tmp_path, monkeypatch):
     (tmp_path / "own_nets.py").write_text(NETS)
     monkeypatch.chdir(tmp_path)
@@ -106,11 +96,3 @@ def test_images_by_the_nearest_pixel(tmp_path):
         with pytest.raises(InputError) as caught:
             load(wrong)
         assert caught.value.argument == "name"
-
-
-def test_resize_is_for_all_sets_of_a_run(world, tmp_path):
-    arguments = ("--network", world / "net.safetensors", "--setting", "untuned", "--method", "msp", "--images", 40)
-    sets = ("--ood", f"folder:{world / 'red'}", "--ood", "gaussian", "--resize", "nearest")
-    result = bench(*arguments, *sets, "--root", world, "--out", tmp_path / "out", "--json")
-    measured = [json.loads(line)["ood"] for line in result.stdout.splitlines()]
-    assert measured == [f"folder:{world / 'red'}-nearest", "gaussian"]
