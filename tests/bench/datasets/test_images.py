@@ -1,7 +1,7 @@
 import numpy as np
 
 from igeood.bench.datasets import load
-from igeood.bench.datasets.images import Arrays, ImageSet, Noise
+from igeood.bench.datasets.images import Arrays, ImageSet
 
 VALUES = np.random.default_rng(0).integers(0, 256, (10, 3, 32, 32), dtype=np.uint8)
 TEN = ImageSet("ten", "Ten", Arrays(VALUES), np.arange(10), np.arange(10) % 3, 3)
@@ -30,10 +30,3 @@ def test_digest_changes_with_rows_order_labels_and_content_only():
     assert len(copy[:6].contents() & TEN[4:].contents()) == 2
     assert TEN.digest.startswith("03464557")
     assert load("gaussian", limit=7).digest.startswith("f53b2d7c")  # as in 0.1
-
-
-def test_noise_does_not_depend_on_how_much_is_asked_for():
-    whole = Noise(np.arange(2500)).read(np.arange(990, 1010))
-    np.testing.assert_array_equal(Noise(np.arange(10_000)).read(np.array([1003, 991]))[::-1], whole[[1, 13]])
-    rng = np.random.default_rng([0, 1]).normal(0.5, 1, (1000, 3, 32, 32)).clip(0, 1)
-    np.testing.assert_array_equal(whole[10:], (255 * rng[:10]).round().astype(np.uint8))

@@ -78,16 +78,6 @@ def test_the_literatures_copies_are_found_at_any_depth_of_their_folder_and_hidde
         np.testing.assert_array_equal(load(name, root=tmp_path).images(), pixels[None])
 
 
-def test_limit_spans_the_classes_of_a_folder(tmp_path, make):
-    for name in "abcd":
-        make.images(tmp_path / name, [f"{i}.png" for i in range(5)])
-    images = load(f"folder:{tmp_path}", limit=4)
-    assert [images.source.paths[row].parent.name for row in images.rows] == list("abcd")
-    square = load(f"folder:{tmp_path}", limit=1, side=36)  # resized once, from the original of 40 x 36
-    pixels = np.asarray(Image.open(tmp_path / "a/0.png")).transpose(2, 0, 1)
-    np.testing.assert_array_equal(square.images()[0], pixels[:, :, 2:38])
-
-
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_idx_folders_have_splits_and_labels(digits, suffix):
     for path in list(digits.iterdir()) if suffix else ():

@@ -4,9 +4,8 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
-from igeood.bench.paper.toy import ID, OOD_I, OOD_II, TRUTH, Toy, fisher_rao, toy
+from igeood.bench.paper.toy import OOD_I, OOD_II, TRUTH, Toy, toy
 
 SEEDS = range(5)
 
@@ -37,9 +36,3 @@ def test_what_the_example_claims(examples):
     best = 0.5 * (1.0 + math.erf(TRUTH[OOD_I].mean / 2.0))  # Φ(Δ/(σ√2))
     assert np.mean([_auroc(each, "likelihood-ratio", OOD_I) for each in examples]) == pytest.approx(best, abs=0.01)
     assert toy(SEEDS[0]).evaluations == examples[0].evaluations != examples[1].evaluations
-
-
-def test_both_forms_of_the_distance_to_the_ood_gaussian_order_samples_alike():
-    x = torch.linspace(-3.0, 3.0, 501, dtype=torch.float64)
-    own, printed = fisher_rao(x, TRUTH[OOD_II].std, TRUTH[OOD_II]), fisher_rao(x, TRUTH[ID].std, TRUTH[OOD_II])
-    assert (own.argsort() == printed.argsort()).all()

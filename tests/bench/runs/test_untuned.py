@@ -65,34 +65,26 @@ def test_deconf_chooses_its_step_on_in_distribution_images(world, network, plan,
 def test_a_network_of_ones_own(world, tmp_path, monkeypatch):
     (tmp_path / "own_nets.py").write_text(NETS)
     monkeypatch.chdir(tmp_path)
-    weights = load_network(str(world / "net.safetensors")).model.state_dict()
-    torch.save(weights, tmp_path / "w.pt")
-    network = load_network("own_nets:make", weights=tmp_path / "w.pt", in_distribution="cifar-10")
-    assert (network.name, network.file, network.size) == ("own_nets:make", "w.pt", 32)
-    assert all(torch.equal(value, weights[name]) for name, value in network.model.state_dict().items())
+    torch.save(load_network(str(world / "net.safetensors")).model.state_dict(), tmp_path / "w.pt")
     common = ["--ood", "gaussian", "--setting", "untuned", "--method", "msp", "--images", 40, "--root", world, "--json"]
     own = ["--network", "own_nets:make", "--weights", tmp_path / "w.pt"]
     results = [
         bench(*own, "--in-distribution", "cifar-10", *common, "--out", tmp_path / "a"),
         bench("--network", world / "net.safetensors", *common, "--out", tmp_path / "b"),
     ]
-    assert [result.exit_code for result in results] == [0, 0], results[0].stderr
     ours, theirs = (json.loads(result.stdout) for result in results)
     assert ours["tnr"] == theirs["tnr"]
     assert bench(*own, *common, "--out", tmp_path / "c").exit_code == 2  # what was it trained on?
 
 
-def test_images_by_the_nearest_pixel(tmp_path):
+def test_images_by_the_nearest_pixel(tmp_path, refused):
     (tmp_path / "sets").mkdir()
     pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "sets" / "one.png")
     name = f"folder:{tmp_path / 'sets'}"
     smooth, nearest = load(name), load(f"{name}-nearest")
     np.testing.assert_array_equal(nearest.images()[0], pixels[1::2, 1::2].transpose(2, 0, 1))
-    assert smooth.images().std() < nearest.images().std()
     assert smooth.digest != nearest.digest
     assert smooth.contents() == nearest.contents()  # what was tuned on is still recognised
-    for wrong in ("gaussian-nearest", "nothing-nearest"):
-        with pytest.raises(InputError) as caught:
-            load(wrong)
-        assert caught.value.argument == "name"
+    with refused("name"):
+        load("gaussian-nearest")
