@@ -1,6 +1,8 @@
+import itertools
+
 import numpy as np
 
-from igeood.bench.datasets import load
+from igeood.bench.datasets import EMBEDDED, load
 from igeood.bench.datasets.images import Arrays, ImageSet
 
 VALUES = np.random.default_rng(0).integers(0, 256, (10, 3, 32, 32), dtype=np.uint8)
@@ -30,3 +32,9 @@ def test_digest_changes_with_rows_order_labels_and_content_only():
     assert len(copy[:6].contents() & TEN[4:].contents()) == 2
     assert TEN.digest.startswith("03464557")
     assert load("gaussian", limit=7).digest.startswith("f53b2d7c")  # as in 0.1
+    assert load("demo:digits").digest.startswith("aa537075")
+
+
+def test_no_two_embedded_sets_share_an_image():
+    contents = [load(name).contents() for name in EMBEDDED] + [load("demo:digits", split="train").contents()]
+    assert not any(one & other for one, other in itertools.combinations(contents, 2))
