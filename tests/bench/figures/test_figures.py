@@ -5,10 +5,9 @@ import sys
 import numpy as np
 import pytest
 
-from igeood.bench.figures import histograms
 from igeood.bench.figures.curves import threshold_curves, tuning_curves
 from igeood.bench.figures.drawing import save
-from igeood.bench.figures.histograms import HistogramPanel, LayerPanel, layer_histograms, score_histograms
+from igeood.bench.figures.histograms import HistogramPanel, score_histograms
 from igeood.metrics import aupr, auroc
 
 RANDOM = np.random.default_rng(0)
@@ -16,17 +15,13 @@ KNOWN, FOREIGN = RANDOM.normal(0, 1, 400), RANDOM.normal(3, 1, 300)
 T = np.geomspace(1, 1000, 31)[RANDOM.permutation(31)]
 CURVES = {m: (T, 0.5 - 0.1 * (np.log10(T) - i) ** 2, 10.0**i) for i, m in enumerate(["odin", "energy"])}
 SCORES = {"energy": (KNOWN, FOREIGN), "igeood+": (KNOWN, FOREIGN + 1), "msp": ([1, 2, 2], [2, 3])}
-LAYERS = [LayerPanel(f"block{i}", KNOWN, FOREIGN, 0.5) for i in range(3)]
 FIGURES = {
     "scores": lambda: score_histograms([HistogramPanel("Energy", KNOWN, {"SVHN": FOREIGN}, 1.5)] * 2),
     "curves": lambda: tuning_curves([("DenseNet", "temperature", CURVES)]),
-    "gaussianity": lambda: histograms.gaussianity(LAYERS),
-    "layers": lambda: layer_histograms([("mahalanobis", LAYERS, [1.0, -3.6])]),
 }
 
 
-@pytest.mark.parametrize("suffix", [".png", ".svg"])
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize(("name", "suffix"), [("scores", ".png"), ("curves", ".svg")])
 def test_files_are_the_same_bytes_each_time_without_pyplot(name, tmp_path, monkeypatch, suffix):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     for stem in "ab":

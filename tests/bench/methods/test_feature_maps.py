@@ -33,9 +33,8 @@ def test_gram_sums_are_those_of_explicit_matrices(scale):
         sums = gram(Call(nn.Identity(), x, layout))
         torch.testing.assert_close(sums.double(), explicit_gram(each.double()), rtol=1e-4, atol=1e-5 * scale**2)
     uneven = (x.abs() + scale) * torch.tensor([1.0, 1e-4, 1e-9])[:, None, None]  # channels do not vanish
-    sums = gram(Call(nn.Identity(), uneven.requires_grad_(), "second"))
+    sums = gram(Call(nn.Identity(), uneven, "second"))
     torch.testing.assert_close(sums.double(), explicit_gram(uneven.flatten(2).double()), rtol=1e-5, atol=0)
-    assert torch.autograd.grad(sums.sum(), uneven)[0].isfinite().all()
 
 
 def terms_by_loops(train, batch):
@@ -92,9 +91,6 @@ def test_moments_are_those_of_the_norms_input(shape):
     model = nn.Sequential(norm, nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))
     features = igeood.extract(model, x, ["0"], pool=moments).features["0|moments"]
     torch.testing.assert_close(features.double(), torch.cat([m, s], dim=1), rtol=1e-5, atol=1e-5)
-    leaf = x.clone().requires_grad_()
-    sums = moments(Call(norm, norm(leaf), "second", leaf))
-    assert torch.autograd.grad(sums.sum(), leaf)[0].isfinite().all()
 
 
 def distances_by_loops(outputs):

@@ -32,19 +32,9 @@ def task():
     return make_task()
 
 
-@pytest.fixture(scope="module")
-def trained(task, tmp_path_factory):
-    path = tmp_path_factory.mktemp("trained") / "net.safetensors"
-    return path, train("resnet-10-16", task, path, SHORT)
-
-
-def assert_equal_weights(path, other):
-    one, two = load_file(path), load_file(other)
-    assert all(torch.equal(one[name], two[name]) for name in one.keys() | two.keys())
-
-
-def test_the_file_describes_its_training_and_loads(trained, task):
-    path, share = trained
+def test_the_file_describes_its_training_and_loads(task, tmp_path):
+    path = tmp_path / "net.safetensors"
+    share = train("resnet-10-16", task, path, SHORT)
     about = read_weights(path)[1]
     assert about.items() >= {"network": "resnet-10-16", "trained_on": "squares", "classes": "4"}.items()
     assert Recipe(**json.loads(about["training"])["recipe"]) == SHORT
@@ -69,14 +59,14 @@ def test_a_run_that_stops_anywhere_ends_with_the_same_weights(task, tmp_path, op
             train("resnet-10-16", task, path, recipe, progress=interrupt)
         assert not path.exists()
         train("resnet-10-16", task, path, recipe)
-        assert_equal_weights(path, tmp_path / "whole.safetensors")
+        torch.testing.assert_close(load_file(path), load_file(tmp_path / "whole.safetensors"), rtol=0, atol=0)
 
 
 def test_a_checkpoint_of_another_run_is_refused(task, tmp_path):
     path, run = tmp_path / "net.safetensors", Run("resnet-10-16", task, SHORT)
     run.save(path.with_suffix(".training"))
     for other, recipe in ((task, replace(SHORT, seed=1)), (make_task(seed=1), SHORT)):
-        with pytest.raises(InputError, match="checkpoint"):
+        with pytest.raises(InputError):
             train("resnet-10-16", other, path, recipe)
     path.with_suffix(".training").write_bytes(b"garbage")
     with pytest.raises(GuardFileError):

@@ -8,12 +8,16 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import igeood
 from igeood.bench import datasets
-from igeood.bench.runs import Lines, Network, Plan, Results, cells, run
+from igeood.bench.methods.deconf import EPSILONS
+from igeood.bench.networks import build
+from igeood.bench.runs import Lines, Network, Plan, Results, cells, load_network, run
 from igeood.bench.runs.observing import Observer
 from igeood.bench.runs.plan import cells as planned
+from igeood.detectors import METHODS
 from igeood.errors import InputError
 from igeood.files import only_one, read_record, write_record
 from igeood.metrics import evaluate
@@ -198,3 +202,27 @@ def test_what_cannot_be_measured_is_an_error_first(world, network, plan, tmp_pat
         shutil.copy(path, tmp_path / "few")
     with pytest.raises(InputError):
         run([network], plan(**wrong), tmp_path / "r", root=world)
+
+
+def test_every_method_is_measured_on_all_test_images(world, network, plan, tmp_path):
+    names = ("msp", "fisher-rao-product", "react", "gram")
+    cells = run([network], plan(settings=("untuned",), methods=names), tmp_path, root=world).cells.records
+    assert {(c["method"], c["validation"], c["id_images"]) for c in cells} == {(name, "none", 80) for name in names}
+    untuned = {name for name, method in METHODS.items() if method.tunes != "only"}
+    assert {cell.method for cell in planned(plan(settings=("untuned",)), "cifar-10")} == untuned
+
+
+def test_deconf_chooses_its_step_on_in_distribution_images(world, network, plan, tmp_path):
+    torch.manual_seed(0)
+    about = {"network": "resnet-10-16", "head": "deconf-c", "trained_on": "cifar-10"}
+    save_file(build("resnet-10-16", head="deconf-c").state_dict(), tmp_path / "net.safetensors", about)
+    deconf = load_network(str(tmp_path / "net.safetensors"))
+    grey = plan(settings=("grey-box", "untuned"), methods=("deconf-c", "energy"), validation=("none",))
+    results = run([deconf], grey, tmp_path / "out", root=world)
+    assert {c["network"] for c in results.cells.records} == {"resnet-10-16 deconf-c"}
+    record = next(t for t in results.tunings.records if (t["setting"], t["method"]) == ("grey-box", "deconf-c"))
+    means = {step["epsilon"]: step["mean_score"] for step in record["tuning"]["steps"]}
+    assert tuple(means) == EPSILONS
+    assert means[record["epsilon"]] == min(means.values())
+    with pytest.raises(InputError):  # a network without the head
+        run([network], grey, tmp_path / "other", root=world)

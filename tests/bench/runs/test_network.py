@@ -38,3 +38,16 @@ def test_a_network_is_what_its_file_and_the_user_say(path):
 def test_what_a_network_must_say(path, spec, trained_on, argument, refused):
     with refused(argument):
         load_network(spec.format(path), in_distribution=trained_on)
+
+
+def test_a_network_of_ones_own(world, tmp_path, monkeypatch, refused):
+    source = 'from igeood.bench.networks import build\n\nmake = lambda: build("resnet-10-16")\n'
+    (tmp_path / "own_nets.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    weights = load_network(str(world / "net.safetensors")).model.state_dict()
+    torch.save(weights, tmp_path / "w.pt")
+    network = load_network("own_nets:make", weights=tmp_path / "w.pt", in_distribution="cifar-10")
+    assert (network.name, network.file, network.size) == ("own_nets:make", "w.pt", 32)
+    assert all(torch.equal(value, weights[name]) for name, value in network.model.state_dict().items())
+    with refused("in_distribution"):  # what was it trained on?
+        load_network("own_nets:make", weights=tmp_path / "w.pt")
