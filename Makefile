@@ -121,8 +121,8 @@ reproduction: install  ## docs/reproduction.md from $$IGEOOD_DATA: hours, 20 min
 	$(BENCH) $(call ON,$(NETWORKS),tiny-imagenet-nearest) --setting white-box-step --setting white-box-fgsm-step --splits 1 --limit 1000
 	$(BENCH) $(call ON,$(NETWORKS),$(SETS)) $(WHITE) --method igeood+ --option ood_sigma=both --splits 1
 	$(BENCH) $(call ON,$(NETWORKS),$(SETS)) $(WHITE) --method igeood+ --option ood_sigma=both --option ood_means=predicted --splits 1
-	for how in "--option centroid_temperature=1" "--option solver=sgd" "--search bayes"; do \
-	  $(BENCH) $(call ON,$(NETWORKS),$(SETS)) --setting black-box --method igeood-logits --validation $(VALIDATION) $$how || exit 1; done
+	for how in "igeood-logits --option centroid_temperature=1" igeood-logits-sgd "igeood-logits --search bayes"; do \
+	  $(BENCH) $(call ON,$(NETWORKS),$(SETS)) --setting black-box --validation $(VALIDATION) --method $$how || exit 1; done
 	$(BENCH) $(call ON,$(NETWORKS),tiny-imagenet-nearest tiny-imagenet chars74k) --setting untuned --method gram --method batch-norm --train 2000 --images 1000
 	$(BENCH) $(call ON,$(NETWORKS),tiny-imagenet-nearest) $(WHITE) --method residual-flow --splits 1
 	[ -z "$(SEEDS)" ] || $(BENCH) $(call ON,$(SEEDS),$(SETS)) --setting black-box --images 2000 --validation $(VALIDATION) \

@@ -1,6 +1,6 @@
 """What a guard says of itself: false alarms of honest set-ups over random splits, and what mistaken ones are told.
 
-`python benchmarks/health.py` prints the tables of docs/guarantees.md, section "What the guard says of itself".
+`python benchmarks/health.py` prints the tables of docs/guarantees.md, section "Health checks".
 """
 
 import argparse

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import igeood
+import igeood.bench.methods
 from igeood.bench.datasets import data_root, load
 from igeood.bench.runs import load_network
 from igeood.bench.runs.observing import Observer

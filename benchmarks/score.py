@@ -31,7 +31,7 @@ def cases() -> Iterator[Row]:
         for n, classes, widths in SIZES:
             path = Path(folder) / f"{classes}.parquet"
             igeood.write_logits(path, outputs(n, classes, widths))
-            pooled = {name: method for name, method in igeood.METHODS.items() if method.needs.statistic == "mean"}
+            pooled = {name: method for name, method in igeood.METHODS.items() if method.needs.pool is None}
             for name, method in pooled.items():
                 layers = ["layer0", "layer1"] if method.needs_layers else []
                 columns = ["logits", "label", *(f"feature.{layer}" for layer in layers)]

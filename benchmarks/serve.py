@@ -77,7 +77,7 @@ class Case:
     rows: np.ndarray
 
     def predict(self, rows: np.ndarray) -> Any:
-        if self.guard.inputs.model is None:
+        if self.guard.source.model is None:
             return self.guard.predict(rows)
         x = torch.from_numpy(rows)
         return self.guard.predict({self.name: x} if self.name != "x" else x)

@@ -55,6 +55,8 @@ def suit(outputs, needs):
     if needs.ending == "|moments":  # means, which are near 0 for known values near 1 and 7; and deviations
         means = {layer: (v.clamp(min=1) - 1) * (7 - v.clamp(max=7)) / 6 for layer, v in layers.items()}
         layers = {layer: torch.cat([m, 1 + 0.2 * torch.tanh(m)], dim=1) for layer, m in means.items()}
+    if needs.ending == "|h":  # cosines
+        layers = {"": (outputs.logits / 10).tanh()}
     features = {f"{layer}{needs.ending}": value for layer, value in layers.items()}
     if needs.head:  # the logits are linear in it, and it is ≥ 0
         features[HEAD] = torch.cat([outputs.logits.clamp(min=0), -outputs.logits.clamp(max=0)], dim=1)

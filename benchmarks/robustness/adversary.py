@@ -24,7 +24,7 @@ from igeood.bench import datasets
 from igeood.bench.runs import Network, load_network
 from igeood.bench.runs.observing import Observer
 from igeood.detectors import METHODS as KNOWN
-from igeood.model.batches import as_batch
+from igeood.model.batch import as_batch
 from igeood.model.reader import Reader
 
 Score = Callable[[Tensor], Tensor]

@@ -112,7 +112,7 @@ def shop(tmp_path_factory):
 
 def tree(folder):
     """Every file below a folder with its content, but for empty locks, which stay if nobody writes there again."""
-    files = (path for path in Path(folder).rglob("*") if path.is_file() and path.suffix != ".lock")
+    files = (path for path in Path(folder).rglob("*") if path.is_file() and not path.name.endswith(".lock"))
     return {str(path.relative_to(folder)): content(path.read_bytes(), path.suffix) for path in files}
 
 

@@ -163,6 +163,8 @@ def test_options_of_a_method_have_tables_of_their_own_and_are_left_out_of_all_ot
     assert [row[1:] for row in fgsm.rows] == [[v] * 2 for v in ("50.0", "30.0", "40.0", "94.5")]
     [table] = TABLES["centroids"](ours)
     assert [row[1] for row in table.rows] == ["13.0", MISSING, "11.0", "12.0", "99.9"]
+    results.cells.append(cell(method="igeood-logits-sgd", tnr=0.14))  # the form's own method
+    assert TABLES["centroids"](Averages(results))[0].rows[2][1] == "14.0"
     assert ours.value("black-box", Key(**DENSENET), "gaussian", "igeood-logits", "tnr") == pytest.approx(13.0)
 
 

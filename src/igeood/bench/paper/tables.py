@@ -277,10 +277,9 @@ def variants(
 ) -> list[Table]:
     """One method in several forms, a row each, on every OOD set; the paper's own numbers are the last row."""
     tables = []
-    results = {form: ours.variant(**options) for form, options in forms.items()}
     for setting, label in labels.items():
         for key in ours.classifiers() or rows_of(ours, label)[:1]:
-            every = {form: [c for c in r.of(setting, key) if c["method"] == method] for form, r in results.items()}
+            every = {form: _cells_of(ours, form, method, forms[form], setting, key) for form in forms}
             run = [{c["seed"] for c in cells} for cells in every.values() if cells]
             cells = {form: [c for c in cells if all(c["seed"] in s for s in run)] for form, cells in every.items()}
             if run or reported.find(label=label, **key.paper):
@@ -288,6 +287,12 @@ def variants(
                 how = _how(ours, setting, [c for each in cells.values() for c in each])
                 tables.append(replace(table, notes=[*how, *table.notes]))
     return tables
+
+
+def _cells_of(ours: Averages, form: str, method: str, options: Record, setting: str, key: Key) -> list[Record]:
+    """Cells of a form: those of its own method where it has one, else those of the method with these options."""
+    own = [cell for cell in ours.of(setting, key) if cell["method"] == OWN_METHODS.get(form)]
+    return own or [cell for cell in ours.variant(**options).of(setting, key) if cell["method"] == method]
 
 
 def _forms(label: str, name: str, method: str, setting: str, key: Key, cells: Mapping[str, Sequence[Record]]) -> Table:
@@ -329,6 +334,7 @@ CENTROIDS: dict[str, Record] = {
     "centroids by SGD": {"solver": "sgd"},
     "T by Bayesian search": {"search": "bayes"},
 }
+OWN_METHODS = {"centroids by SGD": "igeood-logits-sgd"}  # forms that were options in older records
 TABLES: dict[str, Callable[[Averages], list[Table]]] = {
     "black-box": partial(_box, "tab:black_box_avg", "tab:black_box_extended", "black-box"),
     "grey-box": partial(_box, "tab:grey_box_avg", "tab:grey_box_extended", "grey-box"),
