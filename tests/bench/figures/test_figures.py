@@ -29,20 +29,6 @@ def test_files_are_the_same_bytes_each_time_without_pyplot(name, tmp_path, monke
     assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
 
 
-def test_densities_have_mass_one_and_curves_mark_the_choice():
-    sets = {"calm": KNOWN, "constant": np.full(30, 2.0), "one": [0.0]}
-    figure = score_histograms([HistogramPanel(name, x, {"SVHN": x}, -40.0) for name, x in sets.items()])
-    for axes in figure.axes:
-        handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-        for label in ("SVHN", "in-distribution"):
-            values, edges, _ = handles[label].get_data()
-            assert float((values * np.diff(edges)).sum()) == pytest.approx(1.0)
-        assert axes.get_xlim()[0] <= -40.0  # the threshold is shown
-    (axes,) = FIGURES["curves"]().axes
-    for line, (*_, chosen) in zip(axes.lines, CURVES.values(), strict=True):
-        assert line.get_xdata()[line.get_markevery()[0]] == pytest.approx(chosen)
-
-
 @pytest.mark.parametrize("method", SCORES)
 def test_areas_below_the_curves_are_auroc_and_aupr(method):
     scores = SCORES[method]
