@@ -10,9 +10,8 @@ import igeood
 from igeood.model.batch import as_batch
 from igeood.model.reader import Reader
 
-ROOT = Path(__file__).parent.parent
 SIZES = (0.01, 0.1, 0.3)
-smallest_size = runpy.run_path(f"{ROOT}/benchmarks/robustness/adversary.py")["smallest_size"]
+smallest_size = runpy.run_path(f"{Path(__file__).parents[1]}/benchmarks/robustness/adversary.py")["smallest_size"]
 
 
 @pytest.mark.parametrize("method", ["msp", "energy", "igeood-logits", "igeood"])

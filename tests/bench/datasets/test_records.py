@@ -6,8 +6,6 @@ import pytest
 from igeood.bench.datasets.records import read_cifar, read_idx, read_mat
 from igeood.errors import InputError
 
-IMAGES = np.arange(2 * 4 * 5, dtype=np.uint8).reshape(2, 4, 5)
-
 
 def test_cifar_records_over_several_files_and_damaged_ones(tmp_path, make):
     contents = [make.cifar(3, seed=1), make.cifar(2, seed=2)]
@@ -40,9 +38,10 @@ def test_svhn_is_transposed_and_ten_is_zero_and_unverified_files_are_not_opened(
 
 
 def test_damaged_idx_files_are_refused(tmp_path, make):
-    content = make.idx(IMAGES)
+    images = np.arange(2 * 4 * 5, dtype=np.uint8).reshape(2, 4, 5)
+    content = make.idx(images)
     (tmp_path / "x").write_bytes(content)
-    np.testing.assert_array_equal(read_idx(tmp_path / "x", dims=3), IMAGES)
+    np.testing.assert_array_equal(read_idx(tmp_path / "x", dims=3), images)
     bad = [b"", content[:3] + b"\x01" + content[4:], content[:-1], content[:4] + bytes(12)]
     bad += [content[:4] + b"\xff" * 12 + content[16:], gzip.compress(content)[:-12]]
     for i, changed in enumerate(bad):

@@ -38,8 +38,6 @@ def test_training_raises_the_density_of_new_rows(shared):
     before, after = (FlowLayers(epochs=n, rate=1e-2, shared=shared).fit(train) for n in (0, 20))
     assert after.gain_["layer"].shape == (COUPLINGS, 1 if shared else 2, 1, 2)
     assert before.score(test).mean() - after.score(test).mean() > 0.3  # nats a row
-    again = FlowLayers(epochs=20, rate=1e-2, shared=shared).fit(train)
-    torch.testing.assert_close(again.state(), after.state(), rtol=0, atol=0)
 
 
 def test_densities_integrate_to_one():
