@@ -11,8 +11,6 @@ from igeood.bench.methods.gram import HOLDOUT, Gram, gram
 from igeood.detectors.weighted import standardised
 from igeood.model.layers import Call
 
-IMAGES = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-
 
 def explicit_gram(maps):
     """By the matrices themselves, (N, k, S) → (N, 10 k)."""
