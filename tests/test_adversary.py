@@ -1,6 +1,5 @@
 """Scores are no defence against somebody who knows them: the attack of benchmarks/robustness, on a small network."""
 
-import math
 import runpy
 from pathlib import Path
 
@@ -8,12 +7,11 @@ import pytest
 import torch
 
 import igeood
-from igeood.model.batches import as_batch
+from igeood.model.batch import as_batch
 from igeood.model.reader import Reader
 
-ADVERSARY = Path(__file__).parent.parent / "benchmarks" / "robustness" / "adversary.py"
 SIZES = (0.01, 0.1, 0.3)
-smallest_size = runpy.run_path(str(ADVERSARY))["smallest_size"]
+smallest_size = runpy.run_path(f"{Path(__file__).parents[1]}/benchmarks/robustness/adversary.py")["smallest_size"]
 
 
 @pytest.mark.parametrize("method", ["msp", "energy", "igeood-logits", "igeood"])
@@ -25,33 +23,12 @@ def test_verdicts_turn_as_the_attack_grows(model, data, method, raising):
     dark = 0.5 * torch.rand(100, 3, 8, 8, generator=torch.Generator().manual_seed(3))
     reader = Reader(model, guard.layers)
     x = data.test[:100] if raising else dark
-
-    def score(z):
-        return guard.detector.score(reader(as_batch(z)))
-
+    score = lambda z: guard.detector.score(reader(as_batch(z)))  # noqa: E731
     sizes = smallest_size(score, x, guard.threshold, SIZES, raising=raising)
     left = [float((sizes > size).double().mean()) for size in (0.0, *SIZES)]
     assert left[0] == float((guard.predict(x).is_ood != raising).double().mean())
     assert left == sorted(left, reverse=True)
     assert left[0] > 0.5 > left[-1]  # three tenths of the range turn most of what none turns
-
-
-def test_the_attack_stays_in_the_box_and_in_the_range_of_images():
-    """A score that can never be low enough: every step is taken, and each input that it sees is looked at."""
-    seen = []
-
-    def score(z):
-        seen.append(z.detach().clone())
-        return 5 + z.flatten(1).sum(dim=1)
-
-    x = torch.tensor([[0.0, 0.02, 0.5], [1.0, 0.9, 0.3]])
-    found = smallest_size(score, x, 1.0, (0.1,), steps=8)
-    assert found.tolist() == [math.inf, math.inf]
-    assert len(seen) == 1 + 9  # as it is, and after 0 to 8 steps
-    for z in seen:
-        assert ((z - x).abs() <= 0.1 + 1e-6).all()
-        assert ((z >= 0) & (z <= 1)).all()
-    assert torch.allclose(seen[-1], (x - 0.1).clamp(min=0))
 
 
 def test_sizes_are_in_pixel_units_whatever_the_normalisation():

@@ -10,24 +10,17 @@ from hypothesis import strategies as st
 
 from igeood import calibration
 from igeood.calibration import Calibration, p_values, rank, threshold
-from igeood.errors import InputError
-
-
-def test_ranks():
-    assert [rank(19), rank(1000), rank(99, 0.9)] == [19, 951, 90]  # 100 · 0.9 is 90, though the float 0.9 is above
-    assert [rank(59, guarantee="tolerance"), rank(1000, guarantee="tolerance")] == [59, 962]
-    assert rank(200, guarantee="tolerance") == rank(200, 0.95, "tolerance", 0.95)
 
 
 @pytest.mark.parametrize("guarantee", ["marginal", "tolerance"])
 @pytest.mark.parametrize("tpr", [0.3, 0.5, 0.9, 0.95, 0.999])
-def test_needed_samples_are_exactly_enough(tpr, guarantee):
+def test_needed_samples_are_exactly_enough(tpr, guarantee, refused):
     needed = calibration.needed_samples(tpr, guarantee)
     assert rank(needed, tpr, guarantee) == needed
     if guarantee == "tolerance":  # the greatest of n scores keeps a share of tpr with probability 1 − tprⁿ
         assert 1 - tpr**needed >= 0.95 - 1e-12 > 1 - tpr ** (needed - 1) - 1e-9
     if needed > 1:
-        with pytest.raises(InputError, match=f"{needed}"):
+        with refused("id_scores"):
             threshold(np.arange(needed - 1.0), tpr, guarantee)
 
 
@@ -38,9 +31,7 @@ def test_the_threshold_is_the_score_of_that_rank(guarantee):
         expected = sorted(scores)[rank(300, 0.9, guarantee, 0.8) - 1]
         assert threshold(scores, 0.9, guarantee, 0.8) == expected
         made = Calibration(torch.from_numpy(scores), 0.9, guarantee, 0.8)
-        assert made.scores.tolist() == sorted(scores)
         assert expected < made.threshold <= expected + 1e-8
-    assert threshold(range(1, 20)) == 19.0
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=30), st.lists(st.integers(0, 9), max_size=10))
@@ -50,14 +41,6 @@ def test_p_values_are_what_counting_gives(cal, scores):
         p = p_values(cal, convert([float(s) for s in scores]))  # the kind is that of the scores
         assert isinstance(p, kind)
         assert p.tolist() == expected
-
-
-def test_promises_name_their_numbers():
-    scores = torch.arange(500.0)
-    tolerant = Calibration(scores, 0.9, "tolerance", 0.995).promise
-    assert all(number in tolerant for number in ("90%", "99.5%"))
-    assert "500" in Calibration(scores).promise
-    assert "95%" not in Calibration(scores, trained_on=3).promise
 
 
 @pytest.mark.parametrize(
@@ -70,10 +53,9 @@ def test_promises_name_their_numbers():
         (p_values, ([], [1.0]), "id_scores"),
     ],
 )
-def test_bad_input(function, arguments, argument):
-    with pytest.raises(InputError) as caught:
+def test_bad_input(function, arguments, argument, refused):
+    with refused(argument):
         function(*arguments)
-    assert caught.value.argument == argument
 
 
 @pytest.mark.parametrize("levels", [None, 3, 1])

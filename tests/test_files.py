@@ -8,13 +8,12 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from igeood import files
-from igeood.errors import GuardFileError, InputError
+from igeood.errors import GuardFileError
 from igeood.files import SCHEMA, only_one, read_record, whole, write_record, write_whole
 from igeood.version import __version__
 
@@ -37,37 +36,26 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch, error, 
     assert not there or path.read_bytes() == b"old"
 
 
-def test_permissions_are_the_usual_ones_or_those_of_the_old_file(tmp_path):
-    path, umask = tmp_path / "a", os.umask(0)
+def test_permissions_are_those_of_the_old_file_and_a_link_stays(tmp_path):
+    umask = os.umask(0)
     os.umask(umask)
-    write_whole(path, b"")
-    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
-    for mode in (0o600, 0o664):
-        path.chmod(mode)
-        write_whole(path, b"")
-        assert stat.S_IMODE(path.stat().st_mode) == mode
-
-
-def test_a_link_stays_and_its_target_is_replaced(tmp_path):
-    (tmp_path / "far").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "far" / "a")
-    for content in (b"made", b"replaced"):
-        write_whole(tmp_path / "link", content)
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    for mode in (0o666 & ~umask, 0o600, 0o664):
+        if mode in (0o600, 0o664):
+            (tmp_path / "a").chmod(mode)
+        write_whole(tmp_path / "link", b"content")
         assert (tmp_path / "link").is_symlink()
-        assert (tmp_path / "far" / "a").read_bytes() == content
-    assert names(tmp_path / "far") == ["a"]
+        assert (tmp_path / "a").read_bytes() == b"content"
+        assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == mode
 
 
-def test_paths_that_name_no_file_or_nothing(tmp_path):
+def test_paths_that_name_no_file_or_nothing(tmp_path, refused):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe"):
-        with pytest.raises(InputError) as caught:
+        with refused("path"):
             write_whole(path, b"")
-        assert caught.value.argument == "path"
-    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
-    with pytest.raises(GuardFileError) as caught:
+    with pytest.raises(GuardFileError):
         read_record(tmp_path / "none", "summary")
-    assert caught.value.argument == "path"
 
 
 HOLDER = """
@@ -80,16 +68,15 @@ with only_one("lock", "out"), whole("a") as file:
 """
 
 
-def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path, monkeypatch):
+def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(files, "PATIENCE", 0.2)
     (tmp_path / "a").write_bytes(b"old")
     with subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "holds\n"
         for argument, lock in (("path", whole("a")), ("out", only_one("lock", "out"))):
-            with pytest.raises(InputError) as caught, lock:
+            with refused(argument), lock:
                 pass
-            assert caught.value.argument == argument
         process.kill()
     assert (tmp_path / "a").read_bytes() == b"old"
     with only_one("lock", "out"):
@@ -105,7 +92,8 @@ def test_writers_at_once_never_mix(tmp_path):
     assert (tmp_path / "a").read_bytes() in contents
 
 
-TENSORS = {"x": torch.arange(6.0).reshape(2, 3), "empty": torch.zeros(0, 3), "keys": torch.from_numpy(np.empty(0, int))}
+X = torch.arange(6.0).reshape(2, 3)
+TENSORS = {"x": X, "shared": X[:, 1:], "turned": X.T, "empty": torch.zeros(0, 3)}
 
 
 @pytest.fixture
@@ -114,13 +102,10 @@ def path(tmp_path):
     return tmp_path / "a.safetensors"
 
 
-def test_a_record_comes_back(path):
+def test_a_record_comes_back_and_every_truncation_and_every_flipped_byte_is_refused(path):
     record, tensors = read_record(path)
     assert record == {"kind": "guard", "share": 0.06666666666666667, "schema": SCHEMA, "igeood": __version__}
     torch.testing.assert_close(tensors, TENSORS, rtol=0, atol=0)
-
-
-def test_every_truncation_and_every_flipped_byte_is_refused(path):
     content = path.read_bytes()
     cuts = [content[:size] for size in range(0, len(content), 31)] + [content[:-1], content + b"\0"]
     places = range(0, len(content), 3)
@@ -133,30 +118,14 @@ def test_every_truncation_and_every_flipped_byte_is_refused(path):
         assert caught.value.place == str(path)
 
 
-@pytest.mark.parametrize(
-    ("record", "cure"),
-    [
-        (None, "give one that igeood wrote"),
-        ("[" * 100_000, "fetch a whole copy"),
-        ({"schema": 1}, "fit again"),
-        ({"schema": SCHEMA - 1, "igeood": "0.2.0"}, "fit again"),
-        ({"schema": SCHEMA + 1, "igeood": "9.0"}, "upgrade igeood"),
-        ({"schema": SCHEMA, "kind": "summary"}, "give a guard file"),
-        ({"schema": SCHEMA}, "fetch a whole copy"),
-    ],
-)
-def test_other_files_are_refused_each_with_its_cure(tmp_path, record, cure):
+NOW, NEXT = {"schema": SCHEMA}, {"schema": SCHEMA + 1, "igeood": "9.0"}
+
+
+@pytest.mark.parametrize("record", [None, "[" * 100_000, {"schema": 1}, NOW, NEXT, {**NOW, "kind": "summary"}])
+def test_other_files_are_refused(tmp_path, record):
     path = tmp_path / "a.safetensors"
     metadata = None if record is None else {"igeood": record if isinstance(record, str) else json.dumps(record)}
     save_file({"w": torch.zeros(2, dtype=torch.bfloat16)}, path, metadata)
     with pytest.raises(GuardFileError) as caught:
         read_record(path)
-    assert caught.value.cure.startswith(cure)
-
-
-def test_tensors_that_share_memory_are_written_apart(tmp_path):
-    base = torch.arange(6.0)
-    write_record(tmp_path / "a", {}, {"all": base, "part": base[2:4], "turned": base.reshape(2, 3).T})
-    _, tensors = read_record(tmp_path / "a")
-    assert (tensors["all"].tolist(), tensors["part"].tolist()) == (base.tolist(), [2.0, 3.0])
-    assert tensors["turned"].tolist() == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
+    assert caught.value.cure

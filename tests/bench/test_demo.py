@@ -14,11 +14,9 @@ from igeood.bench.guarded import Guarded
 from igeood.bench.runs import Results, load_network
 from igeood.cli import main
 
-FEWER = patch.multiple(demo, IMAGES=120, EPOCHS=3)
-
 
 def run(*arguments):
-    with FEWER:
+    with patch.multiple(demo, IMAGES=120, EPOCHS=3):
         return CliRunner().invoke(main, ["demo", *map(str, arguments)])
 
 
@@ -28,22 +26,20 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo") / "out"
     result = run("--out", folder)
     assert result.exit_code == 0, result.stderr
-    assert "training:" in result.stderr
     return folder, result.stdout
 
 
 def test_its_figures_are_in_the_story_and_in_the_report(made):
     folder, printed = made
     page = (folder / "report.html").read_text(encoding="utf-8")
-    assert len(page.encode()) < 2_000_000
     guarded = Guarded.load(folder)
     known, *foreign = guarded.sets
     assert known.refused < 0.15  # at least 95% are kept on average, and 361 digits rarely differ by 10 points
     for share in (1 - known.refused, *(one.refused for one in foreign)):
         assert f"{share:.1%}" in printed
         assert f"{share:.1%}" in page
-    assert guarded.promise in printed
-    assert str(folder / "report.html") in printed
+    cells = Results(folder).cells.records
+    assert {(c["method"], c["ood"]) for c in cells} == {(m, ood) for m in demo.METHODS for ood in demo.OOD}
 
 
 def test_the_guard_and_its_pictures_are_those_of_the_files(made):
@@ -62,17 +58,6 @@ def test_the_guard_and_its_pictures_are_those_of_the_files(made):
         assert one.refused == pytest.approx(float(np.mean(np.asarray(verdict.is_ood))), abs=1 / len(images))
         rows = [picture.row for picture in one.pictures]
         assert (torch.from_numpy(images[rows].images()) == one.images).all()
-        assert [p.is_ood for p in one.pictures] == sorted((p.is_ood for p in one.pictures), reverse=True)
-        assert {p.row: p.label for p in one.pictures} == {row: int(verdict.label[row]) for row in rows}
-        assert all(0 < p.confidence <= 1 and p.is_ood == (p.score > guard.threshold) for p in one.pictures)
-        assert all(p.reason for p in one.pictures if p.is_ood)  # above the mean of the sum, some part is above its own
-    assert [one.is_known for one in guarded.sets] == [True] + [False] * 4
-
-
-def test_the_comparison_is_of_methods_as_they_are(made):
-    cells = Results(made[0]).cells.records
-    assert {(c["method"], c["ood"]) for c in cells} == {(m, ood) for m in demo.METHODS for ood in demo.OOD}
-    assert {(c["setting"], c["validation"]) for c in cells} == {("untuned", "none")}
 
 
 def test_given_again_it_trains_no_more_and_another_seed_wants_another_folder(made):
@@ -81,9 +66,4 @@ def test_given_again_it_trains_no_more_and_another_seed_wants_another_folder(mad
     assert again.stdout == printed
     assert "training" not in again.stderr
     assert run("--out", folder, "--seed", "3").exit_code == 2
-
-
-def test_programs_get_json(made):
-    record = json.loads(run("--out", made[0], "--json").stdout)
-    assert set(record) == {"accuracy", "promise", "threshold", "sets", "methods", "out", "report"}
-    assert (list(record["methods"]), len(record["sets"])) == (list(demo.METHODS), 5)
+    assert list(json.loads(run("--out", folder, "--json").stdout)["methods"]) == list(demo.METHODS)

@@ -1,13 +1,12 @@
 """Class centroids: the optimum, for any chunks and weights, on awkward classes."""
 
-import itertools
 from unittest.mock import Mock
 
 import pytest
 import torch
 from scipy.optimize import minimize
 
-from igeood.errors import IgeoodWarning, InputError
+from igeood.errors import IgeoodWarning
 from igeood.geometry import categorical
 from igeood.geometry.centroids import _points, _sums, centroids, solve
 from igeood.geometry.sphere import chord_distance, sphere
@@ -56,24 +55,14 @@ def passes(monkeypatch):
     return counted
 
 
-@pytest.mark.parametrize(("n_classes", "margin"), [(2, 4.0), (3, 1.0), (10, 8.0), (10, 20.0), (30, 6.0)])
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 20.0])
-def test_objective_is_the_optimum(make, n_classes, margin, temperature, passes):
-    data = make(n_classes, n=40 * n_classes, margin=margin)
-    solution = centroids(data.train, data.labels, n_classes, temperature)
-    assert passes.call_count <= 50
-    ours = objectives(data.train, data.labels, solution, temperature)
-    for c in range(min(n_classes, 3)):
-        best = lbfgs_objective(data.train[data.labels == c], temperature, solution[c])
-        assert ours[c].item() <= best * (1 + 1e-9)
-
-
-def awkward():
-    """Few samples, samples along one geodesic, tight clusters, vertices: where a descent crawls or overshoots."""
-    for seed in range(6):
+def cases():
+    """Usual classes; few samples, samples along one geodesic, tight clusters: where a descent crawls or overshoots."""
+    for seed in range(3):
         g = torch.Generator().manual_seed(seed)
-        labels = torch.arange(12) % 3
-        yield "few", torch.randn(12, 3, generator=g, dtype=torch.float64) * 10, labels, 1.0
+        for n_classes, temperature in ((2, 0.5), (10, 0.1), (10, 1.0), (30, 20.0)):
+            labels = torch.arange(40 * n_classes) % n_classes
+            known = torch.randn(len(labels), n_classes, generator=g) * 2 + 5 * torch.eye(n_classes)[labels]
+            yield "usual", known, labels, temperature
         a, b = torch.randn(2, 5, 5, generator=g, dtype=torch.float64) * 3
         labels = torch.arange(75) % 5
         t = torch.rand(75, 1, generator=g, dtype=torch.float64)
@@ -82,18 +71,16 @@ def awkward():
         centres = torch.randn(3, 6, generator=g, dtype=torch.float64) * 5
         picked = centres[torch.randint(3, (120,), generator=g)]
         yield "clusters", picked + 0.01 * torch.randn(120, 6, generator=g), torch.arange(120) % 6, 1.0
-        labels = torch.arange(400) % 10
-        yield "cold", torch.randn(400, 10, generator=g) * 2 + 5 * torch.eye(10)[labels], labels, 0.1
-    for seed in (59, 120, 235, 389):  # flat valleys, which a step that is not accelerated, or not ahead, never leaves
+    for seed in (0, 59, 120, 235, 389):  # flat valleys, which a step that is not accelerated never leaves
         few = torch.randn(12, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 10
         yield "valley", few, torch.arange(12) % 3, 1.0
 
 
-@pytest.mark.parametrize(("name", "logits", "labels", "temperature"), list(awkward()))
-def test_awkward_classes_reach_the_optimum(name, logits, labels, temperature, passes):
+@pytest.mark.parametrize(("name", "logits", "labels", "temperature"), list(cases()))
+def test_the_objective_is_the_optimum(name, logits, labels, temperature, passes):
     n_classes = logits.shape[1]
     solution = centroids(logits, labels, n_classes, temperature)  # a warning would be an error
-    assert passes.call_count <= 150
+    assert passes.call_count <= (50 if name == "usual" and temperature >= 0.5 else 150)
     ours = objectives(logits, labels, solution, temperature)
     torch.testing.assert_close(solution.exp().sum(dim=1), torch.ones(n_classes, dtype=torch.float64), rtol=0, atol=1e-9)
     for c in range(min(3, n_classes)):
@@ -104,12 +91,10 @@ def test_awkward_classes_reach_the_optimum(name, logits, labels, temperature, pa
 def test_one_two_identical_and_more_than_half_identical_samples_have_the_centroid_that_is_known():
     """A cluster of equal samples that is not the start: the iteration has to land on it."""
     logits = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
-    expected = categorical.log_softmax(logits)
-    torch.testing.assert_close(centroids(logits, torch.arange(4), 4), expected, rtol=0, atol=1e-12)
     rows, labels = logits.repeat(50, 1), torch.arange(4).repeat(50)
-    torch.testing.assert_close(centroids(rows, labels, 4), expected, rtol=0, atol=1e-10)
     rows[:88] = torch.randn(88, 4, generator=torch.Generator().manual_seed(3))  # 28 of 50 are left
-    torch.testing.assert_close(centroids(rows, labels, 4), expected, rtol=0, atol=1e-10)
+    for few, classes in ((logits, torch.arange(4)), (rows[88:], labels[88:]), (rows, labels)):
+        torch.testing.assert_close(centroids(few, classes, 4), categorical.log_softmax(logits), rtol=0, atol=1e-10)
     # of two samples any point of the geodesic is optimal: the distances to both add up to theirs
     logits = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 3
     solution = centroids(logits, torch.arange(6) % 3, 3)
@@ -117,20 +102,17 @@ def test_one_two_identical_and_more_than_half_identical_samples_have_the_centroi
     torch.testing.assert_close(parts, categorical.distance(logits[:3], logits[3:]), rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("share", [0.3, 0.4, 0.45, 0.5, 0.6, 0.9])
+@pytest.mark.parametrize("share", [0.3, 0.45, 0.5, 0.6, 0.9])
 def test_part_of_a_class_at_a_vertex(share):
     """Samples with all mass on their class. With 60% of them the median is the vertex: the others cannot outpull it."""
-    n_classes, n = 5, 500
-    labels = torch.arange(n) % n_classes
-    logits = torch.randn(n, n_classes, generator=torch.Generator().manual_seed(2)) * 2
-    logits[torch.arange(n), labels] += 2
-    at_vertex = torch.arange(n) < share * n
-    logits[at_vertex] = -torch.inf
-    logits[at_vertex, labels[at_vertex]] = 0.0
-    solution = centroids(logits, labels, n_classes)
+    labels = torch.arange(500) % 5
+    logits = torch.randn(500, 5, generator=torch.Generator().manual_seed(2)) * 2 + 2 * torch.eye(5)[labels]
+    at_vertex = torch.arange(500) < share * 500
+    logits[at_vertex] = torch.eye(5)[labels[at_vertex]].log()
+    solution = centroids(logits, labels, 5)
     assert (sums_at(logits, labels, solution).gap <= 1e-10).all()
     if share >= 0.6:
-        assert torch.equal(solution.exp(), torch.eye(n_classes, dtype=torch.float64))
+        assert torch.equal(solution.exp(), torch.eye(5, dtype=torch.float64))
 
 
 def test_classes_that_are_masked_in_all_or_some_samples(classifier):
@@ -139,7 +121,6 @@ def test_classes_that_are_masked_in_all_or_some_samples(classifier):
     for c in (3, 5):
         logits[classifier.labels == c, c] = 4.0
     solution = centroids(logits, classifier.labels, 10)
-    assert not solution.isnan().any()
     assert solution[0, 3] == -torch.inf
     assert (sums_at(logits, classifier.labels, solution).gap <= 1e-10).all()
 
@@ -147,34 +128,28 @@ def test_classes_that_are_masked_in_all_or_some_samples(classifier):
 def test_the_gap_bounds_the_distance_to_the_optimum_and_the_last_pass_counts(classifier, passes):
     """The certificate that stops the iteration holds at any point, not only at the end."""
     optimum = objectives(classifier.train, classifier.labels, centroids(classifier.train, classifier.labels, 10))
-    for sharpness in (0.1, 1.0, 4.0, 8.0):
+    for sharpness in (0.1, 1.0, 8.0):
         sums = sums_at(classifier.train, classifier.labels, torch.eye(10) * sharpness)
         value = 2 * sums.angle / torch.bincount(classifier.labels)
         assert ((value - optimum) / value <= sums.gap + 1e-12).all()
-    for tolerance in (1e-2, 1e-4, 1e-7):
-        solution = centroids(classifier.train, classifier.labels, 10, tolerance=tolerance)
-        assert (sums_at(classifier.train, classifier.labels, solution).gap <= tolerance * (1 + 1e-3)).all()
-    for allowed in (1, 5):
-        passes.reset_mock()
-        with pytest.warns(IgeoodWarning):
-            centroids(classifier.train, classifier.labels, 10, max_passes=allowed, tolerance=1e-12)
-        assert passes.call_count == allowed + 1
+    passes.reset_mock()
+    with pytest.warns(IgeoodWarning):
+        centroids(classifier.train, classifier.labels, 10, max_passes=5, tolerance=1e-12)
+    assert passes.call_count == 6
 
 
 def test_any_start_leads_to_the_optimum_and_a_good_one_takes_fewer_passes(classifier, passes):
     """Also one far away: no step may leave the sphere's positive part for nowhere."""
     cold = centroids(classifier.train, classifier.labels, 10, 2.0)
     count = passes.call_count
-    for scale, seed in itertools.product((0.1, 30.0, 300.0), range(5)):
-        noise = torch.randn(10, 10, generator=torch.Generator().manual_seed(seed)) * scale
-        warm = solved(classifier.train, classifier.labels, 2.0, start=categorical.log_softmax(noise))
-        torch.testing.assert_close(warm.exp(), cold.exp(), rtol=0, atol=1e-9)
-    neighbour = categorical.retemper(centroids(classifier.train, classifier.labels, 10, 1.9), 1.9, 2.0)
-    for start, most in ((cold, 1), (neighbour, count - 1)):
+    noise = torch.randn(10, 10, generator=torch.Generator().manual_seed(0))
+    starts = [categorical.log_softmax(scale * noise) for scale in (0.1, 30.0, 300.0)]
+    starts.append(categorical.retemper(centroids(classifier.train, classifier.labels, 10, 1.9), 1.9, 2.0))
+    for start in starts:
         passes.reset_mock()
         warm = solved(classifier.train, classifier.labels, 2.0, start=start)
-        assert passes.call_count <= most
         torch.testing.assert_close(warm.exp(), cold.exp(), rtol=0, atol=1e-9)
+    assert passes.call_count < count
 
 
 def test_law_a_weight_is_a_repetition(classifier):
@@ -195,9 +170,8 @@ def test_law_chunks_are_the_whole(classifier, size, monkeypatch):
         torch.testing.assert_close(solve(lambda: zip(*parts, strict=True), 10), whole, rtol=1e-9, atol=1e-9)
 
 
-def test_bad_input():
+def test_bad_input(refused):
     bad = {"logits": torch.zeros(3, 4), "labels": torch.tensor([0, 2, 0]), "temperature": 0.0}
     for argument, value in bad.items():
-        with pytest.raises(InputError) as caught:
+        with refused(argument):
             centroids(**{"logits": torch.zeros(3, 3), "labels": torch.arange(3), "n_classes": 3, argument: value})
-        assert caught.value.argument == argument

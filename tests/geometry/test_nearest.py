@@ -1,7 +1,6 @@
 """The nearest class: the same as float64's whatever the data, by a bound that is proven and here measured."""
 
 import math
-from unittest.mock import Mock
 
 import mpmath
 import numpy as np
@@ -57,9 +56,8 @@ def test_same_as_the_whole_table(n_classes, k, spread, dtype, small, monkeypatch
 def test_same_far_away_with_tiny_deviations_and_at_ties(small, monkeypatch):
     monkeypatch.setattr(nearest, "SMALL", small)
     x, means, std = sample(200, 50, 40, 0.6)
-    for shift in (1e3, 1e8):
-        assert_the_same(x + shift, means + shift, std)
-    for far in (10.0, 1e4, 1e10, 1e30, 1e300):
+    assert_the_same(x + 1e8, means + 1e8, std)
+    for far in (10.0, 1e10, 1e300):
         outlier = x.clone()
         outlier[::2] *= far
         outlier[1::2, 3] = -far
@@ -79,19 +77,17 @@ def test_rows_alone_in_chunks_with_gaps_and_with_threads(monkeypatch):
     parts = x[::2, ::2], means[:, ::2], std[::2]
     distance, label = gaussian.nearest_distance(*parts)
     prepared = gaussian.prepare_nearest(*parts[1:])
-    ways = [gaussian.nearest_distance(*(p.contiguous() for p in parts))]
     alone = [gaussian.nearest_prepared(row[None], prepared) for row in parts[0]]
-    ways.append(tuple(torch.cat(values) for values in zip(*alone, strict=True)))
+    ways = [tuple(torch.cat(values) for values in zip(*alone, strict=True))]
     threads = torch.get_num_threads()
     torch.set_num_threads(2 if threads == 1 else 1)
     ways.append(gaussian.nearest_prepared(parts[0], prepared))
     torch.set_num_threads(threads)
     monkeypatch.setattr("igeood.geometry.precision.CHUNK_ELEMENTS", 1000)
-    ways.append(gaussian.nearest_distance(*parts))
+    ways.append(gaussian.nearest_distance(*(part.contiguous() for part in parts)))
     for again in ways:
         torch.testing.assert_close(again[0], distance, rtol=1e-13, atol=0)
         assert torch.equal(again[1], label)
-    assert gaussian.nearest_distance(torch.empty(0, 7), torch.ones(2, 7), torch.ones(7))[1].shape == (0,)
     distance, label = gaussian.nearest_distance(torch.empty(3, 0), torch.empty(2, 0), torch.empty(0))
     assert distance.tolist() == label.tolist() == [0, 0, 0]  # without a channel
 
@@ -111,48 +107,22 @@ def approximation(x: Tensor, means: Tensor, nodes: tuple[int, ...], monkeypatch)
     return sums.double() + left_out[:, None] - exact, bound
 
 
-def adversarial(reach: float, n: int) -> Tensor:
-    """Where the remainder is greatest and rounding worst: about the classes, at their ends, far and very far."""
-    near = torch.linspace(-2 * reach - 2, 2 * reach + 2, n, dtype=torch.float64)
-    far = torch.logspace(0, 17, n, dtype=torch.float64)
-    return torch.cat([near, far, -far, torch.tensor([reach, -reach, 0.0], dtype=torch.float64)])[:, None]
-
-
 @pytest.mark.parametrize("n", [0, *nearest._NODES])
 @pytest.mark.parametrize("reach", [0.0, 1e-3, 0.1, 0.4, 0.8, 1.4])
 @pytest.mark.parametrize("k", [1, 30])
 def test_the_bound_holds(n, reach, k, monkeypatch):
+    """Where the remainder is greatest and rounding worst: about the classes, at their ends, far and very far."""
     monkeypatch.setattr(nearest, "_TOLERANCE", math.inf)
     generator = torch.Generator().manual_seed(k)
     means = reach * (2 * torch.rand(200, k, generator=generator, dtype=torch.float64) - 1)
     means[0], means[1] = reach, -reach
-    x = adversarial(reach, 300).expand(-1, k)
-    if k > 1:
-        x = x * torch.rand(k, generator=generator, dtype=torch.float64)
+    near = torch.linspace(-2 * reach - 2, 2 * reach + 2, 300, dtype=torch.float64)
+    far = torch.logspace(0, 17, 300, dtype=torch.float64)
+    x = torch.cat([near, far, -far, means[:2, 0], torch.zeros(1)])[:, None]
+    x = x * (torch.rand(k, generator=generator, dtype=torch.float64) if k > 1 else 1)
     for part in x.split(100):  # the bound grows with the greatest of the rows
         error, bound = approximation(part, means, (n,) if n else (), monkeypatch)
         assert (error.abs() <= bound).all()
-
-
-def test_no_derivative_is_steeper_than_stated():
-    """`c_r` is attained at 0 for even r, and not exceeded elsewhere."""
-    with mpmath.workdps(60):
-        for r in (2, 3, 4, 5, 6, 8, 12, 16, 20):
-            for t in (0.0, 0.1, 0.3, 0.7, 1.0, 2.0, 10.0):
-                slope = mpmath.taylor(lambda v: mpmath.asinh(v) ** 2, t, r)[r]
-                assert abs(slope) <= nearest.steepest(r) * (1 + 1e-12)
-                if t == 0 and r % 2 == 0:
-                    assert float(abs(slope)) == pytest.approx(nearest.steepest(r), rel=1e-12)
-
-
-@pytest.mark.parametrize(("spread", "most"), [(0.1, 1.5), (0.6, 1.0), (2.0, 0.3)])
-def test_few_classes_are_computed_again(spread, most, monkeypatch):
-    """The bound is tight enough: of sixty classes one or two are left over for most of the rows."""
-    counted = Mock(side_effect=nearest._squared_sums)
-    monkeypatch.setattr(nearest, "_squared_sums", counted)
-    x, means, std = sample(600, 60, 60, spread)
-    nearest._search(x, gaussian.prepare_nearest(means, std))
-    assert sum(len(call.args[0]) for call in counted.call_args_list) <= most * 600
 
 
 def test_asinh_to_the_last_digits_and_where_its_square_overflows():

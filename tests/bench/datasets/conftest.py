@@ -22,9 +22,7 @@ N = 12  # images of a file or folder
 
 def cifar_bytes(n, *, classes=10, seed=0):
     records = np.random.default_rng(seed).integers(0, 256, (n, 3072 + (2 if classes == 100 else 1)), dtype=np.uint8)
-    records[:, 0] = np.arange(n) % (20 if classes == 100 else 10)
-    if classes == 100:
-        records[:, 1] = np.arange(n) % 100
+    records[:, 1 if classes == 100 else 0] = np.arange(n) % classes
     return records.tobytes()
 
 

@@ -1,11 +1,10 @@
-"""FGSM samples: by hand, in pixels, clamped where the range is known, and as OOD samples to tune on."""
+"""FGSM samples: by hand, in pixels, clamped where the range is known."""
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-import igeood
 from igeood.bench import fgsm
 
 
@@ -40,11 +39,3 @@ def test_the_step_on_normalised_inputs_is_in_pixels_and_clamped_where_their_mean
     classes = labels if is_labelled else model(x).argmax(1)
     torch.testing.assert_close(moved, samples(model, (x, classes)), rtol=1e-4, atol=1e-4)
     assert (samples(normalised, (z, classes), 0.05, std=std) * scale + centre).min() < -0.01
-
-
-def test_they_stand_for_ood_samples(model, data):
-    adversarial = fgsm(model, data.held_out, 0.1)
-    guard = igeood.white_box(model, method="igeood+").fit(data.train)
-    tuning = guard.tune(data.held_out, ood=adversarial, share=1.0, search=None).tuning
-    assert tuning.n_id == tuning.n_ood == adversarial.samples == 400
-    assert tuning.temperature is None

@@ -6,9 +6,7 @@ from torch import nn
 
 import igeood
 from igeood.bench.methods.deconf import EPSILONS, mean_scores
-from igeood.bench.networks import build
 from igeood.bench.networks.catalog import DeConfHead
-from igeood.outputs import Outputs
 
 
 @pytest.fixture(scope="module")
@@ -30,20 +28,15 @@ def test_the_head_is_the_formula():
     cosine = torch.stack([row @ w.T / ((row.norm() + 1e-4) * (w.norm(dim=1) + 1e-4)) for row in z])
     g = torch.sigmoid((z @ v.weight[0] + v.bias - 0.3) / (1 + head.g[1].eps) ** 0.5)
     torch.testing.assert_close(head(z), {"logits": cosine / g[:, None], "h": cosine})
-    assert build("densenet-bc-100", 7, head="deconf-c")(torch.zeros(2, 3, 32, 32))["h"].shape == (2, 7)
 
 
-def test_the_score_is_minus_the_largest_cosine(net, data, tmp_path):
-    guard = igeood.white_box(net, method="deconf-c").fit(data.train)
+def test_the_score_is_minus_the_largest_cosine(net, data):
+    guard = igeood.white_box(net, method="deconf-c").fit(data.train).calibrate(data.held_out)
     with torch.no_grad():
         output = net(data.test)
-    torch.testing.assert_close(guard.score(data.test), -output["h"].double().amax(dim=1))
-    guard.calibrate(data.held_out).save(tmp_path / "guard")
-    verdict = igeood.load(tmp_path / "guard", net).predict(data.test)
-    assert torch.equal(verdict.score, guard.score(data.test))
+    verdict = guard.predict(data.test)
+    torch.testing.assert_close(verdict.score, -output["h"].double().amax(dim=1))
     assert torch.equal(verdict.label, output["logits"].argmax(dim=1))
-    arrays = Outputs(output["logits"], {"other": data.test.flatten(1), "|h": output["h"]})
-    assert torch.equal(igeood.detector("deconf-c").fit(arrays).score(arrays), guard.score(data.test))
 
 
 def test_mean_scores_are_those_of_samples_moved_up_the_cosines_slope(net, data):

@@ -8,15 +8,8 @@ from torch import nn
 import igeood
 from igeood.bench.methods.batch_norm import BatchNorm, moments
 from igeood.bench.methods.gram import HOLDOUT, Gram, gram
-from igeood.bench.networks.catalog import DenseNet, build
 from igeood.detectors.weighted import standardised
-from igeood.errors import InputError, UnsuitedError
-from igeood.model.batch import as_batch
 from igeood.model.layers import Call
-from igeood.model.reader import reader_for
-from igeood.summary import Summary
-
-IMAGES = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
 def explicit_gram(maps):
@@ -37,9 +30,8 @@ def test_gram_sums_are_those_of_explicit_matrices(scale):
         sums = gram(Call(nn.Identity(), x, layout))
         torch.testing.assert_close(sums.double(), explicit_gram(each.double()), rtol=1e-4, atol=1e-5 * scale**2)
     uneven = (x.abs() + scale) * torch.tensor([1.0, 1e-4, 1e-9])[:, None, None]  # channels do not vanish
-    sums = gram(Call(nn.Identity(), uneven.requires_grad_(), "second"))
+    sums = gram(Call(nn.Identity(), uneven, "second"))
     torch.testing.assert_close(sums.double(), explicit_gram(uneven.flatten(2).double()), rtol=1e-5, atol=0)
-    assert torch.autograd.grad(sums.sum(), uneven)[0].isfinite().all()
 
 
 def terms_by_loops(train, batch):
@@ -65,30 +57,20 @@ def terms_by_loops(train, batch):
 
 
 @pytest.mark.parametrize("is_missed", [False, True])
-def test_gram_is_what_loops_say_also_for_a_class_that_is_never_predicted(known, suited, is_missed, tmp_path):
+def test_gram_is_what_loops_say_also_for_a_class_that_is_never_predicted(known, suited, is_missed):
     train, test = (suited(part, Gram.needs) for part in (known.train, known.test[:40]))
     if is_missed:
         train = train[train.logits.argmax(dim=1) != 3]
     detector = Gram().fit(train)
     torch.testing.assert_close(detector.terms(test), torch.from_numpy(terms_by_loops(train, test)))
     assert [finding.code for finding in detector.findings_] == (["unpredicted-classes"] if is_missed else [])
-    for i in (0, 1):
-        Summary.of(train[i::2], Gram.needs).save(tmp_path / str(i))
-    half, named = Summary.load(tmp_path / "0"), Summary.load(tmp_path / "1", Gram.needs)
-    for whole in (half + named, named + half):
-        torch.testing.assert_close(Gram().learn(whole).score(test), detector.score(test))
-    with pytest.raises(InputError):
-        half + half  # nothing says how they add
 
 
 def test_gram_with_few_held_out_rows_weights_no_layer_without_limit(known, suited):
     rows = suited(known.train, Gram.needs)
-    is_held = torch.from_numpy(rows.keys < HOLDOUT)
-    detector = Gram().fit(rows[~is_held])
+    detector = Gram().fit(rows[torch.from_numpy(rows.keys >= HOLDOUT)])
     assert [finding.code for finding in detector.findings_] == ["few-held-out"]
     torch.testing.assert_close(detector.usual_, torch.tensor([6.0, 9.0]).double())
-    with pytest.raises(InputError):
-        Gram().fit(rows[is_held])
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (1, 1)])
@@ -106,9 +88,6 @@ def test_moments_are_those_of_the_norms_input(shape):
     model = nn.Sequential(norm, nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))
     features = igeood.extract(model, x, ["0"], pool=moments).features["0|moments"]
     torch.testing.assert_close(features.double(), torch.cat([m, s], dim=1), rtol=1e-5, atol=1e-5)
-    leaf = x.clone().requires_grad_()
-    sums = moments(Call(norm, norm(leaf), "second", leaf))
-    assert torch.autograd.grad(sums.sum(), leaf)[0].isfinite().all()
 
 
 def distances_by_loops(outputs):
@@ -144,36 +123,3 @@ def test_batch_norm_is_a_sum_of_distances_and_then_a_regression_on_its_columns_a
     oracle.fit((both - both.mean(0)) / both.std(0), np.repeat([0, 1], [len(inside), len(outside)]))
     expected = torch.from_numpy((table(test) - both.mean(0)) / both.std(0) @ oracle.coef_[0])
     torch.testing.assert_close(detector.score(test), expected, rtol=1e-3, atol=1e-3)
-    again = BatchNorm(columns=columns).load_state(detector.state(), 10, detector.widths_)
-    assert torch.equal(again.terms(test), detector.terms(test))
-
-
-def test_layers_of_densenet_and_resnet():
-    def layers(model, needs):
-        return reader_for(model, as_batch(IMAGES), needs).layers
-
-    dense = layers(DenseNet(), Gram.needs)
-    assert (len(dense), len(layers(DenseNet(), BatchNorm.needs))) == (101, 99)
-    ends = ["block1", "trans1.conv1", "block2", "trans2.conv1", "block3"]
-    assert [name for name in dense if "layer" not in name] == ends
-    residual = layers(build("resnet-10-16"), Gram.needs)
-    assert [name for name in residual if "." not in name] == ["layer1", "layer2", "layer3", "layer4"]
-
-
-@pytest.mark.parametrize("method", ["gram", "batch-norm", "deconf-c"])
-def test_a_model_without_such_layers_is_unsuited(method):
-    norm = nn.BatchNorm2d(4, track_running_stats=False)
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.Flatten(), nn.Linear(3600, 3))
-    with pytest.raises(UnsuitedError):
-        igeood.white_box(model, method=method).fit([(IMAGES, torch.tensor([0, 1, 2, 0]))])
-
-
-@pytest.mark.parametrize(("method", "layers"), [("gram", ["3"]), ("batch-norm", ["1", "4"])])
-def test_guards_of_a_model_learn_from_shards_step_and_leave_it_as_found(method, layers, model, data, left_as_found):
-    with left_as_found(model):
-        guard = igeood.white_box(model, method=method).fit(data.train)
-        stepped = igeood.white_box(model, method=method, epsilon=0.01).fit(data.train)
-        assert stepped.score(data.test).mean() < guard.score(data.test).mean()
-    shards = [igeood.summarise(guard, [batch]) for batch in data.train]
-    fitted = igeood.white_box(model, method=method, layers=layers).fit(sum(shards[1:], shards[0]))
-    torch.testing.assert_close(fitted.score(data.test), guard.score(data.test), rtol=1e-5, atol=1e-5)

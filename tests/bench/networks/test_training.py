@@ -27,38 +27,25 @@ def make_task(n=48, classes=4, seed=0):
     return Task("squares", classes, images[:split], labels[:split], images[split:], labels[split:])
 
 
-@pytest.fixture(scope="module")
-def task():
-    return make_task()
+TASK = make_task()
 
 
-@pytest.fixture(scope="module")
-def trained(task, tmp_path_factory):
-    path = tmp_path_factory.mktemp("trained") / "net.safetensors"
-    return path, train("resnet-10-16", task, path, SHORT)
-
-
-def assert_equal_weights(path, other):
-    one, two = load_file(path), load_file(other)
-    assert all(torch.equal(one[name], two[name]) for name in one.keys() | two.keys())
-
-
-def test_the_file_describes_its_training_and_loads(trained, task):
-    path, share = trained
+def test_the_file_describes_its_training_and_loads(tmp_path):
+    path = tmp_path / "net.safetensors"
+    share = train("resnet-10-16", TASK, path, SHORT)
     about = read_weights(path)[1]
     assert about.items() >= {"network": "resnet-10-16", "trained_on": "squares", "classes": "4"}.items()
-    assert float(about["test_accuracy"]) == pytest.approx(share, abs=1e-4)
     assert Recipe(**json.loads(about["training"])["recipe"]) == SHORT
-    assert accuracy(load_weights(build("resnet-10-16", 4), path), task) == share
+    assert accuracy(load_weights(build("resnet-10-16", 4), path), TASK) == share
     assert [p.name for p in path.parent.iterdir()] == [path.name]  # neither checkpoint nor lock
-    with pytest.raises(InputError, match=path.name):
-        train("resnet-10-16", task, path, SHORT)
+    with pytest.raises(InputError):
+        train("resnet-10-16", TASK, path, SHORT)  # it is there
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
-def test_a_run_that_stops_anywhere_ends_with_the_same_weights(task, tmp_path, optimiser):
+def test_a_run_that_stops_anywhere_ends_with_the_same_weights(tmp_path, optimiser):
     recipe = replace(SHORT, optimiser=optimiser)
-    train("resnet-10-16", task, tmp_path / "whole.safetensors", recipe)
+    train("resnet-10-16", TASK, tmp_path / "whole.safetensors", recipe)
     for stop in (1, 3, 5):  # within the first epoch, at its end, within the second
 
         def interrupt(now, stop=stop):
@@ -67,45 +54,30 @@ def test_a_run_that_stops_anywhere_ends_with_the_same_weights(task, tmp_path, op
 
         path = tmp_path / f"{stop}.safetensors"
         with pytest.raises(KeyboardInterrupt):
-            train("resnet-10-16", task, path, recipe, progress=interrupt)
+            train("resnet-10-16", TASK, path, recipe, progress=interrupt)
         assert not path.exists()
-        train("resnet-10-16", task, path, recipe)
-        assert_equal_weights(path, tmp_path / "whole.safetensors")
+        train("resnet-10-16", TASK, path, recipe)
+        torch.testing.assert_close(load_file(path), load_file(tmp_path / "whole.safetensors"), rtol=0, atol=0)
 
 
-def test_a_checkpoint_of_another_run_is_refused(task, tmp_path):
-    path, run = tmp_path / "net.safetensors", Run("resnet-10-16", task, SHORT)
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    path, run = tmp_path / "net.safetensors", Run("resnet-10-16", TASK, SHORT)
     run.save(path.with_suffix(".training"))
-    for other, recipe in ((task, replace(SHORT, seed=1)), (make_task(seed=1), SHORT)):
-        with pytest.raises(InputError, match="checkpoint"):
+    for other, recipe in ((TASK, replace(SHORT, seed=1)), (make_task(seed=1), SHORT)):
+        with pytest.raises(InputError):
             train("resnet-10-16", other, path, recipe)
     path.with_suffix(".training").write_bytes(b"garbage")
     with pytest.raises(GuardFileError):
-        train("resnet-10-16", task, path, SHORT)
+        train("resnet-10-16", TASK, path, SHORT)
 
 
-def test_seeds_differ_and_repeat_and_leave_the_random_state(task):
-    before = torch.get_rng_state()
-    runs = [Run("resnet-10-16", task, replace(SHORT, seed=seed)) for seed in (0, 0, 1)]
-    for run in runs:
-        run.advance()
-    a, b, c = (run.model.state_dict()["fc.weight"] for run in runs)
-    assert torch.equal(a, b)
-    assert not torch.equal(a, c)
-    assert torch.equal(before, torch.get_rng_state())
-
-
-def test_a_decomposed_head_is_trained_without_decay_of_its_cosines(task, tmp_path):
-    run = Run("resnet-10-16", task, SHORT, head="deconf-c")
+def test_a_decomposed_head_is_trained_without_decay_of_its_cosines(tmp_path):
+    run = Run("resnet-10-16", TASK, SHORT, head="deconf-c")
     bare = [group["params"] for group in run.optimiser.param_groups if group["weight_decay"] == 0]
     assert [[id(p) for p in parameters] for parameters in bare] == [[id(run.model.fc.h.weight)]]
-    run.save(tmp_path / "n.training")
-    with pytest.raises(InputError, match="head"):  # the checkpoint has another one
-        train("resnet-10-16", task, tmp_path / "n.safetensors", SHORT)
-    share = train("resnet-10-16", task, tmp_path / "n.safetensors", SHORT, head="deconf-c")
-    assert read_weights(tmp_path / "n.safetensors")[1]["head"] == "deconf-c"
+    share = train("resnet-10-16", TASK, tmp_path / "n.safetensors", SHORT, head="deconf-c")
     model = load_weights(build("resnet-10-16", 4, head="deconf-c"), tmp_path / "n.safetensors")
-    assert accuracy(model, task) == share
+    assert accuracy(model, TASK) == share
 
 
 def test_it_learns_at_a_rate_that_steps_at_half_and_three_quarters(tmp_path):
@@ -122,26 +94,12 @@ def test_augmentation_shifts_and_mirrors():
     _, _, rows, columns = np.nonzero(shifted)
     assert set(rows) == set(range(12, 21))
     assert set(columns) == set(range(6, 15)) | set(range(17, 26))  # as they were, and mirrored
-    assert (shifted.reshape(200, -1).max(axis=1) == 255).all()
 
 
-def test_moments_are_those_of_the_channels(task):
-    pixels = task.images.astype(np.float64) / 255
-    assert task.mean == pytest.approx(tuple(pixels.mean(axis=(0, 2, 3))), abs=5e-5)
-    assert task.std == pytest.approx(tuple(pixels.std(axis=(0, 2, 3))), abs=5e-5)
-
-
-def test_recipes_tasks_and_networks_that_cannot_be(task, tmp_path):
+def test_recipes_and_networks_that_cannot_be(tmp_path, refused):
     for name, bad in {"epochs": 0, "batch": 1, "rate": float("nan"), "seed": -1, "optimiser": "adma"}.items():
-        with pytest.raises(InputError, match=f"^{name}"):
+        with refused(name):
             Recipe(**{name: bad})
-    images = np.zeros((3, 3, 32, 32), np.uint8)
-    for n, labels in ((2, np.arange(2)), (3, np.zeros(2, int))):  # a class without an image, an image without a class
-        with pytest.raises(InputError):
-            Task("x", 3, images[:n], labels, images[:1], np.zeros(1, int))
-    with pytest.raises(InputError, match=r"^rate"):
-        train("resnet-10-16", task, tmp_path / "n.safetensors", Recipe(epochs=30, batch=16, rate=1e12))
+    with refused("rate"):  # it diverges
+        train("resnet-10-16", TASK, tmp_path / "n.safetensors", Recipe(epochs=30, batch=16, rate=1e12))
     assert all(build(name, 7)(torch.zeros(2, 3, 32, 32)).shape == (2, 7) for name in NETWORKS)
-    for name, classes in (("resnet34", 7), ("resnet-34", 1)):
-        with pytest.raises(InputError):
-            build(name, classes)

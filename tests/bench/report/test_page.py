@@ -2,24 +2,20 @@
 
 import base64
 import hashlib
-import io
-import itertools
+import json
 import re
-import shlex
+import shutil
 from dataclasses import replace
 from datetime import date
 from html.parser import HTMLParser
-from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from PIL import Image
 
 from igeood import black_box
 from igeood.bench.guarded import Guarded
 from igeood.bench.report import make
-from igeood.bench.report.drawing import picture
 from igeood.bench.report.evidence import Evidence
 from igeood.bench.report.standings import standings
 from igeood.bench.runs import Results
@@ -45,22 +41,10 @@ class Page(HTMLParser):
     def handle_data(self, data):
         self.words.append(data)
 
-    def all(self, tag):
-        return [attrs for name, attrs in self.tags if name == tag]
-
 
 @pytest.fixture(scope="module")
 def html(full, verdicts):
     return make(full, made_on=DAY, verdicts=[verdicts]).html
-
-
-def test_every_part_has_its_figures_and_pictures_and_is_the_same_each_time(full, html, verdicts):
-    page, first = Page(html), Page(html[: html.index("<details")])
-    assert not any("open" in attrs for attrs in page.all("details"))
-    assert len(page.all("svg")) == 4 + 1 + 2 * 2 + 2 + 2  # of the guard, evidence, ROC and PR, tuning, layers
-    assert (len(first.all("svg")), len(first.all("img"))) == (4 + 1, 4 * (4 + 2) + 2)
-    assert len(page.all("img")) == len(first.all("img")) + 2 * 8 * 3
-    assert make(Results.existing(full.folder), made_on=DAY, verdicts=[verdicts]).html == html
 
 
 def test_the_guards_figures_are_those_of_its_scores_under_one_threshold(full, html, guard):
@@ -71,98 +55,63 @@ def test_the_guards_figures_are_those_of_its_scores_under_one_threshold(full, ht
         assert f"{share:.1%}" in headline
         assert f"{share:.1%}" in text
     assert guard.promise in text
-    kept = sum(int((one.scores <= guard.threshold).sum()) for one in foreign)
-    assert f"{kept} of 600" in text
-    assert f"{600 - kept} of 600" in text
-    assert re.findall(r"the threshold (−?[\d.]+) keeps", html) == [f"{guard.threshold:.4g}".replace("-", "−")] * 4
-    for attrs in Page(html).all("img"):
-        if attrs["alt"].startswith(("Digits", "Gauss")):
-            score = float(re.search(r"score (\S+),", attrs["alt"])[1].replace("−", "-"))
-            assert attrs["alt"].endswith("refused" if score > guard.threshold else "kept")
 
 
-def test_a_guard_that_judged_nothing_another_guard_and_no_guard(full, guard, maker, classifier, tmp_path):
-    results = maker.cell("black-box", "igeood-logits", "svhn").results
-    assert make(results, made_on=DAY).guard is None
-    guard.save(maker.folder / "guard.safetensors")
-    page = make(results, made_on=DAY)
+def test_a_guard_that_judged_nothing_and_another_guard(full, whole, guard, classifier, tmp_path):
+    guard.save(tmp_path / "guard.safetensors")
+    page = make(whole, made_on=DAY, guard=tmp_path / "guard.safetensors")
     assert page.guard is None
     assert guard.promise in Page(page.html).text
-    other = black_box().fit(classifier.train, classifier.labels)
-    other.save(tmp_path / "other.safetensors")
-    assert make(full, made_on=DAY, guard=tmp_path / "other.safetensors").guard is None  # not calibrated
-    other.calibrate(classifier.held_out).save(tmp_path / "other.safetensors")
-    assert make(full, made_on=DAY, guard=tmp_path / "other.safetensors").guard is None  # it judged none of these
-    (maker.folder / "guard.safetensors").unlink()
-    Guarded.load(full.folder).save(maker.folder)
-    assert make(results, made_on=DAY).guard is not None  # its file need not be there
+    black_box().fit(classifier.train, classifier.labels).calibrate(classifier.held_out).save(tmp_path / "other")
+    assert make(full, made_on=DAY, guard=tmp_path / "other").guard is None
 
 
-def test_the_monitor_shows_where_the_inputs_changed(full, html, verdicts, tmp_path):
+def test_the_monitor_shows_where_the_inputs_changed(html):
     since, at = (int(n) for n in re.findall(r"input (\d+) \(camera-\1\)", html)[:2])
-    assert 550 < since < 700  # they change after 600
-    assert since < at < 700
-    rows = Path(verdicts).read_text().splitlines()
-    (tmp_path / "short.csv").write_text("\n".join(rows[:300]))
-    assert make(full, made_on=DAY, verdicts=[str(tmp_path / "short.csv")]).monitor.startswith("No alarm in 299")
+    assert 550 < since < at < 700  # they change after 600
 
 
-def test_nothing_is_asked_of_others_links_lead_somewhere_and_figures_have_text(html):
+def test_nothing_is_asked_of_others_and_it_is_the_same_each_time(full, html, verdicts):
     page = Page(html)
     fetched = [value for _, attrs in page.tags for name, value in attrs.items() if name in ADDRESSES]
     assert all(value.startswith(("#", "data:image/png;base64,")) for value in fetched)
     assert not re.search(r"url\((?!#)|@import|https?://(?!www\.w3\.org/)", html)
-    policy = next(a["content"] for a in page.all("meta") if a.get("http-equiv") == "Content-Security-Policy")
+    metas = [attrs for tag, attrs in page.tags if tag == "meta"]
+    policy = next(a["content"] for a in metas if a.get("http-equiv") == "Content-Security-Policy")
     script = re.search(r"<script>(.*?)</script>", html, re.DOTALL)[1]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert "default-src 'none'" in policy
     assert f"script-src 'sha256-{digest}'" in policy
-    names = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
-    assert len(names) == len(set(names))
-    links = {v[1:] for _, attrs in page.tags for n, v in attrs.items() if n in ("href", "xlink:href") and v[0] == "#"}
-    assert links | set(re.findall(r"url\(#([^)]+)\)", html)) <= set(names)
-    assert all(attrs["role"] == "img" and re.search(r"\d", attrs["aria-label"]) for attrs in page.all("svg"))
-    assert all(re.search(r"image \d+, score [\d−]", attrs["alt"]) for attrs in page.all("img"))
+    assert make(Results.existing(full.folder), made_on=DAY, verdicts=[verdicts]).html == html
 
 
-def test_names_are_text(full, maker, guard, tmp_path):
+def test_names_are_text(full, plan, tmp_path):
     evil = "folder:/x/<script>alert(1)</script>"
     quoted = 'folder:/x/"onload="alert(1)" $\\frac{'
-    for ood in (evil, quoted):
-        maker.cell("black-box", "igeood-logits", ood, validation=evil)
-        maker.cell("white-box-validation", "igeood", ood, validation=evil)
-    maker.results.note(["igeood", "bench", "--ood", evil])
-    guard.save(maker.folder / "guard.safetensors")
+    shutil.copytree(full.folder, tmp_path / "r")
+    for path in (tmp_path / "r").glob("*.jsonl"):
+        text = path.read_text()
+        for name, other in zip((*plan().ood[:1], *plan().validation), (evil, quoted), strict=True):
+            text = text.replace(json.dumps(name), json.dumps(other))
+        path.write_text(text)
+    results = Results.existing(tmp_path / "r")
+    results.note(["igeood", "bench", "--ood", evil])
     guarded = Guarded.load(full.folder)
-    for one, name in zip(guarded.sets[1:], (evil, quoted), strict=False):
-        pictures = [replace(shown, reason=evil) for shown in one.pictures]
-        guarded.sets[guarded.sets.index(one)] = replace(one, name=name, title=name, pictures=pictures)
-    guarded.save(maker.folder)
+    for i, name in ((1, evil), (2, quoted)):
+        pictures = [replace(shown, reason=evil) for shown in guarded.sets[i].pictures]
+        guarded.sets[i] = replace(guarded.sets[i], name=name, title=name, pictures=pictures)
+    guarded.save(tmp_path / "r")
     rows = (f"{evil},{score!r}\n" for score in [*np.zeros(9).tolist(), *[1e9] * 99])
     (tmp_path / "verdicts.csv").write_text("".join(["id,score\n", *rows]))
-    html = make(maker.results, made_on=DAY, verdicts=[str(tmp_path / "verdicts.csv")]).html
+    html = make(results, made_on=DAY, verdicts=[str(tmp_path / "verdicts.csv")]).html
     page = Page(html)
     assert html.count("<script") == 1
     assert not any(name.startswith("on") for _, attrs in page.tags for name in attrs)
-    assert page.text.count(evil) > 5
+    assert evil in page.text
     assert quoted in page.text
 
 
-def test_the_best_of_a_group_is_bold_and_each_network_has_its_section(maker):
-    for method, tnr in (("energy", 0.5), ("odin", 0.7), ("igeood-logits", 0.6)):
-        maker.cell("black-box", method, "svhn", tnr=tnr)
-    for method in ("odin", "igeood-logits"):
-        maker.cell("grey-box", method, "svhn", tnr=0.9)
-    table = re.search(r"<table>\s*<caption>TNR.*?</table>", make(maker.results, made_on=DAY).html, re.DOTALL)[0]
-    assert re.findall(r"<strong>(.*?)</strong>", table) == ["70.0", "70.0"]  # SVHN and the average; a tie has none
-    cells = re.findall(r'data-value="([\d.]+)"', table)
-    assert [round(float(value)) for value in cells] == [70, 70, 50, 50, 60, 60, 90, 90, 90, 90]
-    type(maker)(maker.folder, network="densenet-bc-100", weights="other").cell("black-box", "energy", "svhn", tnr=0.6)
-    assert set(make(maker.results, made_on=DAY).methods) == {"resnet-10-16, CIFAR-10", "densenet-bc-100, CIFAR-10"}
-
-
-def test_the_threshold_is_that_of_the_table_and_pictures_come_in_order_with_their_reason(full):
-    """What lies above the drawn threshold is the TNR that was measured, in every cell."""
+def test_what_lies_above_the_drawn_threshold_is_the_tnr_that_was_measured_in_every_cell(full):
     ours = Averages(full)
     key = ours.classifiers()[0]
     evidence = Evidence(ours, key, standings(ours, key), 9)
@@ -170,38 +119,10 @@ def test_the_threshold_is_that_of_the_table_and_pictures_come_in_order_with_thei
         for _, scores in evidence.scores(row):
             assert np.mean(scores.arrays["ood"] > scores.threshold) == pytest.approx(scores.cell["tnr"])
             assert np.mean(scores.arrays["id"] <= scores.threshold) >= 0.95
-    scores = dict(evidence.scores(evidence.standing.shown))["svhn"]
-    most, _ = evidence.pictures(3)["CIFAR-10 (in-distribution)"].values()
-    assert [t["score"] for t in most] == [f"{v:.4g}" for v in np.sort(scores.arrays["id"])[::-1][:3]]
-    assert {t["reason"] for t in most} == {"block2"}  # seven tenths of every score
-    image = np.random.default_rng(0).integers(0, 256, (3, 32, 32), dtype=np.uint8)
-    content = base64.b64decode(picture(image).partition(",")[2])
-    assert np.array_equal(np.asarray(Image.open(io.BytesIO(content))), image.transpose(1, 2, 0))
 
 
-@pytest.mark.slow
-def test_a_large_benchmark_is_below_2_mb(maker):
-    """Six networks on nine OOD sets, as in the paper, with noise for pictures."""
-    sets = ("isun", "svhn", "textures", "lsun", "chars74k", "tiny-imagenet", "places365", "cifar-100", "gaussian")
-    methods = [("black-box", m) for m in ("msp", "odin", "energy", "igeood-logits")] + [("white-box", "igeood+")]
-    for i, ((setting, method), ood) in itertools.product(range(6), itertools.product(methods, sets)):
-        made = maker if i == 0 else type(maker)(maker.folder, weights=f"weights-{i}")
-        made.cell(setting, method, ood, validation="folder:/mine")
-    assert len(make(maker.results, made_on=DAY).html.encode()) < 2e6
-
-
-def test_the_commands_are_those_that_were_noted(maker):
-    results = maker.cell("black-box", "igeood-logits", "svhn").results
-    commands = [["igeood", "bench", "--ood", "folder:/a b/c", "--out", "x"], ["igeood", "bench", "--method", "msp"]]
-    for line in [*commands, commands[0]]:  # one given twice is noted once
-        results.note(line)
-    code = re.search(r"<pre[^>]*><code>(.*?)</code>", make(results, made_on=DAY).html, re.DOTALL)[1]
-    lines = [shlex.split(line.replace("&#39;", "'")) for line in code.splitlines()]
-    assert lines == [*commands, ["igeood", "report", str(results.folder)]]
-
-
-def test_what_the_user_must_fix(full, maker):
-    (maker.folder / "results.jsonl").touch()
-    for words in ([maker.folder / "none"], [maker.folder], [full.folder, "--verdicts", maker.folder / "none.csv"]):
+def test_what_the_user_must_fix(full, tmp_path):
+    (tmp_path / "results.jsonl").touch()
+    for words in ([tmp_path / "none"], [tmp_path], [full.folder, "--verdicts", tmp_path / "none.csv"]):
         assert CliRunner().invoke(main, ["report", *map(str, words)]).exit_code == 2
-    assert not list(maker.folder.rglob("*.html"))
+    assert not list(tmp_path.rglob("*.html"))
