@@ -66,6 +66,8 @@ def test_options_are_kept_as_plain_numbers_and_an_unknown_name_gets_the_nearest(
     assert igeood.IgeoodLogits(temperature=np.float32(2), centroid_temperature=1).centroid_temperature == 1.0
     defaults = {"igeood-logits": 1.0, "energy": 1.0, "msp": 1.0, "odin": 1000.0}
     assert {name: igeood.detector(name).temperature for name in defaults} == defaults
+    with refused("probabilities"):
+        igeood.detector("energy", probabilities=True)
     with refused("method") as caught:
         igeood.detector("MSP")
     assert "'msp'" in caught.value.cure
