@@ -128,28 +128,22 @@ def state_of(model):
     }
 
 
-@pytest.fixture(scope="session")
-def left_as_found():
-    """A context in which a model may be used, but not changed."""
-
-    @contextmanager
-    def check(model):
-        before = state_of(model)
-        yield
-        assert state_of(model) == before
-
-    return check
+@contextmanager
+def unchanged(model):
+    """A model may be used here, but not changed."""
+    before = state_of(model)
+    yield
+    assert state_of(model) == before
 
 
-@pytest.fixture(scope="session")
-def refused():
-    """A context that must raise an `InputError` of this argument, at this place if one is given."""
+@contextmanager
+def refusing(argument, place=None):
+    """An `InputError` of this argument must be raised here, at this place if one is given."""
+    with pytest.raises(InputError) as raised:
+        yield raised
+    assert raised.value.argument == argument, raised.value
+    assert place is None or raised.value.place == place, raised.value
 
-    @contextmanager
-    def check(argument, place=None):
-        with pytest.raises(InputError) as raised:
-            yield raised
-        assert raised.value.argument == argument, raised.value
-        assert place is None or raised.value.place == place, raised.value
 
-    return check
+left_as_found = pytest.fixture(lambda: unchanged, scope="session")
+refused = pytest.fixture(lambda: refusing, scope="session")

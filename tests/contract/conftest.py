@@ -1,6 +1,6 @@
 """Outputs of a pretend classifier that every method can learn from, whatever it needs."""
 
-from functools import cached_property
+from functools import cache, cached_property
 
 import pytest
 import torch
@@ -61,12 +61,9 @@ class Case:
 @pytest.fixture(scope="session")
 def make_case(suited):
     """A case of a method; each is made once."""
-    cases = {}
 
-    def make(name):
-        key = name, igeood.METHODS[name].kind
-        if key not in cases:
-            cases[key] = Case(name, suited)
-        return cases[key]
+    @cache
+    def make(name, _kind):
+        return Case(name, suited)
 
-    return make
+    return lambda name: make(name, igeood.METHODS[name].kind)

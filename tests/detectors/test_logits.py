@@ -82,13 +82,3 @@ def test_two_classes_use_the_minimum_and_say_so(make):
     assert family.fr0(between, detector.centroids_).std() < 1e-12  # why
     assert detector(between).std() > 1e-3
     assert igeood.IgeoodLogits().fit(make(3).train, make(3).labels).findings_ == []
-
-
-def test_the_class_of_the_nearest_centroid_and_the_authors_rescaling_of_centroids(classifier):
-    test = igeood.Outputs(classifier.test)
-    detector = igeood.IgeoodLogits().fit(classifier.train, classifier.labels)
-    nearest = categorical.pairwise_distance(classifier.test, detector.centroids_).argmin(1)
-    assert torch.equal(detector.predict_class(test), nearest)
-    assert (nearest == classifier.test.argmax(1)).double().mean() > 0.99
-    rescaled = igeood.IgeoodLogits(temperature=5.0, centroid_temperature=1.0).fit(classifier.train, classifier.labels)
-    torch.testing.assert_close(rescaled.centroids_, torch.log_softmax(detector.centroids_ / 5.0, dim=1))

@@ -32,11 +32,8 @@ GUARDS = json.loads((FROZEN / "guards.json").read_text())
 
 def kept(cases):
     """Parameters of a test, without methods that have been replaced."""
-    return [
-        pytest.param(i, c, id=" ".join(map(str, c.values())))
-        for i, c in enumerate(cases)
-        if c["method"] not in REPLACED
-    ]
+    numbered = [(number, case) for number, case in enumerate(cases) if case["method"] not in REPLACED]
+    return [pytest.param(*each, id=" ".join(map(str, each[1].values()))) for each in numbered]
 
 
 @cache
@@ -56,11 +53,8 @@ def assert_frozen(name, what, score, tolerance=1e-9):
     """Equal up to a part of the largest score; the frozen rows are the first ones."""
     for side in ("id", "ood"):
         expected = frozen(name)[0][f"{what}/{side}"]
-        assert_near(score(outputs(name)[side][: len(expected)]), expected, tolerance * np.abs(expected).max())
-
-
-def assert_near(values, expected, tolerance):
-    np.testing.assert_allclose(np.asarray(values), expected, rtol=0, atol=tolerance)
+        values = score(outputs(name)[side][: len(expected)])
+        np.testing.assert_allclose(values, expected, rtol=0, atol=tolerance * np.abs(expected).max())
 
 
 def assert_figures(inside, outside, expected, points):
@@ -112,7 +106,7 @@ def test_scores_of_every_method(number, case):
         expected = {side: file.get_tensor(f"{number}/{side}") for side in ("id", "ood")}
     largest = max(np.abs(value).max() for value in expected.values())
     for side, values in scores(case).items():
-        assert_near(values, expected[side], 1e-9 * largest)
+        np.testing.assert_allclose(values, expected[side], rtol=0, atol=1e-9 * largest)
 
 
 @pytest.mark.filterwarnings("ignore")

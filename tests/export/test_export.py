@@ -29,6 +29,7 @@ class Graph:
     """A file in onnxruntime."""
 
     def __init__(self, path):
+        self.path = path
         self.session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         self.inputs = {value.name: value.shape for value in self.session.get_inputs()}
         self.outputs = [value.name for value in self.session.get_outputs()]
@@ -70,17 +71,10 @@ def white(model, data):
 
 
 @pytest.fixture(scope="module")
-def path(white, data, left_as_found, tmp_path_factory):
+def graph(white, data, left_as_found, tmp_path_factory):
     """The white box's file; the model is left as found."""
-    path = tmp_path_factory.mktemp("export") / "guard.onnx"
     with left_as_found(white.source.model):
-        white.export(path, example=data.test[:1])
-    return path
-
-
-@pytest.fixture(scope="module")
-def graph(path):
-    return Graph(path)
+        return exported(white, tmp_path_factory.mktemp("export"), example=data.test[:1])
 
 
 def test_a_model_with_its_guard(graph, white, data):
@@ -100,13 +94,13 @@ def test_a_bad_row_is_refused_and_spoils_no_other(graph, white, data):
     assert results["label"].tolist()[1:3] == [-1, -1]
 
 
-def test_the_file_says_what_it_is_and_nothing_of_where_it_was_made(path, white):
-    model = onnx.load(path)
+def test_the_file_says_what_it_is_and_nothing_of_where_it_was_made(graph, white):
+    model = onnx.load(graph.path)
     about = {entry.key: entry.value for entry in model.metadata_props}
     assert (model.producer_name, about["method"], about["promise"]) == ("igeood", "igeood", white.promise)
     assert (json.loads(about["layers"]), about["fingerprint"]) == (white.layers, white.source.fingerprint)
     assert float(about["threshold"]) == white.threshold
-    assert b"/igeood/" not in path.read_bytes()
+    assert b"/igeood/" not in graph.path.read_bytes()
     assert [one.version for one in model.opset_import if one.domain == ""] == [20]
 
 
@@ -261,12 +255,12 @@ def test_other_verdicts_p_values_and_labels_are_no_agreement(white, data, graph)
         assert (caught.value.argument, name in caught.value.what) == ("example", True)
 
 
-def test_only_graphs_of_guards_are_replaced_and_others_may_use_the_model(white, data, path, tmp_path):
+def test_only_graphs_of_guards_are_replaced_and_others_may_use_the_model(white, data, graph, tmp_path):
     target = tmp_path / "g.onnx"
     target.write_bytes(b"somebody's only copy")
     refused(white, target, "path", example=data.test[:3])
     assert target.read_bytes() == b"somebody's only copy"
-    target.write_bytes(path.read_bytes())
+    target.write_bytes(graph.path.read_bytes())
     exporting = threading.Thread(target=white.export, args=(target, data.test[:3]))
     expected = white.score(data.test[:8])
     exporting.start()

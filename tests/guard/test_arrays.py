@@ -21,8 +21,6 @@ def test_the_whole_way(guard, classifier):
     verdict = guard.calibrate(classifier.held_out).predict(classifier.test)
     assert verdict.is_ood.double().mean() < 0.1
     assert guard.predict(classifier.ood).is_ood.double().mean() > 0.8
-    assert torch.equal(verdict.is_ood, verdict.score > guard.threshold)
-    assert torch.equal(verdict.label, classifier.test.argmax(1))
     assert torch.equal(verdict.p_value, igeood.calibration.p_values(guard.score(classifier.held_out), verdict.score))
     verdict = guard.calibrate(classifier.held_out.numpy()).predict(classifier.test.numpy())
     dtypes = {"is_ood": bool, "score": np.float64, "p_value": np.float64, "label": np.int64}

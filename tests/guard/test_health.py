@@ -35,12 +35,12 @@ def test_an_honest_setup_is_left_in_peace(name):
     assert [*chain(*SETUPS.alarms(name, 2))] == []
 
 
+def warnings_of(guard):
+    return [finding.code for finding in guard.health if finding.level == "warning"]
+
+
 def test_findings_follow_their_steps_and_travel_in_the_file(classifier, tmp_path):
     c, guard = classifier, igeood.black_box()
-
-    def warnings_of(guard):
-        return [finding.code for finding in guard.health if finding.level == "warning"]
-
     with pytest.warns(IgeoodWarning) as caught:
         guard.fit(c.train, (c.labels + 1) % 10)
     assert [str(each.message) for each in caught] == [str(finding) for finding in guard.health]

@@ -104,14 +104,11 @@ def test_weights_that_change(model, data, refused):
     assert not torch.equal(guard.predict(data.test).score, before.score)
 
 
-def test_bad_input(model, data, refused):
-    one_hot = torch.eye(4)[[0] * 300]
-    for step, argument, place in (
-        (lambda: igeood.white_box(model).fit((data.test, torch.full((300,), 4))), "labels", "data: batch 0"),
-        (lambda: igeood.white_box(model).fit([data.test, one_hot]), "labels", "data: batch 0"),
-        (lambda: igeood.white_box(model).fit(data.train.dataset), "data", None),
-        (lambda: igeood.grey_box(model, std=(0.2, -0.1, 0.3)), "std", None),
-        (lambda: igeood.grey_box(model, epsilon=-1), "epsilon", None),
-    ):
+def test_labels_and_data_that_cannot_be_used(model, data, refused):
+    too_large = data.test, torch.full((300,), 4)
+    for wrong, argument, place in ((too_large, "labels", "data: batch 0"), (data.train.dataset, "data", None)):
         with refused(argument, place):
-            step()
+            igeood.white_box(model).fit(wrong)
+    for option in ({"std": (0.2, -0.1, 0.3)}, {"epsilon": -1}):
+        with refused(*option):
+            igeood.grey_box(model, **option)

@@ -64,7 +64,7 @@ def work(rank, size, folder):
         np.save(folder / f"{kind}-{size}-{rank}.npy", np.asarray(scores))
     if size == 3:
         fit = partial(igeood.black_box(method="energy").fit, torch.randn(10 + rank, 4), group=dist.new_group([1, 2]))
-        write(folder / f"part-{rank}.json", outcome(lambda: fit().summary.rows))
+        (folder / f"part-{rank}.json").write_text(json.dumps(outcome(lambda: fit().summary.rows)))
 
 
 def fail(rank, _, folder):
@@ -91,7 +91,7 @@ def fail(rank, _, folder):
         "alone": lambda: black_box(method="energy").fit(logits[rank:], group=False).summary.rows,
         "scores": lambda: len(black_box(method="energy").fit(logits).score(logits[rank:])),
     }
-    write(folder / f"fail-{rank}.json", {name: outcome(case) for name, case in cases.items()})
+    (folder / f"fail-{rank}.json").write_text(json.dumps({name: outcome(case) for name, case in cases.items()}))
 
 
 def outcome(case):
@@ -101,14 +101,10 @@ def outcome(case):
         return [type(error).__name__, getattr(error, "argument", None), str(error)]
 
 
-def write(path, value):
-    path.write_text(json.dumps(value), encoding="utf-8")
-
-
 def vanish(rank, _, folder):
     """Rank 1 dies in the middle of its data."""
     data = (os._exit(3) for _ in range(1)) if rank else make_data(1)
-    write(folder / "vanish.json", outcome(lambda: igeood.black_box(make_model()).fit(data)))
+    (folder / "vanish.json").write_text(json.dumps(outcome(lambda: igeood.black_box(make_model()).fit(data))))
 
 
 def child(task, rank, size, folder):

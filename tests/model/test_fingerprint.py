@@ -7,18 +7,12 @@ from torch import nn
 from igeood.model.fingerprint import Versions, fingerprint
 
 
-def optimised(model):
-    model(torch.rand(4, 2, 5, 5)).sum().backward()
-    torch.optim.SGD(model.parameters(), lr=0.1).step()
-
-
 def loaded(model, **options):
     model.load_state_dict({name: value + 1 for name, value in model.state_dict().items()}, **options)
 
 
 CHANGES = {
     "one tensor": lambda model: nn.init.constant_(model.fc.bias, 3.0),
-    "an optimiser": optimised,
     "one buffer": lambda model: model.train()(torch.rand(4, 2, 5, 5)),
     "other storage": lambda model: setattr(model.fc.weight, "data", model.fc.weight.data * 2),
     "a new parameter": lambda model: setattr(model.fc, "bias", nn.Parameter(model.fc.bias.detach() + 1)),
