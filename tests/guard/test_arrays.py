@@ -6,7 +6,6 @@ import torch
 
 import igeood
 from igeood.errors import InputError, NotReadyError
-from igeood.outputs import Outputs
 
 
 @pytest.fixture
@@ -96,7 +95,7 @@ def test_a_step_that_fails_leaves_the_guard_as_it_was(guard, classifier):
         assert guard.tuning is tuning, name
 
 
-def test_methods_and_options(known, refused):
+def test_methods_and_options(refused):
     own = igeood.IgeoodLogits(centroid_temperature=1.0)
     assert igeood.black_box(method=own).detector is own
     for build, options, argument in (
@@ -110,5 +109,3 @@ def test_methods_and_options(known, refused):
             build(**options)
     guard = igeood.black_box(method="igeood-logits", temperature=2.0).with_options(centroid_temperature=1.0)
     assert (guard.detector.temperature, guard.detector.centroid_temperature) == (2.0, 1.0)
-    with refused("labels"):
-        guard.fit([known.train, Outputs(known.test.logits, known.test.features)])
