@@ -63,29 +63,11 @@ def suit(outputs, needs):
     return Outputs(outputs.logits, features, outputs.labels)
 
 
-@pytest.fixture(scope="session")
-def make():
-    return make_classifier
-
-
-@pytest.fixture(scope="session")
-def make_known_():
-    return make_known
-
-
-@pytest.fixture(scope="session")
-def suited():
-    return suit
-
-
-@pytest.fixture(scope="session")
-def classifier():
-    return make_classifier()
-
-
-@pytest.fixture(scope="session")
-def known():
-    return make_known()
+make = pytest.fixture(lambda: make_classifier, scope="session")
+make_known_ = pytest.fixture(lambda: make_known, scope="session")
+suited = pytest.fixture(lambda: suit, scope="session")
+classifier = pytest.fixture(make_classifier, scope="session")
+known = pytest.fixture(make_known, scope="session")
 
 
 def images(n, seed, *, flipped=False):
@@ -105,55 +87,41 @@ def loader(n, seed, **options):
 def model():
     """A small trained classifier of images."""
     torch.manual_seed(0)
-    net = nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
-        nn.Conv2d(8, 16, 3, 2, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(64, 4),
-    )  # fmt: skip
+    first = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()
+    second = nn.Conv2d(8, 16, 3, 2, padding=1), nn.BatchNorm2d(16), nn.ReLU()
+    net = nn.Sequential(*first, *second, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(64, 4))
     x, y = images(800, 1)
-    parameters = list(net.parameters())
     for _ in range(25):  # by hand: torch.optim takes seconds to import
-        gradients = torch.autograd.grad(nn.functional.cross_entropy(net(x), y), parameters)
-        with torch.no_grad():
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter.sub_(gradient, alpha=0.3)
+        gradients = torch.autograd.grad(nn.functional.cross_entropy(net(x), y), list(net.parameters()))
+        for parameter, gradient in zip(net.parameters(), gradients, strict=True):
+            parameter.data.sub_(gradient, alpha=0.3)
     return net.eval()
 
 
 @pytest.fixture(scope="session")
 def data():
     """Loaders and tensors: training, held-out, OOD validation, test and foreign images; makers of more."""
-    return SimpleNamespace(
-        images=images, train=loader(800, 1), held_out=loader(400, 2), ood=loader(200, 5, flipped=True),
-        test=images(300, 3)[0], foreign=images(200, 4, flipped=True)[0],
-    )  # fmt: skip
+    loaders = {"train": loader(800, 1), "held_out": loader(400, 2), "ood": loader(200, 5, flipped=True)}
+    return SimpleNamespace(images=images, test=images(300, 3)[0], foreign=images(200, 4, flipped=True)[0], **loaders)
 
 
 @pytest.fixture
 def reader_names(classifier, model, data):
     """What a reader of the README or of a page of the documentation is taken to have: a model, loaders, arrays."""
-    return {
-        "model": model,
-        "train_loader": data.train,
-        "held_out_loader": data.held_out,
-        "ood_loader": data.ood,
-        "noise_loader": [torch.rand(64, 3, 8, 8, generator=torch.Generator().manual_seed(0))],
-        "x": data.test[:3],
-        "torch": torch,
-        **{f"{part}_logits": getattr(classifier, part).numpy() for part in ("train", "held_out", "test")},
-        "train_labels": classifier.labels.numpy(),
-        "id_scores": torch.arange(30.0),
-        "ood_scores": torch.arange(20.0, 40.0),
-    }
+    noise = [torch.rand(64, 3, 8, 8, generator=torch.Generator().manual_seed(0))]
+    loaders = {"train": data.train, "held_out": data.held_out, "ood": data.ood, "noise": noise}
+    names = {"model": model, "x": data.test[:3], "torch": torch, "train_labels": classifier.labels.numpy()}
+    names |= {f"{part}_loader": loader for part, loader in loaders.items()}
+    names |= {f"{part}_logits": getattr(classifier, part).numpy() for part in ("train", "held_out", "test")}
+    return names | {"id_scores": torch.arange(30.0), "ood_scores": torch.arange(20.0, 40.0)}
 
 
 def state_of(model):
     """Everything that must not change."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
     return {
         "modes": [module.training for module in model.modules()],
-        "hooks": [len(getattr(module, kind)) for module in model.modules() for kind in hooks],
+        "hooks": [[len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks)] for m in model.modules()],
         "values": {name: value.detach().float().tolist() for name, value in tensors.items()},
         "tensors": {name: (value.data_ptr(), value.requires_grad, value.dtype) for name, value in tensors.items()},
         "gradients": [None if p.grad is None else p.grad.tolist() for p in model.parameters()],
@@ -162,28 +130,22 @@ def state_of(model):
     }
 
 
-@pytest.fixture(scope="session")
-def left_as_found():
-    """A context in which a model may be used, but not changed."""
-
-    @contextmanager
-    def check(model):
-        before = state_of(model)
-        yield
-        assert state_of(model) == before
-
-    return check
+@contextmanager
+def unchanged(model):
+    """A model may be used here, but not changed."""
+    before = state_of(model)
+    yield
+    assert state_of(model) == before
 
 
-@pytest.fixture(scope="session")
-def refused():
-    """A context that must raise an `InputError` of this argument, at this place if one is given."""
+@contextmanager
+def refusing(argument, place=None):
+    """An `InputError` of this argument must be raised here, at this place if one is given."""
+    with pytest.raises(InputError) as raised:
+        yield raised
+    assert raised.value.argument == argument, raised.value
+    assert place is None or raised.value.place == place, raised.value
 
-    @contextmanager
-    def check(argument, place=None):
-        with pytest.raises(InputError) as raised:
-            yield raised
-        assert raised.value.argument == argument, raised.value
-        assert place is None or raised.value.place == place, raised.value
 
-    return check
+left_as_found = pytest.fixture(lambda: unchanged, scope="session")
+refused = pytest.fixture(lambda: refusing, scope="session")

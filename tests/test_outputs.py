@@ -6,7 +6,7 @@ import torch
 from scipy.stats import chisquare
 
 from igeood.errors import InputError
-from igeood.outputs import LARGEST, Outputs, as_tensor, as_vector, id_keys, row_keys
+from igeood.outputs import LARGEST, Outputs, as_tensor, id_keys, row_keys
 
 ROWS = np.arange(12.0).reshape(4, 3)
 TENSOR = torch.from_numpy(ROWS)
@@ -24,8 +24,8 @@ def test_arrays_of_numbers_are_taken_and_left_alone(array):
     for values in (outputs.logits, outputs.features["layer"]):
         assert np.array_equal(values.numpy(), ROWS)
         assert values.dtype in (torch.float32, torch.float64)
-    is_tensor = isinstance(array, torch.Tensor)
-    assert isinstance(outputs.like(torch.ones(4, requires_grad=True)), torch.Tensor if is_tensor else np.ndarray)
+    kind = torch.Tensor if isinstance(array, torch.Tensor) else np.ndarray
+    assert isinstance(outputs.like(torch.ones(4, requires_grad=True)), kind)
     if isinstance(array, np.ndarray) and not array.flags.writeable:
         outputs.logits.add_(1.0)
         assert np.array_equal(array, ROWS)
@@ -34,8 +34,6 @@ def test_arrays_of_numbers_are_taken_and_left_alone(array):
 def test_masked_classes_and_integers_of_any_width_are_taken():
     assert Outputs([[0.0, -np.inf], [-np.inf, 2.0]]).valid.all()
     assert as_tensor(np.array([2**64 - 1], dtype=np.uint64), "x")[0].item() == float(2**64)
-    for value in (np.zeros(2, np.float16), torch.zeros(2).bfloat16(), np.zeros(2, np.float32)):
-        assert as_tensor(value, "x")[0].dtype == torch.float32
     for dtype in (np.int8, np.uint64, ">i4"):
         assert Outputs(ROWS, labels=np.array([0, 1, 2, 0], dtype)).labels.tolist() == [0, 1, 2, 0]
 
@@ -64,110 +62,88 @@ def test_what_cannot_be_used_is_refused_by_name_and_with_a_cure(argument):
         assert caught.value.cure
 
 
-def test_a_bad_row_is_named_by_its_place_in_the_whole():
+def test_a_bad_row_is_named_by_its_place_in_the_whole(refused):
     nan = with_value(np.nan)
     for options, argument, row in (
         ({"logits": nan, "name": "id_data"}, "id_data", "row 61 "),
         ({"labels": [0, 1, 9, 0]}, "labels", "row 62 "),
         ({"logits": nan, "features": {"conv": nan}}, "features['conv']", "row 61 "),  # where the overflow was
     ):
-        with pytest.raises(InputError, match=row) as caught:
+        with refused(argument) as caught:
             Outputs(**{"logits": ROWS, **options}, first=60)
-        assert caught.value.argument == argument
+        assert row in caught.value.what
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_rows_that_are_not_valid_are_zeros_with_a_reason(bad):
     for options, reasons in (
         ({"logits": with_value(bad)}, [1, 3]),
-        ({"features": {"a": ROWS, "b": with_value(bad)}}, [1, 3]),
-        ({"features": {"a": ROWS, "b": with_value(10 * LARGEST)}}, [1, 3]),
+        ({"features": {"a": with_value(10 * LARGEST), "b": with_value(bad)}}, [1, 3]),
         ({"reasons": {2: "no image"}}, [2]),
         ({"reasons": {1: "no image"}, "logits": with_value(bad)}, [1, 3]),
     ):
         outputs = Outputs(**{"logits": ROWS, **options}, on_error="refuse")
-        assert sorted(outputs.reasons) == reasons
-        assert (~outputs.valid).nonzero()[:, 0].tolist() == reasons
+        assert sorted(outputs.reasons) == (~outputs.valid).nonzero()[:, 0].tolist() == reasons
         assert outputs.reasons.get(1) == options.get("reasons", outputs.reasons).get(1)  # the first reason stays
         for values in (outputs.logits, *outputs.features.values()):
             assert (values[~outputs.valid] == 0).all()
         assert torch.equal(outputs.logits[outputs.valid], torch.from_numpy(ROWS)[outputs.valid])
         with pytest.raises(InputError, match=f"row {60 + reasons[0]}"):
             outputs.check_valid(first=60)
-    Outputs(ROWS, reasons={1: "no image"})  # what is known to be bad is no error
-    Outputs(ROWS).check_valid()
 
 
 def test_reasons_follow_slices_choices_and_joins():
-    logits = np.zeros((10, 3), np.float32)
-    logits[5] = np.nan
-    outputs, good = Outputs(logits, on_error="refuse"), Outputs(logits[:3])
+    outputs = Outputs(np.where(np.arange(10)[:, None] == 5, np.nan, np.zeros((10, 3))), on_error="refuse")
     for part, rows in (
         (outputs[torch.tensor([5, 6])], [0]),
         (outputs[torch.arange(10) > 3], [1]),
-        (outputs[-6:], [1]),
         (outputs[1::2], [2]),
-        (outputs[6:], []),
-        (outputs.only([]), [5]),
-        (outputs.replace(labels=None), [5]),
-        (Outputs.concat([good, outputs, outputs]), [8, 18]),
-        (Outputs.concat([outputs[:4], outputs[4:]]), [5]),
+        (outputs[6:].only([]), []),
+        (Outputs.concat([outputs[:3], outputs, outputs]), [8, 18]),
     ):
-        assert sorted(part.reasons) == rows
-        assert (~part.valid).nonzero()[:, 0].tolist() == rows
+        assert sorted(part.reasons) == (~part.valid).nonzero()[:, 0].tolist() == rows
 
 
-def test_probabilities_become_their_logarithms():
+def test_probabilities_become_their_logarithms(refused):
     rows = torch.tensor([[0.5, 0.5, 0.0], [0.2, 0.3, 0.5], [0.2, 0.3, 0.6], [1.5, -0.5, 0.0]])
     logs = Outputs(rows[:2]).from_probabilities().logits
     torch.testing.assert_close(logs[:, 1], rows[:2, 1].double().log())
-    assert logs.isfinite().all()
-    with pytest.raises(InputError, match="row 62 ") as caught:
+    with refused("probabilities") as caught:
         Outputs(rows).from_probabilities(first=60)
-    assert caught.value.argument == "probabilities"
+    assert "row 62 " in caught.value.what
     outputs = Outputs(rows, reasons={0: "no image"})
-    refused = outputs.from_probabilities("refuse")
-    assert sorted(refused.reasons) == [0, 2, 3]
-    assert refused.logits.isfinite().all()
-    assert refused.reasons[0] == "no image"
-    assert sorted(outputs.reasons) == [0]  # as it was
+    after = outputs.from_probabilities("refuse")
+    assert (sorted(after.reasons), after.reasons[0], sorted(outputs.reasons)) == ([0, 2, 3], "no image", [0])
+    assert torch.cat([after.logits, logs]).isfinite().all()
 
 
-def test_slices_joins_and_choices_keep_everything():
+def test_slices_joins_and_choices_keep_everything(refused):
     keys = np.arange(6, dtype=np.uint64)
     outputs = Outputs(torch.randn(6, 3), {"a": torch.randn(6, 4), "b": torch.randn(6, 2)}, [0, 1, 2] * 2, keys=keys)
     whole = Outputs.concat([outputs[:2], outputs[2:5], outputs[torch.tensor([5])]])
-    same = torch.testing.assert_close
-    same((whole.logits, whole.features, whole.labels), (outputs.logits, outputs.features, outputs.labels))
+    parts = [(each.logits, dict(each.features), each.labels) for each in (whole, outputs)]
+    torch.testing.assert_close(*parts, rtol=0, atol=0)
     assert np.array_equal(whole.keys, keys)
     assert list(outputs.only(["b", "a"]).features) == ["b", "a"]
     stepped = outputs.replace(_predicted=torch.tensor([2, 2, 2, 0, 0, 0]))  # of the clean input, before a step
     assert Outputs.concat([stepped[1:4], stepped[:1]]).predicted.tolist() == [2, 2, 0, 2]
     assert torch.equal(outputs.predicted, outputs.logits.argmax(dim=1))
-    for other, argument in (
-        (Outputs(torch.zeros(1, 4)), "outputs"),
-        (outputs.only(["b", "a"]), "outputs"),
-        (outputs.replace(labels=None), "labels"),
-    ):
-        with pytest.raises(InputError) as caught:
+    for other in (Outputs(torch.zeros(1, 4)), outputs.only(["b", "a"])):
+        with refused("outputs"):
             Outputs.concat([outputs, other])
-        assert caught.value.argument == argument
-    slopes = Outputs(torch.zeros(2, 3, requires_grad=True), {"a": torch.zeros(2, 4, requires_grad=True)})[:1]
-    for part, wanted in ((slopes, True), (slopes.detached(), False)):
-        assert part.logits.requires_grad == part.features["a"].requires_grad == wanted
-    bare = Outputs(ROWS)
-    assert Outputs.of(bare) is bare
-    assert Outputs.of(bare, [2, 1, 0, 0]).labels.tolist() == [2, 1, 0, 0]
-    assert np.array_equal(Outputs.of(bare, ids=[7, 8, 9, 10]).keys, id_keys([7, 8, 9, 10]))
-    assert bare.labels is None
-    assert not bare.identified
+    with refused("labels"):
+        Outputs.concat([outputs, outputs.replace(labels=None)])
+    slopes = Outputs(torch.zeros(2, 3, requires_grad=True))[:1]
+    assert (slopes.logits.requires_grad, slopes.detached().logits.requires_grad) == (True, False)
+    named = Outputs.of(Outputs(ROWS), [2, 1, 0, 0], ids=[7, 8, 9, 10])
+    assert named.labels.tolist() == [2, 1, 0, 0]
+    assert np.array_equal(named.keys, id_keys([7, 8, 9, 10]))
 
 
 def test_equal_rows_have_equal_keys_and_others_have_not():
     values = torch.randn(1000, 5, generator=torch.Generator().manual_seed(0))
     keys = row_keys(values)
-    assert np.array_equal(row_keys(values.double()), keys)  # the same values
-    assert np.array_equal(row_keys(values.flip(0))[::-1], keys)
+    assert np.array_equal(row_keys(values.double().flip(0))[::-1], keys)  # the same values
     assert np.array_equal(row_keys(-torch.zeros(1, 5)), row_keys(torch.zeros(1, 5)))
     assert len(np.unique(keys)) == 1000
     moved = values.double()
@@ -192,20 +168,9 @@ def test_keys_are_of_ids_or_of_what_is_left_of_the_rows():
     before = outputs.only(["a"]).keys
     assert not np.array_equal(outputs.keys, before)
     assert np.array_equal(outputs.only(["a"]).keys, before)  # whether or not anybody has looked at the keys
-    more = outputs.replace(logits=outputs.logits + 1)
-    assert np.array_equal(more.keys, Outputs(ROWS + 1, outputs.features).keys)
-    assert not outputs.identified
+    assert np.array_equal(outputs.replace(logits=outputs.logits + 1).keys, Outputs(ROWS + 1, outputs.features).keys)
     named = Outputs(ROWS, ids=[7, "b", np.int32(9), "ü\udc80"])
     assert np.array_equal(named.keys, id_keys(["7", "b", 9, "ü\udc80"]))
-    for part in (named[1:3], named[torch.tensor([1, 2])]):
-        assert np.array_equal(part.only([]).keys, named.keys[1:3])
-        assert part.identified
-    assert not Outputs.concat([named, outputs.only([])]).identified
-
-
-def test_vectors_of_scores():
-    assert as_vector([1, 2], "scores")[0].dtype == torch.float64
-    for value in (ROWS, [0.0, np.nan]):
-        with pytest.raises(InputError) as caught:
-            as_vector(value, "scores")
-        assert caught.value.argument == "scores"
+    assert np.array_equal(named[1:3].only([]).keys, named.keys[1:3])
+    joined = Outputs.concat([named, outputs.only([])])
+    assert [each.identified for each in (outputs, named[1:3], joined)] == [False, True, False]

@@ -1,6 +1,6 @@
 """Outputs of a pretend classifier that every method can learn from, whatever it needs."""
 
-from functools import cached_property
+from functools import cache, cached_property
 
 import pytest
 import torch
@@ -32,14 +32,10 @@ class Case:
     """A method, and samples for it; what is fitted and scored is kept."""
 
     def __init__(self, name, suited):
-        self.name = name
-        self.method = igeood.METHODS[name]
+        self.name, self.method, self.suited = name, igeood.METHODS[name], suited
         self.needs = self.method.needs
-        self.suited = suited
-        self.train = self.part(0)
-        self.held_out = self.part(1)
-        self.test = self.part(2, 70)
-        self.ood = self.part(3, 70, is_ood=True)
+        self.train, self.held_out = self.part(0), self.part(1)
+        self.test, self.ood = self.part(2, 70), self.part(3, 70, is_ood=True)
 
     def part(self, *size, **options):
         """More samples."""
@@ -65,12 +61,9 @@ class Case:
 @pytest.fixture(scope="session")
 def make_case(suited):
     """A case of a method; each is made once."""
-    cases = {}
 
-    def make(name):
-        key = name, igeood.METHODS[name].kind
-        if key not in cases:
-            cases[key] = Case(name, suited)
-        return cases[key]
+    @cache
+    def make(name, _kind):
+        return Case(name, suited)
 
-    return make
+    return lambda name: make(name, igeood.METHODS[name].kind)

@@ -60,6 +60,10 @@ def learns_what_is_not_saved(self, summary):
     return self
 
 
+def sized(self, outputs):
+    return self.size * Mine.score(self, outputs)
+
+
 def fits_by_halves(self, outputs, labels=None):
     self.power = 2.5
     Mine.fit(self, outputs, labels)
@@ -73,24 +77,14 @@ def overwrites(self, outputs):
     return scores
 
 
-def distances_in_the_precision_of_features(self, outputs):
-    (mean,) = self.mean_.values()
+def in_the_precision_of_features(self, outputs):
     features = self.last_features(outputs)
-    return (features[:, None] - mean.to(features)).abs().pow(self.power).double()
-
-
-def overflows(self, outputs):
-    return Mine.score(self, outputs).exp().log()
+    return Mine.score(self, outputs).to(features.dtype).double()
 
 
 def decides_by_values(self, outputs):
     scores = Mine.score(self, outputs)
     return scores if float(scores.sum()) < 1e6 else scores + 1.0
-
-
-def has_an_infinite_slope(self, outputs):
-    scores = Mine.score(self, outputs)
-    return scores + (scores - scores).sqrt()
 
 
 def doubles_its_option(self):
@@ -124,25 +118,23 @@ class TakenForLogits(LogitsDetector):
 # for each law what a detector that breaks it has in place of what `Mine` has
 BROKEN = {
     "a_higher_score_is_more_out_of_distribution": {"score": lambda self, outputs: -Mine.score(self, outputs)},
-    "scores_are_one_finite_float64_a_sample": {"score": overflows},
+    "scores_are_one_finite_float64_a_sample": {"score": lambda self, o: Mine.score(self, o).exp().log()},
     "batches_and_the_order_of_samples_do_not_matter": {"score": lambda self, o: Mine.score(self, o) / len(o)},
     "shards_add_up_to_the_whole": {"needs": replace(Mine.needs, sums=LastSums)},
     "arrays_get_the_same_scores_in_their_own_kind": {
-        "__call__": lambda self, outputs: torch.as_tensor(Mine.__call__(self, outputs))
+        "__call__": lambda self, o: torch.as_tensor(Mine.__call__(self, o))
     },
-    "precisions_agree": {"distances": distances_in_the_precision_of_features},
-    "the_score_has_a_finite_gradient": {"score": has_an_infinite_slope},
+    "precisions_agree": {"score": in_the_precision_of_features},
+    "the_score_has_a_finite_gradient": {
+        "score": lambda self, o: Mine.score(self, o) + (0 * Mine.score(self, o)).sqrt()
+    },
     "neither_what_is_given_nor_the_original_of_a_copy_changes": {"score": overwrites},
     "fits_are_equal_to_the_bit": {"learn": learns_by_chance},
     "a_fit_that_fails_says_why_and_leaves_the_detector_as_it_was": {"fit": fits_by_halves},
     "what_cannot_be_scored_is_refused_by_name": {"__call__": lambda _, outputs: torch.zeros(len(outputs))},
     "names_and_options_lead_back_to_the_detector": {"__post_init__": doubles_its_option},
     "options_are_checked_and_named": {"__post_init__": lambda _: None},
-    "files_hold_the_detector_to_the_bit": {
-        "size": 1.0,
-        "learn": learns_what_is_not_saved,
-        "score": lambda self, outputs: self.size * Mine.score(self, outputs),
-    },
+    "files_hold_the_detector_to_the_bit": {"size": 1.0, "learn": learns_what_is_not_saved, "score": sized},
     "a_bad_row_is_refused_alone_and_others_by_the_threshold": {
         "score": lambda self, outputs: Mine.score(self, outputs) + len(outputs.reasons)
     },
@@ -151,9 +143,7 @@ BROKEN = {
     },
     "a_graph_gives_the_same_verdicts": {"score": decides_by_values},
     "declared_probabilities_are_their_logarithms": {"bases": (TakenForLogits,)},
-    "terms_sum_to_the_score_and_change_with_the_input": {
-        "terms": lambda _, outputs: torch.ones(len(outputs), 1, dtype=torch.float64)
-    },
+    "terms_sum_to_the_score_and_change_with_the_input": {"terms": lambda _, o: torch.ones(len(o), 1).double()},
     "reasons_name_the_nearest_class_and_distinct_channels": {"explain": constant_reasons},
 }
 
@@ -162,18 +152,12 @@ BROKEN = {
 GRAPHED = {"fisher-rao-product", "gen", "igeood+", "igeood-logits", "kl-min", "knn", "mahalanobis", "vim"}
 
 
-def is_slow(name, method):
-    return name == "a_graph_gives_the_same_verdicts" and method not in GRAPHED
+def param(name, method):
+    is_slow = name == "a_graph_gives_the_same_verdicts" and method not in GRAPHED
+    return pytest.param(name, method, marks=[pytest.mark.slow] if is_slow else [])
 
 
-CASES = [
-    pytest.param(name, method, marks=[pytest.mark.slow] if is_slow(name, method) else [])
-    for method in sorted(METHODS)
-    for name in LAWS
-]
-
-
-@pytest.mark.parametrize(("name", "method"), CASES)
+@pytest.mark.parametrize(("name", "method"), [param(name, method) for method in sorted(METHODS) for name in LAWS])
 def test_law(name, method, make_case):
     LAWS[name](make_case(method))
 
@@ -195,11 +179,7 @@ def test_a_detector_of_ones_own_is_held_to_every_law(name, registered):
     LAWS[name](registered(Mine))
 
 
-def test_every_law_has_a_detector_that_breaks_it():
-    assert BROKEN.keys() == LAWS.keys()
-
-
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("name", LAWS)
 def test_a_detector_that_breaks_a_law_is_caught(name, registered):
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         LAWS[name](registered(type("Broken", BROKEN[name].get("bases", (Mine,)), BROKEN[name])))

@@ -53,16 +53,6 @@ def shaped(z, percentile):
     return mask, math.exp(sum(z) / max(sum(z[mask]), 1e-30))
 
 
-def mahalanobis_of(z, means, inverse):
-    return min((z - m) @ inverse @ (z - m) for m in means)
-
-
-def gaussians(z, labels):
-    means = np.stack([z[labels == c].mean(0) for c in range(labels.max() + 1)])
-    apart = z - means[labels]
-    return means, np.linalg.pinv(apart.T @ apart / len(z))
-
-
 def neighbours(train, most, *, is_guided):
     z, f, _ = rows_of(train)
     rows = [unit(row) for row in z]
@@ -92,15 +82,10 @@ def fdbd(train, weight, _):
 
 def of_unit_rows(train, *_):
     z, _, labels = rows_of(train)
-    means, inverse = gaussians(np.stack([unit(row) for row in z]), labels)
-    return lambda z, _: mahalanobis_of(unit(z), means, inverse)
-
-
-def relative(train, *_):
-    z, _, labels = rows_of(train)
-    means, inverse = gaussians(z, labels)
-    background, other = gaussians(z, np.zeros(N, dtype=int))
-    return lambda z, _: mahalanobis_of(z, means, inverse) - mahalanobis_of(z, background, other)
+    rows = np.stack([unit(row) for row in z])
+    means = np.stack([rows[labels == c].mean(0) for c in range(C)])
+    inverse = np.linalg.pinv((rows - means[labels]).T @ (rows - means[labels]) / N)
+    return lambda z, _: min((unit(z) - m) @ inverse @ (unit(z) - m) for m in means)
 
 
 def vim(train, weight, bias):
@@ -134,7 +119,6 @@ ORACLES = {
     "she": she,
     "fdbd": fdbd,
     "mahalanobis++": of_unit_rows,
-    "relative-mahalanobis": relative,
     "vim": vim,
     "react": react,
     "ash": ash,
@@ -166,9 +150,8 @@ def test_the_head_is_the_models_or_else_found_from_the_rows(world, refused):
     summary.head = 2 * fitted.weight_, fitted.bias_
     assert torch.equal(igeood.detector("react").learn(summary).weight_, 2 * fitted.weight_)
     still = train.replace(features={"z": torch.cat([train.features["z"], torch.ones(N, 2)], dim=1)})
-    (finding,) = igeood.detector("ash").fit(still).findings_
-    assert finding.code == "head-partly-known"
-    assert "9 of 11" in finding.message
+    findings = igeood.detector("ash").fit(still).findings_
+    assert [(finding.code, "9 of 11" in finding.message) for finding in findings] == [("head-partly-known", True)]
     bent = train.replace(logits=train.logits**2)
     with refused("head"):
         igeood.detector("react").fit(bent)
@@ -186,21 +169,6 @@ def test_a_class_that_is_never_right_and_a_residual_of_nothing(world, refused):
         igeood.detector("vim", dimension=9).fit(train)
 
 
-def test_the_last_layer_is_the_input_of_the_head_where_there_is_one(model, data, refused):
-    for method in ("react", "vim", "knn", "probe"):
-        assert igeood.white_box(model, method=method).fit(data.train).layers[-1] == HEAD
-    linear = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 4))  # its input is all there is to read
-    only = igeood.white_box(linear, method="knn").fit(data.train)
-    assert only.layers == [HEAD]
-    assert only.score(data.test).isfinite().all()
-    with refused("layers"):
-        igeood.white_box(linear, method="igeood").fit(data.train)
-    head = [module for module in model.modules() if isinstance(module, torch.nn.Linear)][-1]
-    react = igeood.white_box(model, method="react").fit(data.train).detector
-    assert torch.equal(react.weight_, head.weight.detach().double())
-    assert torch.equal(react.bias_, head.bias.detach().double())
-
-
 class Bent(torch.nn.Sequential):
     """A classifier whose logits are no linear layer's output."""
 
@@ -208,9 +176,14 @@ class Bent(torch.nn.Sequential):
         return torch.nn.functional.normalize(super().forward(x), dim=1)
 
 
-def test_a_model_without_a_linear_head(model, data, refused):
-    with refused("model"):
-        igeood.white_box(Bent(model), method="react").fit(data.train)
-    guard = igeood.white_box(Bent(model)).fit(data.train)
-    assert HEAD not in guard.layers
-    assert guard.score(data.foreign).median() > guard.score(data.test).median()
+def test_the_last_layer_is_the_input_of_the_head_where_there_is_one(model, data, refused):
+    guards = {method: igeood.white_box(model, method=method).fit(data.train) for method in ("react", "vim", "knn")}
+    assert {guard.layers[-1] for guard in guards.values()} == {HEAD}
+    assert torch.equal(guards["react"].detector.weight_, model[-1].weight.detach().double())
+    assert torch.equal(guards["react"].detector.bias_, model[-1].bias.detach().double())
+    linear = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 4))  # its input is all there is to read
+    assert igeood.white_box(linear, method="knn").fit(data.train).layers == [HEAD]
+    for argument, other, method in (("layers", linear, "igeood"), ("head", Bent(model), "react")):
+        with refused(argument):
+            igeood.white_box(other, method=method).fit(data.train)
+    assert HEAD not in igeood.white_box(Bent(model)).fit(data.train).layers

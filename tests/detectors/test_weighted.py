@@ -10,7 +10,7 @@ from igeood.detectors import Energy, Igeood, IgeoodPlus, MahalanobisLayers, MaxS
 from igeood.detectors import weighted as module
 from igeood.detectors.gaussians import OodFeatures
 from igeood.metrics import auroc, tnr_at_tpr
-from igeood.summary import Needs, Summary
+from igeood.summary import Needs
 
 
 class Any3(Weighted):
@@ -22,16 +22,7 @@ class Any3(Weighted):
         return {"energy": Energy(temperature=2.0), "far": igeood.Mahalanobis(), "sure": MaxSoftmax(temperature=3.0)}
 
 
-class Logits2(Weighted):
-    """Logits alone, without labels."""
-
-    needs = Needs(samples=("features",))
-
-    def make_parts(self):
-        return {"sure": MaxSoftmax(), "energy": Energy()}
-
-
-@pytest.fixture(params=[Igeood, IgeoodPlus, MahalanobisLayers, Any3, Logits2])
+@pytest.fixture(params=[Igeood, IgeoodPlus, MahalanobisLayers, Any3])
 def fitted(request, known):
     return request.param().fit(known.train)
 
@@ -52,14 +43,13 @@ def test_before_tuning_it_is_the_output_and_the_last_layer(known, kind):
 
 
 def test_columns_are_those_of_the_parts(known):
-    detector = Any3().fit(known.train)
+    detector, relative = Any3().fit(known.train), MahalanobisLayers(relative=True).fit(known.train)
     assert detector.term_names == ["energy", "early", "block.late", "sure"]
     parts = [Energy(temperature=2.0), igeood.Mahalanobis(), MaxSoftmax(temperature=3.0)]
-    expected = [part.fit(known.train).terms(known.test) for part in parts]
-    torch.testing.assert_close(detector.part_terms(known.test), torch.cat(expected, dim=1), rtol=1e-9, atol=1e-9)
+    for each, own in ((detector, parts), (relative, [igeood.Mahalanobis(relative=True)])):
+        expected = torch.cat([part.fit(known.train).terms(known.test) for part in own], dim=1)
+        torch.testing.assert_close(each.part_terms(known.test), expected, rtol=1e-9, atol=1e-9)
     assert detector.softmax is detector.parts["energy"]
-    relative = MahalanobisLayers(relative=True).fit(known.train).part_terms(known.test)
-    torch.testing.assert_close(relative, igeood.Mahalanobis(relative=True).fit(known.train).terms(known.test))
 
 
 def test_rows_of_a_sample_are_standardised_by_what_they_stand_for():
@@ -80,8 +70,6 @@ def test_weights_are_those_of_the_regression_and_separate_samples_of_their_own(f
     np.testing.assert_allclose(fitted.weights_.numpy(), weights, rtol=1e-5, atol=1e-8)
     after = auroc(fitted(known.test), fitted(known.ood[200:]))
     assert after > max(0.95, before - 0.01)
-    inside, outside = fitted.part_terms(known.test), fitted.part_terms(known.ood[200:])
-    assert (outside.mean(dim=0) > inside.mean(dim=0)).all()  # every column is higher for OOD samples
 
 
 @pytest.mark.parametrize("kind", [Igeood, IgeoodPlus, MahalanobisLayers])
@@ -138,12 +126,3 @@ def test_plus_learns_the_ood_gaussian_and_only_then(known):
     assert loaded.term_names == detector.term_names
     assert torch.equal(loaded(known.test), detector(known.test))
     assert detector.fit(known.train).term_names == ["output", "early", "block.late"]
-
-
-def test_another_temperature_keeps_the_layers(known):
-    detector = Igeood().fit(known.train)
-    other = detector.at_temperature(3.0, Summary.of(known.train, Igeood.needs))
-    assert (detector.temperature, other.temperature) == (1.0, 3.0)
-    assert other.parts["layers"] is detector.parts["layers"]
-    fresh = igeood.IgeoodLogits(temperature=3.0).fit(known.train)
-    torch.testing.assert_close(other.parts["output"](known.test), fresh(known.test))

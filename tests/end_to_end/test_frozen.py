@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from frozen_cases import FROZEN, SETS, assert_same, guard_of, laboratory, model_of, outputs, record, scores
+from frozen_cases import FROZEN, SETS, assert_same, guard_of, model_of, outputs, record, scores
 from safetensors import safe_open
 
 import igeood
@@ -19,39 +19,28 @@ from igeood.metrics import evaluate
 LOGITS = ("msp", "odin", "energy", "kl-sum", "kl-min", "igeood-logits", "igeood-logits-min")
 STANDARDISED = ("mahalanobis", "igeood", "igeood+")
 # Fitted on 240 rows of 342 channels, every training row has the same distance: its deviation is rounding.
-DEGENERATE = ("real", "mahalanobis")
+UNTUNED = [(name, method) for name in SETS for method in STANDARDISED if (name, method) != ("real", "mahalanobis")]
 EXACT = [(method, options) for method in LOGITS for options in ({}, {"temperature": 3.0})]
 EXACT.append(("igeood-logits", {"temperature": 3.0, "centroid_temperature": 1.0}))
 LAYERED = {"igeood-features": IgeoodFeatures, "mahalanobis-layers": Mahalanobis}
 REPLACED = ()  # methods of 0.2 that are there no more: their cases are left out
-with safe_open(FROZEN / "scores.safetensors", framework="numpy") as opened:
+REAL, MADE_UP, OF_02 = (FROZEN / f"{name}.safetensors" for name in ("real_outputs", "made_up", "scores"))
+with safe_open(OF_02, framework="numpy") as opened:
     SCORED = json.loads(opened.metadata()["cases"])
-laboratory()
 GUARDS = json.loads((FROZEN / "guards.json").read_text())
-
-
-def title(case):
-    """A case in words."""
-    options = [f"{key}={value}" for key, value in case["options"].items()]
-    words = [case["set"], case["access"], case["method"], *options, "tuned" if "tune" in case else ""]
-    return " ".join(filter(None, words))
 
 
 def kept(cases):
     """Parameters of a test, without methods that have been replaced."""
-    return [
-        pytest.param(number, case, id=title(case))
-        for number, case in enumerate(cases)
-        if case["method"] not in REPLACED
-    ]
+    numbered = [(number, case) for number, case in enumerate(cases) if case["method"] not in REPLACED]
+    return [pytest.param(*each, id=" ".join(map(str, each[1].values()))) for each in numbered]
 
 
 @cache
 def frozen(name):
     """Frozen tensors of a set by `variant/side`, and its figures."""
-    path = FROZEN / ("real_outputs.safetensors" if name == "real" else "made_up.safetensors")
     prefix = f"scores/{name}/"
-    with safe_open(path, framework="numpy") as file:
+    with safe_open(REAL if name == "real" else MADE_UP, framework="numpy") as file:
         scores = {key.removeprefix(prefix): file.get_tensor(key) for key in file.keys() if key.startswith(prefix)}  # noqa: SIM118
         return scores, json.loads(file.metadata()["figures"])[name]
 
@@ -64,8 +53,8 @@ def assert_frozen(name, what, score, tolerance=1e-9):
     """Equal up to a part of the largest score; the frozen rows are the first ones."""
     for side in ("id", "ood"):
         expected = frozen(name)[0][f"{what}/{side}"]
-        found = np.asarray(score(outputs(name)[side][: len(expected)]))
-        np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max(), err_msg=side)
+        values = score(outputs(name)[side][: len(expected)])
+        np.testing.assert_allclose(values, expected, rtol=0, atol=tolerance * np.abs(expected).max())
 
 
 def assert_figures(inside, outside, expected, points):
@@ -89,9 +78,7 @@ def test_scores_of_layers_and_distances_to_the_ood_statistics(name, what):
     assert_frozen(name, "igeood-features-ood", lambda rows: -against.terms(rows))
 
 
-@pytest.mark.parametrize(
-    ("name", "method"), [(name, method) for name in SETS for method in STANDARDISED if (name, method) != DEGENERATE]
-)
+@pytest.mark.parametrize(("name", "method"), UNTUNED)
 def test_figures_before_tuning(name, method):
     data = outputs(name)
     detector = igeood.detector(method).fit(data["train"])
@@ -115,21 +102,19 @@ def test_figures_after_tuning(name, method):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("number", "case"), kept(SCORED))
 def test_scores_of_every_method(number, case):
-    with safe_open(FROZEN / "scores.safetensors", framework="numpy") as file:
+    with safe_open(OF_02, framework="numpy") as file:
         expected = {side: file.get_tensor(f"{number}/{side}") for side in ("id", "ood")}
     largest = max(np.abs(value).max() for value in expected.values())
-    for side, found in scores(case).items():
-        np.testing.assert_allclose(found, expected[side], rtol=0, atol=1e-9 * largest, err_msg=side)
+    for side, values in scores(case).items():
+        np.testing.assert_allclose(values, expected[side], rtol=0, atol=1e-9 * largest)
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("number", "case"), kept([guard["case"] for guard in GUARDS]))
 def test_verdicts_and_what_a_file_says(number, case, tmp_path):
-    guard = guard_of(case)
-    expected = GUARDS[number]["expected"]
+    guard, expected = guard_of(case), GUARDS[number]["expected"]
     if case["method"] == "deconf-c":  # 0.2 took h from what the model returned
         expected = {**expected, "layers": ["h"]}
     assert_same(record(case, guard), expected, 1e-9)
-    guard.save(tmp_path / "guard.safetensors")
-    loaded = igeood.load(tmp_path / "guard.safetensors", model_of(case))
-    assert_same(record(case, loaded), expected, 1e-9)
+    guard.save(tmp_path / "guard")
+    assert_same(record(case, igeood.load(tmp_path / "guard", model_of(case))), expected, 1e-9)

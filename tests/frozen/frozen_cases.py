@@ -1,21 +1,18 @@
-"""Kept inputs and what to do with them: tests compare the results with the frozen ones, `freeze.py` has written those.
+"""Kept inputs and what to do with them: tests compare the results with the frozen ones."""
 
-Only public names are used, so that every later version can run the cases.
-"""
-
-import importlib
 import json
-from contextlib import suppress
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from safetensors.numpy import load_file
 from torch import nn
 
 import igeood
+import igeood.bench.methods
 
 FROZEN = Path(__file__).parent
 SETS = {"six": 6, "two": 2, "forty": 40, "real": 10}  # number of classes
@@ -26,12 +23,6 @@ OPTIONS = ("temperature", "k", "relative", "dimension", "columns")
 COLUMNS = ("is_ood", "score", "p_value", "label")
 BINARY = {"BOOL": "?", "FP64": "<f8", "INT64": "<i8"}
 LENGTH = "inference-header-content-length"
-
-
-def laboratory():
-    """Import the laboratory's methods, which register themselves; in 0.2 the core has them."""
-    with suppress(ModuleNotFoundError):
-        importlib.import_module("igeood.bench.methods")
 
 
 def made_up(n_classes):
@@ -57,11 +48,12 @@ def made_up(n_classes):
 def arrays(name):
     if name != "real":
         return made_up(SETS[name])
-    kept = load_file(FROZEN / "real_outputs.safetensors")
-    return {
-        side: {key.split("/", 1)[1]: value for key, value in kept.items() if key.startswith(f"{side}/")}
-        for side in ("train", "id", "ood")
-    }
+    sides = {"train": {}, "id": {}, "ood": {}, "scores": {}}
+    for key, value in load_file(FROZEN / "real_outputs.safetensors").items():
+        side, _, column = key.partition("/")
+        sides[side][column] = value
+    del sides["scores"]
+    return sides
 
 
 @cache
@@ -112,11 +104,7 @@ def network(returns_h=False, dtype=torch.float64):
 
 @cache
 def images(dtype=torch.float64):
-    """Noisy prototypes of four classes by side, as `(x, y)`; OOD images are half another prototype, upside down.
-
-    Each class and each image has a colour of its own: features that are nearly parallel are neighbours in an order that
-    depends on the processor, for `knn` ranks them in float32.
-    """
+    """Noisy prototypes of four classes by side, as `(x, y)`; OOD images are half another prototype, upside down."""
     rng = np.random.default_rng(4)
     prototypes = rng.random((4, 3, 6, 6)) + rng.standard_normal((4, 3, 1, 1))
     sides = {}
@@ -137,32 +125,18 @@ def model_of(case):
 
 def unfitted(case):
     """A guard by its access, method and options. DeConf-C reads a layer since 0.3."""
-    access = "white_box" if igeood.METHODS[case["method"]].needs_layers else case["access"]
+    access = "white_box" if case["method"] == "deconf-c" else case["access"]
     return getattr(igeood, access)(model_of(case), method=case["method"], **case["options"])
-
-
-def plain(values):
-    """A contiguous NumPy array: of a strided one safetensors would write other values."""
-    return np.ascontiguousarray(torch.as_tensor(values).numpy())
 
 
 def scores(case):
     """Scores of the first in-distribution and OOD rows of a set, or of images if the set is "images"."""
-    laboratory()
     if case["set"] == "images":
         guard = unfitted(case).fit([images()["train"]])
-        return {side: plain(guard.score(images()[name][0])) for side, name in (("id", "test"), ("ood", "ood"))}
+        return {side: np.asarray(guard.score(images()[name][0])) for side, name in (("id", "test"), ("ood", "ood"))}
     sides = outputs(case["set"])
     detector = igeood.detector(case["method"], **case["options"]).fit(sides["train"])
-    return {side: plain(detector.score(sides[side][:ROWS])) for side in ("id", "ood")}
-
-
-def refusing(logits, features):
-    """`Outputs` that may have bad rows."""
-    try:
-        return igeood.Outputs(logits, features, on_error="refuse")
-    except TypeError:  # as 0.2 has it
-        return igeood.Outputs(logits, features, refused={})
+    return {side: np.asarray(detector.score(sides[side][:ROWS])) for side in ("id", "ood")}
 
 
 def as_probabilities(logits):
@@ -172,16 +146,14 @@ def as_probabilities(logits):
 
 def guard_of(case):
     """A guard that is fitted, tuned if the case says so, and calibrated: after tuning, on the same samples."""
-    laboratory()
     guard = unfitted(case)
     if case["set"] == "images":
         sides = {side: [batch] for side, batch in images().items()}
     else:
         sides = outputs(case["set"], identified="tune" in case)
         if "probabilities" in case["options"]:
-            kept = arrays(case["set"])
-            sides = {side: igeood.Outputs(as_probabilities(kept[side]["logits"])) for side in ("id", "ood")}
-            sides["train"] = igeood.Outputs(as_probabilities(kept["train"]["logits"]), labels=kept["train"]["labels"])
+            kept = arrays(case["set"]).items()
+            sides = {k: igeood.Outputs(as_probabilities(v["logits"]), labels=v.get("labels")) for k, v in kept}
     guard.fit(sides["train"], classes=case.get("classes"))
     if "tune" in case:
         guard.tune(sides["id"], ood=sides["ood"], **case["tune"])
@@ -210,7 +182,7 @@ def rows_of(case):
     logits[40, 0] = np.inf
     rows["feature.late"][11, 3] = np.nan
     features = {key.removeprefix("feature."): value for key, value in rows.items()}
-    return refusing(logits, features) if case["access"] == "white_box" else logits
+    return igeood.Outputs(logits, features, on_error="refuse") if case["access"] == "white_box" else logits
 
 
 def record(case, guard):
@@ -219,12 +191,11 @@ def record(case, guard):
     calibration = guard.calibration
     columns = {name: np.asarray(getattr(verdict, name)).tolist() for name in COLUMNS}
     columns["score"] = [value if np.isfinite(value) else None for value in columns["score"]]
-    reason = [None] * len(verdict) if verdict.reason is None else verdict.reason
     options = [name for name in OPTIONS if hasattr(guard.detector, name)]
     ending = guard.detector.needs.ending
     return {
         **columns,
-        "is_read": [why is None for why in reason],
+        "is_read": np.asarray(verdict.is_read).tolist(),
         "is_method": type(guard.detector) is type(igeood.detector(case["method"])),
         "options": {name: getattr(guard.detector, name) for name in options},
         "layers": [layer.removesuffix(ending) for layer in guard.layers],
@@ -237,56 +208,19 @@ def record(case, guard):
 
 
 def served_guard(name):
-    """The guard that the service is asked about, its model, and an input's name with some rows."""
+    """The guard that the service is asked about, and its model."""
     if name == "logits":
-        sides, values = outputs("six"), arrays("six")
+        sides = outputs("six")
         guard = igeood.black_box(method="igeood-logits").fit(sides["train"], classes=list("abcdef"))
-        rows = np.concatenate([values["id"]["logits"][200:206], values["ood"]["logits"][:6]])
-        return guard.calibrate(sides["id"][:200]), None, "logits", rows
+        return guard.calibrate(sides["id"][:200]), None
     sides, net = images(torch.float32), network(dtype=torch.float32)
-    guard = igeood.white_box(net, method="igeood").fit([sides["train"]]).calibrate([sides["id"]])
-    return guard, net, "x", torch.cat([sides["test"][0][:4], sides["ood"][0][:4]]).numpy()
+    return igeood.white_box(net, method="igeood").fit([sides["train"]]).calibrate([sides["id"]]), net
 
 
-def requests(name, rows):
+def requests(name):
     """Kept requests by name: method, address, body and headers."""
-    good = np.round(rows.astype(np.float64), 4).tolist()
-    flawed = json.loads(json.dumps(good))
-    flawed[1] = np.full(rows.shape[1:], None).tolist()
-    infer = "/v2/models/guard/infer"
-    tensor = {"name": name, "shape": list(rows.shape), "datatype": "FP32"}
-    data = rows.astype(np.float32)
-    written = {**tensor, "data": np.round(data.astype(np.float64), 4).ravel().tolist()}
-    with_null = {**tensor, "data": np.array(flawed, dtype=object).ravel().tolist()}
-    binary = {**tensor, "parameters": {"binary_data_size": data.nbytes}}
-    wanted = [{"name": "p_value"}, {"name": "is_ood"}]
-    head = json.dumps({"inputs": [binary], "parameters": {"binary_data_output": True}, "outputs": wanted}).encode()
-    bodies = {
-        "rows": ("/predict", good),
-        "one row": ("/predict", {name: good[:1]}),
-        "bad row": ("/predict", {name: flawed}),
-        "bad row refused": ("/predict", {name: flawed, "on_error": "refuse"}),
-        "uneven rows": ("/predict", [*good, good[0][:-1]]),
-        "text": ("/predict", "rows"),
-        "infer": (infer, {"id": "7", "inputs": [written]}),
-        "infer outputs": (infer, {"inputs": [written], "outputs": wanted}),
-        "infer version": ("/v2/models/guard/versions/1/infer", {"inputs": [written]}),
-        "infer bad row": (infer, {"inputs": [with_null]}),
-        "infer refused": (infer, {"inputs": [with_null], "parameters": {"on_error": "refuse"}}),
-        "infer other model": ("/v2/models/other/infer", {"inputs": [written]}),
-        "infer other input": (infer, {"inputs": [{**written, "name": "other"}]}),
-        "infer other shape": (infer, {"inputs": [{**written, "shape": [len(rows), 1]}]}),
-        "infer other output": (infer, {"inputs": [written], "outputs": [{"name": "other"}]}),
-    }
-    asked = {key: ("POST", path, json.dumps(body).encode(), {}) for key, (path, body) in bodies.items()}
-    asked["no json"] = "POST", "/predict", b"{", {}
-    asked["other type"] = "POST", "/predict", b"1,2", {"content_type": "text/csv"}
-    asked["infer binary"] = "POST", infer, head + data.tobytes(), {LENGTH.replace("-", "_"): str(len(head))}
-    asked["infer short"] = "POST", infer, head + data.tobytes()[:-1], {LENGTH.replace("-", "_"): str(len(head))}
-    gets = ("health/live", "health/ready", "models/guard", "models/guard/ready", "models/guard/versions/2", "nowhere")
-    for path in ("/v2", *(f"/v2/{path}" for path in gets)):
-        asked[path] = "GET", path, None, {}
-    return asked
+    kept = json.loads((FROZEN / "requests.json").read_text())[name].items()
+    return {key: (*where, body and body.encode("latin-1"), headers) for key, (*where, body, headers) in kept}
 
 
 def answer(client, method, path, body, headers):
@@ -319,10 +253,10 @@ def assert_same(found, expected, tolerance, place=""):
         largest = max((abs(value) for value in expected if isinstance(value, float)), default=0.0)
         for row, (one, value) in enumerate(zip(found, expected, strict=True)):
             if isinstance(value, float):
-                assert abs(one - value) <= tolerance * largest, f"{place}/{row}: {one} {value}"
+                assert one == pytest.approx(value, rel=0, abs=tolerance * largest), f"{place}/{row}"
             else:
                 assert_same(one, value, tolerance, f"{place}/{row}")
     elif isinstance(expected, float):
-        assert abs(found - expected) <= tolerance * abs(expected), f"{place}: {found} {expected}"
+        assert found == pytest.approx(expected, rel=tolerance, abs=0), place
     else:
         assert found == expected, place

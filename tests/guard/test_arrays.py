@@ -6,7 +6,6 @@ import torch
 
 import igeood
 from igeood.errors import InputError, NotReadyError
-from igeood.outputs import Outputs
 
 
 @pytest.fixture
@@ -15,33 +14,25 @@ def guard(classifier):
 
 
 def test_the_whole_way(guard, classifier):
-    detector = igeood.IgeoodLogits().fit(classifier.train, classifier.labels)
-    assert torch.equal(guard.score(classifier.test), detector(classifier.test))
     guard.calibrate(classifier.held_out, tpr=0.9, guarantee="tolerance", confidence=0.99)
-    raised = detector(classifier.held_out) + guard.calibration.margin  # for rounding
+    raised = guard.score(classifier.held_out) + guard.calibration.margin  # for rounding
     assert guard.threshold == igeood.calibration.threshold(raised, 0.9, "tolerance", 0.99)
     verdict = guard.calibrate(classifier.held_out).predict(classifier.test)
     assert verdict.is_ood.double().mean() < 0.1
     assert guard.predict(classifier.ood).is_ood.double().mean() > 0.8
-    assert torch.equal(verdict.is_ood, verdict.score > guard.threshold)
-    assert torch.equal(verdict.label, classifier.test.argmax(1))
     assert torch.equal(verdict.p_value, igeood.calibration.p_values(guard.score(classifier.held_out), verdict.score))
     verdict = guard.calibrate(classifier.held_out.numpy()).predict(classifier.test.numpy())
     dtypes = {"is_ood": bool, "score": np.float64, "p_value": np.float64, "label": np.int64}
     assert {name: getattr(verdict, name).dtype for name in dtypes} == dtypes
-    assert len(guard.predict(np.empty((0, 10)))) == 0
     assert not guard.score(classifier.test.clone().requires_grad_()).requires_grad
 
 
 def test_features_are_read_by_layer(known, refused):
-    guard = igeood.white_box().fit(known.train).calibrate(known.held_out)
-    assert guard.layers == ["early", "block.late"]
-    assert guard.predict(known.ood).is_ood.double().mean() > 0.8
-    assert guard.predict(known.test).is_ood.double().mean() < 0.12
-    only = igeood.white_box(layers=["early"]).fit(known.train)
-    assert only.layers == ["early"]
+    guard = igeood.white_box(layers=["early"]).fit(known.train)
+    assert guard.layers == ["early"]
+    assert igeood.white_box().fit(known.train).layers == ["early", "block.late"]
     with refused("outputs"):
-        only.score(known.test.logits)
+        guard.score(known.test.logits)
 
 
 def blocks(logits, labels=None):
@@ -100,14 +91,11 @@ def test_a_step_that_fails_leaves_the_guard_as_it_was(guard, classifier):
         with pytest.raises(InputError) as raised:
             step(guard, classifier)
         assert name.removeprefix("no ").split()[0] in str(raised.value).split(";")[0], name
-        after = guard.predict(classifier.test)
-        assert torch.equal(before.p_value, after.p_value), name
-        assert torch.equal(before.score, after.score), name
+        torch.testing.assert_close(vars(guard.predict(classifier.test)), vars(before), rtol=0, atol=0)
         assert guard.tuning is tuning, name
 
 
-def test_methods_and_options(known, refused):
-    assert igeood.black_box(method="energy", temperature=2.0).detector.temperature == 2.0
+def test_methods_and_options(refused):
     own = igeood.IgeoodLogits(centroid_temperature=1.0)
     assert igeood.black_box(method=own).detector is own
     for build, options, argument in (
@@ -121,5 +109,3 @@ def test_methods_and_options(known, refused):
             build(**options)
     guard = igeood.black_box(method="igeood-logits", temperature=2.0).with_options(centroid_temperature=1.0)
     assert (guard.detector.temperature, guard.detector.centroid_temperature) == (2.0, 1.0)
-    with refused("labels"):
-        guard.fit([known.train, Outputs(known.test.logits, known.test.features)])

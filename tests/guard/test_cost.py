@@ -74,7 +74,7 @@ class Means(igeood.Detector):
         return self
 
     def score(self, outputs):
-        distances = [torch.cdist(outputs.features[b].double(), m.double()).amin(1) for b, m in self.means_.items()]
+        distances = [torch.cdist(outputs.features[b].double(), m).amin(1) for b, m in self.means_.items()]
         return sum(distances) - outputs.logits.amax(1).double()
 
 

@@ -101,12 +101,3 @@ def test_equal_rows_are_split_at_random_and_left_out_as_often_as_they_were_used(
     assert int(used.among(keys, False).sum()) == int(drawn.sum())  # all of them are there again
     assert not used.among(keys[:900], False).any()  # others, by chance equal
     assert not used.among(keys, True).any()  # ids are no rows
-
-
-def test_rows_without_ids_are_the_same_sample_where_rows_hardly_repeat():
-    unique = np.arange(5000, dtype=np.uint64)
-    assert Seen(unique[:2000], False).among(unique[1900:], False).sum() == 100
-    tied = np.sort(np.repeat(unique[:1000], 2))
-    assert not Seen(tied, False).among(unique, False).any()
-    assert not Seen(unique, False).among(tied, False).any()
-    assert Seen(tied, True).among(unique, True).sum() == 1000  # ids are a fact

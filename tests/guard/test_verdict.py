@@ -34,12 +34,9 @@ def test_a_verdict_is_a_sequence(guard, classifier, as_kind):
     assert columns["score"] == verdict.score.tolist()
     assert verdict.to_pandas().to_dict("list") == columns
     assert all(str(count) in repr(verdict) for count in (40, int(verdict.is_ood.sum())))
-    assert len(repr(verdict[:0]).splitlines()) == 2
 
 
-def test_names_come_from_the_argument_the_loader_or_the_model_and_travel(
-    guard, model, data, classifier, tmp_path, refused
-):
+def test_names_come_from_the_user_the_loader_or_the_model_and_travel(guard, model, data, classifier, tmp_path, refused):
     guard.save(tmp_path / "guard.safetensors")
     loaded = igeood.load(tmp_path / "guard.safetensors")
     assert loaded.classes == loaded.fit(classifier.train, classifier.labels).classes == NAMES
@@ -61,13 +58,8 @@ def test_names_come_from_the_argument_the_loader_or_the_model_and_travel(
             igeood.black_box().fit(classifier.train, classifier.labels, classes=classes)
 
 
-def test_other_methods_name_the_likeliest_classes_and_layers_the_nearest(classifier, known):
+def test_other_methods_name_the_likeliest_classes(classifier):
     guard = igeood.black_box(method="energy").fit(classifier.train, classes=NAMES)
     reasons, shares = guard.explain(classifier.ood[:3], top=2), classifier.ood[:3].double().softmax(1)
     torch.testing.assert_close(reasons.probability, shares.sort(descending=True).values[:, :2])
     assert NAMES[int(shares[0].argmax())] in str(reasons).splitlines()[0]
-    guard = igeood.white_box(method="igeood").fit(known.train, classes=NAMES)
-    reasons = guard.explain(known.test[:1])
-    torch.testing.assert_close(reasons.contributions.sum(1), guard.score(known.test[:1]))
-    assert reasons.columns[1:] == guard.layers
-    assert any(NAMES[int(reasons.nearest[layer][0])] in str(reasons) for layer in guard.layers)

@@ -7,18 +7,12 @@ from torch import nn
 from igeood.model.fingerprint import Versions, fingerprint
 
 
-def optimised(model):
-    model(torch.rand(4, 2, 5, 5)).sum().backward()
-    torch.optim.SGD(model.parameters(), lr=0.1).step()
-
-
 def loaded(model, **options):
     model.load_state_dict({name: value + 1 for name, value in model.state_dict().items()}, **options)
 
 
 CHANGES = {
     "one tensor": lambda model: nn.init.constant_(model.fc.bias, 3.0),
-    "an optimiser": optimised,
     "one buffer": lambda model: model.train()(torch.rand(4, 2, 5, 5)),
     "other storage": lambda model: setattr(model.fc.weight, "data", model.fc.weight.data * 2),
     "a new parameter": lambda model: setattr(model.fc, "bias", nn.Parameter(model.fc.bias.detach() + 1)),
@@ -45,15 +39,12 @@ def test_changes_are_noticed_and_nothing_else(net, change):
 def test_inference_tensors_have_no_counter_and_lazy_ones_no_values():
     with torch.inference_mode():
         model = nn.Linear(2, 3)
-    versions = Versions(model)
-    assert not versions.changed()
-    model.weight = nn.Parameter(torch.ones(3, 2))
-    assert versions.changed()
     lazy = nn.LazyLinear(3)
-    before, versions = fingerprint(lazy), Versions(lazy)
-    assert not versions.changed()
+    before, versions, lazy_versions = fingerprint(lazy), Versions(model), Versions(lazy)
+    assert not versions.changed() | lazy_versions.changed()
+    model.weight = nn.Parameter(torch.ones(3, 2))
     lazy(torch.rand(2, 4))
-    assert versions.changed()
+    assert versions.changed() & lazy_versions.changed()
     assert fingerprint(lazy) != before
 
 
@@ -78,12 +69,11 @@ STATES = {
 
 def holding(value):
     """A model with this in its state."""
-    torch.manual_seed(0)
-    model = nn.Linear(2, 2)
+    model = nn.Module()
     if isinstance(value, torch.Tensor):
         model.register_buffer("more", value)
     else:
-        model.__class__ = type("Extra", (nn.Linear,), {"get_extra_state": lambda _: value})
+        model.__class__ = type("Extra", (nn.Module,), {"get_extra_state": lambda _: value})
     return model
 
 

@@ -7,9 +7,8 @@ from torch import nn
 import igeood
 from igeood import extract
 from igeood.bench.networks import DenseNet, ResNet
-from igeood.errors import UnsuitedError
 from igeood.model.batch import as_batch
-from igeood.model.reader import Reader, reader_for
+from igeood.model.reader import reader_for
 
 IMAGES = torch.zeros(2, 3, 32, 32)
 
@@ -38,13 +37,6 @@ def test_densenet_and_resnet_have_the_papers_layers_also_inside_another_module()
         layers = auto(model)
         assert list(layers.values()) == [64, 64, 128, 256, 512]
         assert list(layers)[1:] == [f"{prefix}layer{i}" for i in (1, 2, 3, 4)]
-
-
-def make_cnn():
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 12), nn.LayerNorm(12), nn.ReLU(), nn.Linear(12, 5),
-    )  # fmt: skip
 
 
 def vit_block(block, x):
@@ -76,8 +68,7 @@ def test_vision_transformers_have_blocks_spread_over_the_depth(depth, in_a_list)
     assert 2 <= len(layers) <= 6
     assert set(layers.values()) == {16}
     assert not any("attention" in name or "mlp" in name for name in layers)
-    assert sum(name.startswith("blocks") for name in layers) >= 1
-    assert list(layers)[-1] == "norm"
+    assert any(name.startswith("blocks") for name in layers)
 
 
 def test_a_bert_like_classifier():
@@ -90,9 +81,6 @@ def test_a_bert_like_classifier():
     assert 3 <= len(layers) <= 6
     assert set(layers.values()) == {24}
     assert sum(".layer." in name for name in layers) >= 2
-    outputs = extract(model, {**batch, "labels": torch.tensor([0, 3, 1])}, (), head=True)
-    assert outputs.labels.tolist() == [0, 3, 1]
-    torch.testing.assert_close(model.classifier(outputs.features["|head"]), outputs.logits)
 
 
 PATCHES = Does(lambda module, x: module.conv(x).flatten(2).transpose(1, 2), conv=nn.Conv2d(3, 24, 8, 8))
@@ -103,16 +91,14 @@ def chain(*parts, width):
     return nn.Sequential(*parts, nn.Flatten(), nn.Linear(width, 3))
 
 
+SIGNALS = chain(nn.Conv1d(2, 12, 1), nn.ReLU(), nn.InstanceNorm1d(12), width=144)
 WORDS = torch.ones(2, 4, dtype=torch.int64)
 LAYOUTS = {
-    "a signal as long as it is wide": (
-        chain(nn.Conv1d(2, 12, 1), nn.ReLU(), nn.InstanceNorm1d(12), width=144),
-        torch.rand(6, 2, 12), {"0": "second", "1": "second", "2": "second"},
-    ),
+    "as long as it is wide": (SIGNALS, torch.rand(6, 2, 12), {"0": "second", "1": "second", "2": "second"}),
     "tokens": (chain(PATCHES, nn.Linear(24, 10), width=160), IMAGES, {"0": "last", "1": "last", "2": "flat"}),
     "channels last": (chain(CHANNELS_LAST, width=3072), IMAGES, {"0": "last"}),
     "as many words as channels": (chain(nn.Embedding(9, 4), nn.GELU(), width=16), WORDS, {"0": "last", "1": "last"}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", LAYOUTS)
@@ -143,12 +129,7 @@ def test_layers_that_cannot_be_read(images, left_as_found, refused):
             extract(model, images, [layer])
     with left_as_found(model), refused("features['nan']", "loader: batch 0"):
         extract(model, images, ["nan"])
-    assert Reader(ResNet(), ["layer1", "module.layer1"]).layers == ["layer1"]
-    with pytest.raises(UnsuitedError):
-        extract(nn.Sequential(nn.Flatten(), nn.Linear(3072, 3)), IMAGES)
-    with refused("x"):
-        extract(ResNet(), IMAGES[:0])
-    scripted = torch.jit.script(make_cnn().eval())
+    scripted = torch.jit.script(nn.Sequential(nn.Conv2d(3, 8, 32), nn.Flatten(), nn.Linear(8, 5)).eval())
     assert extract(scripted, IMAGES, ()).n_classes == 5
     with refused("layers"):
         extract(scripted, IMAGES, ["0"])

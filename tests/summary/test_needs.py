@@ -16,12 +16,10 @@ ALL = Needs(layers="all", head=True, labels=True, sums="full", samples=("logits"
 
 def spread(call):
     """A pool of one's own."""
-    return call.value.std(dim=1)
 
 
 def every_second(trace):
     """Layers of one's own choice."""
-    return trace[::2]
 
 
 class Sums(ClassSums):
@@ -37,24 +35,21 @@ def covers(summary, wanted):
     return True
 
 
+NAMES, PLAIN = ("a", "b", "a|spread", HEAD), ("a", "b", "c")
 BLOCKS = [
-    *((Needs(), []), (Needs(head=True), [HEAD]), (Needs(layers="last"), [HEAD]), (Needs(layers="all"), ["a", "b"])),
-    *((Needs(layers="last two"), ["a", HEAD]), (Needs(layers="all", head=True), ["a", "b", HEAD])),
-    *((Needs(layers=every_second), ["a", "b"]), (Needs(layers="all", pool=spread, head=True), ["a|spread", HEAD])),
+    *((Needs(), NAMES, []), (Needs(head=True), NAMES, [HEAD]), (Needs(layers="last"), NAMES, [HEAD])),
+    *((Needs(layers="all"), NAMES, ["a", "b"]), (Needs(layers="last two"), NAMES, ["a", HEAD])),
+    (Needs(layers="all", head=True), NAMES, ["a", "b", HEAD]),
+    (Needs(layers=every_second), NAMES, ["a", "b"]),
+    (Needs(layers="all", pool=spread, head=True), NAMES, ["a|spread", HEAD]),
+    *((Needs(layers="last"), PLAIN, ["c"]), (Needs(layers="last two"), PLAIN, ["b", "c"])),  # there is no head
 ]
 
 
-@pytest.mark.parametrize(("needs", "blocks"), BLOCKS)
-def test_blocks_that_are_read(needs, blocks):
-    assert needs.blocks(["a", "b", "a|spread", HEAD]) == blocks
+@pytest.mark.parametrize(("needs", "names", "blocks"), BLOCKS)
+def test_blocks_that_are_read(needs, names, blocks):
+    assert needs.blocks(names) == blocks
     assert needs.reads_layers == bool(blocks)
-
-
-def test_without_a_head_the_last_block_is_the_last_and_names_of_blocks_say_their_pool():
-    assert Needs(layers="last").blocks(["a", "b", "c"]) == ["c"]
-    assert Needs(layers="last two").blocks(["a", "b", "c"]) == ["b", "c"]
-    assert Needs(layers="last two").blocks(["a"]) == ["a"]
-    assert Needs(pool=spread).named(["a", "b|spread", HEAD]) == ["a|spread", "b|spread", HEAD]
 
 
 LACKS = [
@@ -65,29 +60,23 @@ LACKS = [
 
 @pytest.mark.parametrize("lack", LACKS)
 def test_a_summary_for_other_needs_is_refused(lack):
-    assert covers(ALL, ALL)
     assert not covers(replace(ALL, **lack), ALL)
 
 
 def test_more_than_is_needed_covers_less():
-    assert all(covers(ALL, replace(ALL, layers=layers)) for layers in ("none", "last", "last two"))
-    assert all(covers(ALL, replace(ALL, sums=sums)) for sums in ("none", "mean", "diagonal"))
-    assert covers(ALL, Needs(samples=("logits",)))
+    less = [{"layers": layers} for layers in ("none", "last", "last two")]
+    less += [{"sums": sums} for sums in ("none", "mean", "diagonal")]
+    assert all(covers(ALL, replace(ALL, **change)) for change in ({}, *less))
     assert covers(replace(ALL, sums=Sums), replace(ALL, sums="none", transform=torch.square, group=by_correct))
     assert not covers(ALL, replace(ALL, sums=Sums))
 
 
 def test_merged_needs_cover_each_of_them_and_functions_stay_apart():
-    needs = [
-        Needs(labels=True, samples=("logits",)),
-        Needs(layers="last", sums="mean"),
-        Needs(layers="all", labels=True, sums="diagonal", samples=("features",)),
-        Needs(layers="last", sums="mean", group=by_correct),
-        Needs(layers="all", pool=spread, sums="mean"),
-        Needs(layers=every_second, sums=Sums),
-        Needs(layers=every_second, samples=("features",)),
-        Needs(head=True),
-    ]
+    last = Needs(layers="last", sums="mean")
+    wide = Needs(layers="all", labels=True, sums="diagonal", samples=("features",))
+    needs = [Needs(labels=True, samples=("logits",)), last, wide, replace(last, group=by_correct), Needs(head=True)]
+    needs += [Needs(layers="all", pool=spread, sums="mean"), Needs(layers=every_second, sums=Sums)]
+    needs += [Needs(layers=every_second, samples=("features",))]
     merged = merge_needs(needs)
     assert len(merged) == 4
     assert all(any(covers(one, wanted) for one in merged) for wanted in needs)

@@ -1,13 +1,14 @@
 """Fitting is adding: whatever the batches, shards and their order, the same sums and rows; files hold them."""
 
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 
 import numpy as np
 import pytest
 import torch
 
+from igeood.bench.methods.gram import Ranges  # sums of another kind
 from igeood.errors import GuardFileError
 from igeood.files import read_record, write_record
 from igeood.outputs import HEAD, Outputs
@@ -22,32 +23,8 @@ def squared(x):
     return x.square()
 
 
-@dataclass
-class Ranges:
-    """Sums of one's own: the least and the greatest value of each group and channel."""
-
-    low: torch.Tensor
-    high: torch.Tensor
-
-    @classmethod
-    def of(cls, features, groups, n_groups):
-        places = groups[:, None].expand_as(features)
-        empty = torch.full((n_groups, features.shape[1]), torch.inf)
-        return cls(
-            empty.scatter_reduce(0, places, features, "amin"), (-empty).scatter_reduce(0, places, features, "amax")
-        )
-
-    def __add__(self, other):
-        return Ranges(self.low.minimum(other.low), self.high.maximum(other.high))
-
-
 def shards(rows, needs, *, budget=BUDGET, **options):
     return [Summary(needs, budget=budget, **options).add(rows[a:b]) for a, b in ((0, 90), (90, 250), (250, 400))]
-
-
-def parts_of(sums):
-    """What is compared of sums: means, not shifts from an origin."""
-    return {"mean": sums.mean, "scatter": sums.scatter} if isinstance(sums, ClassSums) else vars(sums)
 
 
 def assert_same(one, other):
@@ -56,8 +33,9 @@ def assert_same(one, other):
     assert np.array_equal(one.keys, other.keys)
     assert np.array_equal(one.key_counts, other.key_counts)
     assert list(one.widths.items()) == list(other.widths.items())
-    sums = [{block: parts_of(value) for block, value in each.sums.items()} for each in (one, other)]
-    torch.testing.assert_close(*sums, rtol=1e-12, atol=1e-9)
+    for sums, expected in zip(one.sums.values(), other.sums.values(), strict=True):  # means, not shifts from an origin
+        for name in ("mean", "scatter") if isinstance(sums, ClassSums) else vars(sums):
+            torch.testing.assert_close(getattr(sums, name), getattr(expected, name), rtol=1e-12, atol=1e-9)
     kept = [{k: (s.state(), s.outputs()[1]) for k, s in each.samples.items()} for each in (one, other)]
     torch.testing.assert_close(*kept, rtol=0, atol=0)  # rows, keys, counts, order; weights
 
@@ -82,16 +60,6 @@ def test_batches_shards_and_their_order_do_not_matter(rows, needs, budget):
             assert_same(total, whole)
 
 
-def test_a_class_of_one_row_is_kept_whatever_its_shard(rows):
-    lone = torch.cat([(rows.labels != 4).nonzero()[:, 0], (rows.labels == 4).nonzero()[:1, 0]])
-    few = rows[lone]
-    whole = Summary.of(few, ALL, budget=SMALL)
-    assert_same(Summary.of(few[-1:], ALL, budget=SMALL) + Summary.of(few[:-1], ALL, budget=SMALL), whole)
-    assert whole.counts[4] == 1
-    assert [int(sample.kept[4]) for sample in whole.samples.values()] == [1, 1]
-    torch.testing.assert_close(whole.sums["late"].mean[4], few.features["late"][-1].double())
-
-
 def test_samples_are_nested_and_share_the_budget(rows):
     needs = Needs(layers="last", labels=True, samples=("logits", "features"))
     samples = Summary.of(rows, needs, budget=2 * SMALL).samples
@@ -102,16 +70,15 @@ def test_samples_are_nested_and_share_the_budget(rows):
 
 def test_of_unequal_budgets_the_smaller_holds_and_adding_changes_neither_side(rows):
     a, b, c = shards(rows, ALL)
-    small = Summary.of(rows[90:250], ALL, budget=2 * SMALL)
     expected = Summary.of(rows, ALL, budget=2 * SMALL)
-    assert_same(a + small + c, expected)
-    assert (a + small + c).budget == 2 * SMALL
-    assert_same(Summary(ALL, budget=2 * SMALL) + (a + b + c), expected)
+    small = Summary.of(rows[90:250], ALL, budget=2 * SMALL)
+    for total in (a + small + c, Summary(ALL, budget=2 * SMALL) + (a + b + c)):
+        assert_same(total, expected)
+        assert total.budget == 2 * SMALL
     before = Summary.of(rows[:90], ALL)
     for total in (a + b, a + Summary(ALL), Summary(ALL) + a):
         total.add(rows[250:])
         assert_same(a, before)
-    assert_same((a + b).add(rows[250:]), Summary.of(rows, ALL))  # a sum takes in more rows
 
 
 @pytest.mark.parametrize("group", [by_label, by_prediction, by_correct])
@@ -119,16 +86,10 @@ def test_sums_of_groups(rows, group):
     predicted = rows.logits.argmax(dim=1)
     kept = predicted == rows.labels if group is by_correct else torch.ones(400, dtype=torch.bool)
     groups = (predicted if group is by_prediction else rows.labels)[kept]
-    x = rows.features["late"][kept]
-    needs = Needs(layers="all", labels=True, sums="diagonal", group=group, transform=squared)
-    summary = Summary.of(rows, needs)
-    expected = ClassSums.of(squared(x), groups, 5)
+    summary = Summary.of(rows, Needs(layers="all", labels=True, sums="diagonal", group=group, transform=squared))
+    expected = ClassSums.of(squared(rows.features["late"][kept]), groups, 5)
     torch.testing.assert_close(summary.sums["late"].mean, expected.mean, rtol=1e-12, atol=0)
     assert torch.equal(summary.sums["late"].count, expected.count)
-    ranges = Summary.of(rows, replace(needs, sums=Ranges, transform=None)).sums["late"]
-    for c in range(5):
-        assert torch.equal(ranges.low[c], x[groups == c].amin(dim=0))
-        assert torch.equal(ranges.high[c], x[groups == c].amax(dim=0))
     assert summary.counts.tolist() == torch.bincount(rows.labels).tolist()  # of all rows, whatever the groups
 
 
@@ -138,7 +99,6 @@ def test_ids_are_keys_and_those_of_training_rows_are_bounded(rows, monkeypatch):
     summary = Summary.of(Outputs(rows.logits, keys=keys), Needs(samples=("logits",)), budget=SMALL)
     sample = summary.samples["logits"]
     assert np.array_equal(sample.outputs()[0].keys, np.sort(keys)[: sample.quota])
-    assert np.array_equal(summary.keys, np.sort(keys))
     assert summary.identified
     assert not (summary + Summary.of(rows.replace(labels=None), Needs(samples=("logits",)))).identified
     monkeypatch.setattr(module, "KEYS", 50)
@@ -161,13 +121,9 @@ def test_files_and_bytes_hold_a_summary(rows, tmp_path):
     total = Summary(ALL, budget=4 * SMALL)
     total.about = {"preparation": {"size": 8}}
     for part in (c, loaded, b, Summary(ALL)):  # the last has no row
-        content = part.to_bytes()
-        total += Summary.from_bytes(content)
-        assert part.to_bytes() == content
-    whole = Summary.of(rows, ALL, budget=2 * SMALL)
-    assert_same(total, whole)
+        total += Summary.from_bytes(part.to_bytes())
+    assert_same(total, Summary.of(rows, ALL, budget=2 * SMALL))
     assert total.about == {"classes": ["a", "b"], "preparation": {"size": 8}}
-    assert_same(loaded.add(rows[90:250]).add(rows[250:]), whole)
 
 
 @pytest.mark.parametrize("change", [{"sums": "mean", "transform": squared}, {"sums": Ranges}])
@@ -194,28 +150,20 @@ def test_files_that_are_no_summary(rows, tmp_path):
         write_record(tmp_path / "summary", {**record, **change}, tensors)
         with pytest.raises(GuardFileError):
             Summary.load(tmp_path / "summary")
-    for damaged in (summary.to_bytes()[:-1], b"", b"no summary at all"):
-        with pytest.raises(GuardFileError):
-            Summary.from_bytes(damaged)
+    with pytest.raises(GuardFileError):
+        Summary.from_bytes(summary.to_bytes()[:-1])
 
 
 def test_summaries_and_batches_that_do_not_add(rows, refused):
-    one = Summary(ALL, model="one").add(rows)
-    one.about = {"classes": ["a", "b"]}
-    other = Summary(ALL, model="one")
-    other.about = {"classes": ["b", "a"]}
+    one, other = (Summary(ALL, model="one").add(part) for part in (rows, rows[:9]))
+    one.about, other.about = {"classes": ["a", "b"]}, {"classes": ["b", "a"]}
     changed = [Summary(replace(ALL, **change), model="one") for change in ({"sums": "mean"}, {"transform": squared})]
-    for summary in (other, *changed, Summary(ALL, model="two")):
+    for summary in (other, *(each.add(rows[:9]) for each in (*changed, Summary(ALL, model="two")))):
         with refused("summary"):
-            one + summary.add(rows[:9])
-    free = Needs(samples=("logits",))
-    narrow = Outputs(rows.logits[:, :4], labels=rows.labels % 4)
-    for needs, batch, argument in (
-        (free, rows.replace(labels=None), "labels"),
-        (free, narrow, "outputs"),
-        (ALL, rows.only(["late", "early"]), "outputs"),
-        (ALL, rows.only(["late"]), "outputs"),
-    ):
+            one + summary
+    free, narrow = Needs(samples=("logits",)), Outputs(rows.logits[:, :4], labels=rows.labels % 4)
+    bare, turned = rows.replace(labels=None), rows.only(["late", "early"])
+    for needs, batch, argument in ((free, bare, "labels"), (free, narrow, "outputs"), (ALL, turned, "outputs")):
         with refused(argument):
             Summary.of(rows, needs).add(batch)
         with refused(argument):

@@ -126,10 +126,9 @@ class Guard:
             (N,) by which `tune` and `calibrate` recognise samples, where `data` is one array. Inputs of a model are
             recognised by their content.
         classes : sequence of str, optional
-            Names of the classes, for verdicts. By default those of the loader's `dataset.classes`, or of a Hugging
-            Face model's `config.id2label`, if they are as many as the columns of logits.
+            Names of the classes. By default the loader's `dataset.classes`, or a Hugging Face model's `id2label`.
         budget : int
-            Bytes of training rows to keep; above it, a sample of each class is kept.
+            Bytes of training rows to keep; of more, a sample of each class.
         group : ProcessGroup or False, optional
             Where `torch.distributed` is initialised, each rank gives its own shard or its summary, and all get the
             same guard to the bit. By default the ranks of the default group; False is for a process that works alone.

@@ -68,7 +68,7 @@ def _verdict(columns: dict[str, pa.Array], first: int, monitor: Monitor) -> Verd
     reasons = {row: text for row, text in enumerate(texts) if text}
     scores[list(reasons)] = np.inf
     labels = torch.full((len(scores),), -1)
-    verdict = Verdict.of(torch.from_numpy(scores), labels, monitor.calibration, reasons, None, to_numpy=True)
+    verdict = Verdict.of(torch.from_numpy(scores), labels, monitor.calibration, reasons, to_numpy=True)
     is_other = np.isnan(scores)
     if monitor.kind == "flags":
         is_other |= flags != verdict.is_ood
