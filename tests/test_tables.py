@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+import igeood
 from igeood import tables
 from igeood.errors import InputError
 from igeood.outputs import Outputs, id_keys, row_keys
@@ -21,6 +22,21 @@ CSV = "id,label,logit_10,logit_9\n007,1,0.5,1\n,0,2,-3e-1\n"
 
 def lists(values):
     return pa.array([list(map(float, row)) for row in values], pa.list_(pa.float32()))
+
+
+@pytest.mark.parametrize("suffix", [*SUFFIXES, ".csv"])
+def test_a_file_is_opened_once_to_be_scored(tmp_path, monkeypatch, suffix):
+    path = tmp_path / f"all{suffix}"
+    if suffix == ".csv":
+        path.write_text("logit_0,logit_1,logit_2\n" + "\n".join(",".join(map(str, row)) for row in ROWS.tolist()))
+    else:
+        write_logits(path, ROWS)
+    guard = igeood.black_box(method="energy").fit(ROWS)
+    file = read_logits(path, logits="logit_*" if suffix == ".csv" else "logits")
+    opened = []
+    monkeypatch.setattr(Path, "open", lambda self, *how: opened.append(self) or open(self, *how))
+    assert len(guard.score(file)) == len(ROWS)
+    assert opened == [path]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
