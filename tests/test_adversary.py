@@ -8,7 +8,7 @@ import torch
 
 import igeood
 from igeood.model.batch import as_batch
-from igeood.model.reader import Reader
+from igeood.model.reader import reader_for
 
 SIZES = (0.01, 0.1, 0.3)
 smallest_size = runpy.run_path(f"{Path(__file__).parents[1]}/benchmarks/robustness/adversary.py")["smallest_size"]
@@ -21,7 +21,7 @@ def test_verdicts_turn_as_the_attack_grows(model, data, method, raising):
     make = igeood.white_box if method == "igeood" else igeood.black_box
     guard = make(model, method=method).fit(data.train).calibrate(data.held_out)
     dark = 0.5 * torch.rand(100, 3, 8, 8, generator=torch.Generator().manual_seed(3))
-    reader = Reader(model, guard.layers)
+    reader = reader_for(model, as_batch(dark), guard.detector.needs)
     x = data.test[:100] if raising else dark
     score = lambda z: guard.detector.score(reader(as_batch(z)))  # noqa: E731
     sizes = smallest_size(score, x, guard.threshold, SIZES, raising=raising)
