@@ -34,7 +34,8 @@ def test_a_file_is_opened_once_to_be_scored(tmp_path, monkeypatch, suffix):
     guard = igeood.black_box(method="energy").fit(ROWS)
     file = read_logits(path, logits="logit_*" if suffix == ".csv" else "logits")
     opened = []
-    monkeypatch.setattr(Path, "open", lambda self, *how: opened.append(self) or open(self, *how))
+    open_path = Path.open
+    monkeypatch.setattr(Path, "open", lambda self, *how: opened.append(self) or open_path(self, *how))
     assert len(guard.score(file)) == len(ROWS)
     assert opened == [path]
 

@@ -215,7 +215,8 @@ class Outputs:
         """Raise if a row is not valid; `first` is the number of the first row."""
         if self.reasons:
             row = min(self.reasons)
-            raise InputError(self.reasons[row], argument="outputs", place=f"row {first + row}", cure="remove that row")
+            problem = f"row {first + row}: {self.reasons[row]}"
+            raise InputError(problem, argument="outputs", cure="remove that row, or use on_error='refuse'")
 
     @property
     def predicted(self) -> Tensor:

@@ -69,9 +69,8 @@ class Verdict:
             label = label.index_fill(0, rows, -1)
             reason = np.full(len(score), None, dtype=object)
             reason[list(reasons)] = list(reasons.values())
-        columns = {"is_ood": is_ood, "score": score, "p_value": p_value, "label": label}
-        arrays: dict[str, Any] = {name: as_kind(value, to_numpy) for name, value in columns.items()}
-        return cls(**arrays, reason=reason)
+        columns = [as_kind(value, to_numpy) for value in (is_ood, score, p_value, label)]
+        return cls(columns[0], columns[1], columns[2], columns[3], reason)
 
     @property
     def name(self) -> np.ndarray[Any, Any] | None:
