@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+import igeood
 from igeood.bench import fgsm
 
 
@@ -39,3 +40,11 @@ def test_the_step_on_normalised_inputs_is_in_pixels_and_clamped_where_their_mean
     classes = labels if is_labelled else model(x).argmax(1)
     torch.testing.assert_close(moved, samples(model, (x, classes)), rtol=1e-4, atol=1e-4)
     assert (samples(normalised, (z, classes), 0.05, std=std) * scale + centre).min() < -0.01
+
+
+def test_they_stand_for_ood_samples_in_tune(model, data):
+    guard = igeood.white_box(model, method="igeood").fit(data.train)
+    guard.tune(data.held_out, ood=fgsm(model, data.held_out, 0.1), search=None)
+    assert (guard.tuning.n_ood, guard.tuning.temperature) == (len(data.held_out.dataset), None)
+    assert guard.tuning.strength is not None
+    assert guard.tuning.after >= guard.tuning.before
