@@ -137,7 +137,8 @@ class Monitor:
         """(V,) gaps in each set G, of the levels that the calibration set is large enough for."""
         if self.kind == "flags":
             if self.calibration.guarantee != "tolerance":
-                raise InputError("flags need a known rate", argument="kind", cure="use {guarantee='tolerance'}")
+                cure = "calibrate with guarantee 'tolerance', or use {kind='p-values'}"
+                raise InputError("flags need a known rate", argument="kind", cure=cure)
             return np.ones(1, dtype=np.int64)  # one set: the refused
         sizes = [int(exact_fraction(level, "level") * (self._n + 1)) for level in LEVELS]
         if not any(sizes):

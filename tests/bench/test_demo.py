@@ -60,6 +60,7 @@ def test_the_guard_and_its_pictures_are_those_of_the_files(made):
         assert (torch.from_numpy(images[rows].images()) == one.images).all()
 
 
+@pytest.mark.slow
 def test_given_again_it_trains_no_more_and_another_seed_wants_another_folder(made):
     folder, printed = made
     again = run("--out", folder)

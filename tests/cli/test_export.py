@@ -50,6 +50,7 @@ def test_keywords_from_an_npz_file(run, good, tmp_path, monkeypatch):
     np.testing.assert_allclose(score, guard.predict(train).score[:5], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_somebody_elses_file_stays(run, good, made, tmp_path):
     out = tmp_path / "g.onnx"
     options = [made / "guard.safetensors", "--out", out]

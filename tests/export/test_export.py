@@ -138,6 +138,7 @@ def test_centroids_that_nearly_coincide(classes, tmp_path):
         agree(exported(guard, tmp_path, example=rows[:3])(logits=rows), guard.predict(rows), HEAD)
 
 
+@pytest.mark.slow
 def test_features_and_tuned_weights_without_a_model(known, tmp_path):
     guard = igeood.white_box(method="igeood+").fit(known.train)
     guard.tune(known.held_out, ood=known.ood[:200].replace(labels=None)).calibrate(known.held_out)
@@ -150,6 +151,7 @@ def test_features_and_tuned_weights_without_a_model(known, tmp_path):
     refused(guard, tmp_path / "h.onnx", "example", example=rows.logits)
 
 
+@pytest.mark.slow
 def test_so_many_classes_that_distances_to_all_are_not_computed(tmp_path):
     draw = torch.Generator().manual_seed(0)
     means, labels = torch.randn(300, 60, generator=draw), torch.arange(1200) % 300

@@ -95,7 +95,7 @@ def test_an_exception_of_the_users_model_or_data_passes_through_and_keeps_no_mod
         yield data.test[:50] + 0.0 * torch.rand(1)
         raise KeyError("seven")
 
-    net = nn.Sequential(model).train()
+    net = nn.Sequential(copy.deepcopy(model)).train()
     guard = igeood.white_box(net).fit(data.train).calibrate(data.held_out)
     with left_as_found(net):
         with pytest.raises(KeyError, match="seven") as kept:
