@@ -12,7 +12,8 @@ from igeood.model.reader import random_state_kept
 
 FOLDER = Path(__file__).parent.parent / "examples"
 README = (FOLDER / "README.md").read_text(encoding="utf-8")
-EXAMPLES = sorted(FOLDER.glob("*.py"))
+SLOW = {"ray_files": [pytest.mark.slow]}
+EXAMPLES = [pytest.param(path, marks=SLOW.get(path.stem, []), id=path.stem) for path in sorted(FOLDER.glob("*.py"))]
 NEEDS = {"hugging_face_text": "transformers", "image_folder": "PIL", "ray_files": "ray", "service_client": "uvicorn"}
 
 
@@ -21,7 +22,7 @@ def shape(text):
     return [re.split(r"-?\d", line)[0] for line in text.splitlines()]
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", EXAMPLES)
 def test_it_runs(path, tmp_path, monkeypatch, capsys):
     if path.stem in NEEDS:
         pytest.importorskip(NEEDS[path.stem])
