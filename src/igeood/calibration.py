@@ -199,7 +199,7 @@ def p_values(id_scores: ArrayLike, scores: ArrayLike) -> Array:
     return as_kind(result.to(scores.device) if isinstance(scores, Tensor) else result, is_numpy)
 
 
-def _p_values(ascending: Tensor, scores: Tensor) -> Tensor:
+def _p_values(ascending: Tensor, scores: Tensor) -> Tensor:  # as export/graph.py has it in plain operations
     return (len(ascending) + 1.0 - torch.searchsorted(ascending, scores).double()) / (len(ascending) + 1.0)
 
 

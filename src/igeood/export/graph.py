@@ -14,6 +14,7 @@ from igeood.geometry.precision import wide
 from igeood.guard.guard import Guard
 from igeood.model.batch import Batch, has_rows
 from igeood.outputs import LARGEST, Outputs, is_no_distribution, log_probabilities
+from igeood.tables import FEATURE
 
 INPUT_NAME = "input"  # of a model's one input by position
 
@@ -21,7 +22,7 @@ INPUT_NAME = "input"  # of a model's one input by position
 def graph_inputs(samples: Batch | Outputs) -> dict[str, Tensor]:
     """The graph's inputs: what a model takes of each sample, or `logits` and `feature.<layer>` as in logits files."""
     if isinstance(samples, Outputs):
-        return {"logits": samples.logits, **{f"feature.{block}": value for block, value in samples.features.items()}}
+        return {"logits": samples.logits, **{f"{FEATURE}{block}": value for block, value in samples.features.items()}}
     n = len(samples)
     return {name or INPUT_NAME: value for name, value in samples.inputs.items() if has_rows(value, n)}
 
@@ -75,7 +76,7 @@ class Graph(nn.Module):
     def read(self, inputs: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Logits, and the blocks of features."""
         if self.source.reader is None:
-            return inputs["logits"], {block: inputs[f"feature.{block}"] for block in self.detector.widths_}
+            return inputs["logits"], {block: inputs[f"{FEATURE}{block}"] for block in self.detector.widths_}
         values = {name: inputs.get(name or INPUT_NAME, value) for name, value in self.example.inputs.items()}
         batch: Batch = replace(self.example, inputs=values)
         if self.refuses_negative:

@@ -28,7 +28,7 @@ MONITOR = ("kind", "run_length", "evidence", "alarm", "since", "alarm_count", "i
 
 @dataclass(frozen=True)
 class Options:
-    """How a service works; see `igeood serve --help`."""
+    """How a service works; `igeood serve` passes its own defaults, which are these (cli/serve.py)."""
 
     name: str = "guard"
     max_waiting: int = 256

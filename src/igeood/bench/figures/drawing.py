@@ -1,4 +1,7 @@
-"""What every figure shares: sizes, colours, labels, and how it becomes a file."""
+"""What every figure shares: sizes, colours of data sets, labels, and how it becomes a file.
+
+The colour of a method is in its detector's file: `@igeood.register(..., style=...)`.
+"""
 
 import io
 import math
