@@ -126,9 +126,13 @@ def compare(
     if not sets:
         raise InputError("empty", argument="ood", cure="give at least one OOD set, as a loader or by name")
     source = Source(model, layers)
-    usual = _usual_methods(None if model else getattr(train, "features", {})) if methods is None else methods
+    features = getattr(train, "features", {}) if model is None else None
+    wanted = _detectors(_usual_methods(features) if methods is None else methods)
+    source.probabilities = any(one.probabilities for one in wanted.values())
+    if source.probabilities and not all(one.probabilities for one in wanted.values()):
+        raise InputError("some take probabilities and some logits", argument="methods", cure="compare them apart")
     with random_state_kept(), torch.inference_mode(False), torch.no_grad():
-        detectors, left_out = _fit(_detectors(usual), source, train, is_strict=methods is not None)
+        detectors, left_out = _fit(wanted, source, train, is_strict=methods is not None)
         seconds = dict.fromkeys(["", *detectors], 0.0)
         known = _scores(detectors, source, held_out, "held_out", seconds)
         scores = {name: _scores(detectors, source, data, name, seconds) for name, data in sets.items()}

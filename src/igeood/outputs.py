@@ -215,8 +215,8 @@ class Outputs:
         """Raise if a row is not valid; `first` is the number of the first row."""
         if self.reasons:
             row = min(self.reasons)
-            problem = f"row {first + row}: {self.reasons[row]}"
-            raise InputError(problem, argument="outputs", cure="remove that row, or use on_error='refuse'")
+            cure = "remove that row; predict and score can refuse it: {on_error='refuse'}"
+            raise InputError(self.reasons[row], place=f"row {first + row}", cure=cure)
 
     @property
     def predicted(self) -> Tensor:

@@ -342,6 +342,7 @@ def write_logits(
         For each layer (N, k); by default those of the `Outputs`.
     """
     outputs = Outputs.of(logits, labels, ids=ids)
+    outputs.check_valid()
     if features is not None:
         outputs = Outputs(outputs.logits, features, outputs.labels)
     is_npz = Path(path).suffix == ".npz"

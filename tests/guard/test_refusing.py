@@ -56,7 +56,7 @@ def test_rows_of_features_and_rows_that_somebody_else_could_not_read(known, refu
     early, torn = reasons_of(guard.predict(outputs, on_error="refuse"), guard.predict(known.test), [2, 9])
     assert ("early" in early, torn) == (True, "a torn file")
     for step in (guard.predict, guard.calibrate):
-        with refused("outputs"):
+        with pytest.raises(igeood.errors.InputError, match="row 2"):
             step(outputs)
 
 

@@ -54,8 +54,8 @@ def serve(guard: str, host: str, port: int, key_file: str | None, max_body: int,
     """Serve verdicts over HTTP, and watch the inputs for a change.
 
     GUARD is the file of a calibrated guard. The service speaks the Open Inference Protocol v2 (/v2/models/guard/infer,
-    JSON and binary tensors) and plain JSON (POST /predict with rows). Waiting requests are joined into batches. GET /
-    is a page for people, /metrics is for Prometheus, /status and /openapi.json are for programs.
+    JSON and binary tensors) and plain JSON (POST /predict with a list of rows). Waiting requests are joined into
+    batches. GET / is a page for people, /metrics is for Prometheus, /status and /openapi.json are for programs.
 
     A changed guard file is loaded again, also on SIGHUP; a broken one leaves the old guard in place. SIGTERM finishes
     the requests in flight. The monitor continues after a restart.

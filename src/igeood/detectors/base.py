@@ -57,6 +57,7 @@ class Detector(ABC):  # noqa: B024 (a subclass overrides score, or terms)
     def __call__(self, outputs: Outputs | ArrayLike) -> Array:
         """Scores (N,) of `Outputs` or of logits (N, C), in the kind of array that came in."""
         batch = self.read(outputs)
+        batch.check_valid()
         self.check(batch)
         return batch.like(self.score(batch))
 
@@ -100,9 +101,12 @@ class Detector(ABC):  # noqa: B024 (a subclass overrides score, or terms)
         """The detector whose temperature `tune` chooses: itself, a part of it, or none."""
         return self if "temperature" in self.params() else None
 
-    def at_temperature(self, temperature: float, summary: Summary, near: "Detector | None" = None) -> Self:  # noqa: ARG002
+    def at_temperature(self, temperature: float, summary: Any, near: "Detector | None" = None) -> Self:  # noqa: ARG002
         """The same detector at another temperature; with one of a neighbouring temperature it may learn roughly."""
-        return type(self)(**{**self.params(), "temperature": temperature}).learn(summary)
+        other = type(self)(**{**self.params(), "temperature": temperature})
+        if summary is None:  # a loaded detector that learns nothing from samples
+            return other.load_state(self.state(), self.n_classes_, self.widths_)
+        return other.learn(summary)
 
     def learn_weights(self, id_outputs: Outputs, ood_outputs: Outputs, **choices: Any) -> Any:
         """Learn from validation samples how to weight terms, in place; None for a detector without weights."""
@@ -119,7 +123,8 @@ class Detector(ABC):  # noqa: B024 (a subclass overrides score, or terms)
         if not hasattr(self, "n_classes_"):
             raise NotReadyError(f"{who} is not fitted yet", cure="call fit(logits, labels) first")
         if outputs.n_classes != self.n_classes_:
-            raise InputError(f"{outputs.n_classes} columns, {who} was fitted on {self.n_classes_}", argument="logits")
+            problem = f"{outputs.n_classes} columns, {who} was fitted on {self.n_classes_}"
+            raise InputError(problem, argument="logits", cure="give logits of the same model")
         for block, value in outputs.only(self.widths_).features.items():
             if value.shape[1] != self.widths_[block]:
                 problem = f"{value.shape[1]} channels, {who} was fitted on {self.widths_[block]}"
@@ -146,6 +151,7 @@ class Detector(ABC):  # noqa: B024 (a subclass overrides score, or terms)
 
     def load_state(self, state: Mapping[str, Tensor], n_classes: int, widths: Mapping[str, int]) -> Self:
         """Take over what `state` returned, in place of `fit`."""
+        self.__dict__ = vars(type(self)(**self.params()))
         self.n_classes_ = n_classes
         self.widths_ = {block: widths[block] for block in self.needs.blocks(widths)}
         self.findings_ = []

@@ -219,9 +219,10 @@ class Weighted(Detector):
             theirs = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
             if theirs or name != OOD:
                 parts[name] = part.load_state(theirs, n_classes, widths)
-        self.parts = parts  # type: ignore[misc]
         own = {key: value for key, value in state.items() if key.split(".")[0] not in parts}
-        return super().load_state(own, n_classes, widths)
+        super().load_state(own, n_classes, widths)
+        self.parts = parts  # type: ignore[misc]
+        return self
 
 
 def standardised(columns: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:

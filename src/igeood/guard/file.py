@@ -30,7 +30,7 @@ def save(guard: Guard, path: str | os.PathLike[str]) -> None:
     guard.source.check_weights(strict=True)
     detector = guard.detector
     tensors = {f"detector.{name}": value for name, value in detector.state().items()}
-    seen = {"fitted_on": guard.fitted_on, "tuned_on": guard.tuned_on}
+    seen = {"fitted_on": guard.fitted_on, **{f"tuned_on.{i}": part for i, part in enumerate(guard.tuned_on)}}
     for name, samples in seen.items():
         tensors[name] = torch.from_numpy(samples.keys.view(np.int64).copy())
     record: dict[str, Any] = {
@@ -41,6 +41,8 @@ def save(guard: Guard, path: str | os.PathLike[str]) -> None:
         "n_classes": detector.n_classes_,
         "widths": list(detector.widths_.items()),
         "layers": guard.layers,
+        "wanted": guard.source.wanted,
+        "untuned": guard._first,
         "layouts": dict(guard.source.layouts),
         "epsilon": guard.epsilon,
         "std": guard.source.std,
@@ -90,7 +92,9 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None, *, strict
     method = str(record.get("method"))
     if method not in METHODS:
         problem = f"{path} is of method {method!r}, which is not registered"
-        raise GuardFileError(problem, argument="path", cure="import the module that has it first")
+        raise GuardFileError(
+            problem, argument="path", cure="import the module that has it first, or name it with {model}"
+        )
     wanted = record.get("model")
     present = Source(model).weights()
     if (wanted is None) != (present is None):
@@ -129,10 +133,13 @@ def _restored(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Modu
     detector.load_state(state, n_classes, {str(block): width for block, width in record["widths"]})
     source = Source(model, epsilon=record["epsilon"], std=record["std"])
     source.follow([str(layer) for layer in record["layers"]], record["layouts"], detector.needs)
+    source.wanted = record["wanted"]
     source.settle()
     guard = Guard(detector, source, record["access"])
     guard.fitted_on = _seen(record, tensors, "fitted_on")
-    guard.tuned_on = _seen(record, tensors, "tuned_on")
+    guard.tuned_on = tuple(_seen(record, tensors, name) for name in record["seen"] if name != "fitted_on")
+    params, epsilon = record["untuned"]
+    guard._first = (type(detector)(**params).params(), float(epsilon))
     findings = record["health"]
     guard.findings = {step: [_finding(each) for each in findings[step]] for step in STEPS if step in findings}
     guard.preparation = preparation

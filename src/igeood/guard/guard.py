@@ -18,6 +18,7 @@ from igeood.detectors import Detector, method_name
 from igeood.detectors import detector as make_detector
 from igeood.distributed import Group, Ranks
 from igeood.errors import Finding, IgeoodWarning, InputError, NotReadyError
+from igeood.files import digest
 from igeood.guard import health
 from igeood.guard.explain import Explanation, explain
 from igeood.guard.identity import Seen
@@ -66,7 +67,7 @@ class Guard:
         self.classes: tuple[str, ...] | None = None  # names
         self.preparation: dict[str, Any] | None = None  # how images become inputs, where the command line made them
         self.fitted_on = Seen()
-        self.tuned_on = Seen()
+        self.tuned_on: tuple[Seen, ...] = ()  # one for each time that `tune` was called
         self.findings: dict[str, list[Finding]] = {}  # by step, in their order
         self._first = (detector.params(), self.source.epsilon)  # what `fit` starts from, whatever `tune` has chosen
 
@@ -162,14 +163,19 @@ class Guard:
         self.tuning = None
         self.calibration = None
         self.fitted_on = Seen(np.repeat(summary.keys, np.minimum(summary.key_counts, 2)), summary.identified)
-        self.tuned_on = Seen()
+        self.tuned_on = ()
         return self._report("fit", health.of_fit(detector, summary))
 
     def with_options(self, **options: Any) -> "Guard":
         """The guard with other options of its method, such as `centroid_temperature=1.0`; fit it."""
         make_detector(method_name(self.detector), **options)  # raises for options that it does not have
-        params, _ = self._first
-        return Guard(type(self.detector)(**{**params, **options}), copy.copy(self.source), self.access)
+        params, epsilon = self._first
+        other = Guard(type(self.detector)(**{**params, **options}), copy.copy(self.source), self.access)
+        other.source.epsilon = epsilon
+        other._first = (other.detector.params(), epsilon)
+        other.classes = self.classes
+        other.preparation = self.preparation
+        return other
 
     def tune(
         self,
@@ -238,11 +244,7 @@ class Guard:
             )
         self.source.epsilon = self.tuning.epsilon
         self.calibration = None
-        used = validation.used
-        if self.tuned_on.identified == used.identified:
-            keys = np.sort(np.concatenate([self.tuned_on.keys, used.keys]))
-            used = Seen(keys, used.identified, None if len(self.tuned_on.keys) else used.drawn_from)
-        self.tuned_on = used
+        self.tuned_on = (*self.tuned_on, validation.used)
         trained_on = int(self.fitted_on.among(validation.used.keys, validation.used.identified).sum())
         return self._report("tune", health.of_tune(self.tuning, tpr, trained_on, validation.halved))
 
@@ -281,11 +283,16 @@ class Guard:
             scores = torch.cat([part[0] for part in parts]).cpu().double().numpy()
             keys = np.concatenate([part[1] for part in parts])
             identified = all(part[2] for part in parts)
-        ranks.check_same(json.dumps([self.epsilon, tpr, guarantee, confidence]), "option")
+        options = [self.epsilon, float(tpr), guarantee, float(confidence), self.detector.params()]
+        ranks.check_same(json.dumps(options, default=str), "option")
+        if not ranks.alone:
+            ranks.check_same(digest({}, {name: t.detach().cpu() for name, t in self.detector.state().items()}), "fit")
         scores = np.frombuffer(b"".join(ranks.gather(scores.tobytes())))
         keys = np.frombuffer(b"".join(ranks.gather(keys.tobytes())), dtype=np.uint64)
         identified = all(part == b"1" for part in ranks.gather(b"1" if identified else b"0"))
-        fresh = ~self.tuned_on.among(keys, identified)
+        fresh = np.ones(len(keys), dtype=bool)
+        for seen in self.tuned_on:
+            fresh &= ~seen.among(keys, identified)
         left_out = int((~fresh).sum())
         if len(keys) - left_out < needed:
             used = f" ({left_out} more were used by tune)" if left_out else ""

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from igeood.errors import InputError
 from igeood.keys import Keys
 
+MORE_THAN_CHANCE = 10.0  # times the share of rows that repeat within a set
 FEW_REPEATS = 1e-3  # of rows without ids: where more of them repeat, equal rows are not taken for one sample
 
 
@@ -33,8 +34,10 @@ class Seen:
         """Which of the samples with these keys have been seen, (N,)."""
         if not identified and self.drawn_from == fingerprint(keys):  # the very set: as many of equal rows as were used
             return occurrences(keys) < _times(self.keys, keys)
-        is_sure = identified or max(_repeats(self.keys), _repeats(keys)) <= FEW_REPEATS
-        return np.isin(keys, self.keys) & (is_sure and self.identified == identified)
+        shared = np.isin(keys, self.keys)
+        chance = max(_repeats(self.keys), _repeats(keys))  # rows without ids may be equal, and other samples
+        is_sure = identified or chance <= FEW_REPEATS or float(shared.mean()) > MORE_THAN_CHANCE * chance
+        return shared & (is_sure and self.identified == identified)
 
 
 def draw(keys: Keys, occurrence: NDArray[np.int64], share: float, seed: int) -> NDArray[np.bool_]:

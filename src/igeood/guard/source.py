@@ -124,10 +124,14 @@ class Source:
         keys : bool
             Whether samples are to be recognised.
         """
+        is_prepared = needs is None
         for number, item in enumerate(self.items(data, labels, ids, name, on_error)):
             try:
-                if needs is not None and number == 0:
+                if needs is not None and not is_prepared:
+                    if len(item) == 0:
+                        continue
                     self.prepare(item, needs)
+                    is_prepared = True
                 if detector is not None and self.epsilon:
                     outputs = self.step(item, detector, (self.epsilon,), on_error)[0]
                     outputs = outputs.replace(_keys=item.keys) if keys else outputs

@@ -191,7 +191,7 @@ def tune_detector(
     first = _rates(detector, id_outputs[-1], ood_outputs[-1], tpr)
     trials: Trials = []
     candidates = [detector]
-    if detector.softmax is not None and search is not None and summary is not None:
+    if detector.softmax is not None and search is not None:
         is_whole = detector.softmax is detector
         trials = search_temperature(detector.softmax, summary, clean, search, tpr=tpr, progress=progress)
         least = first["tnr"] if is_whole and not epsilon else 0.0
@@ -258,7 +258,7 @@ def best(trials: Sequence[Trial], n_ood: int, least: float = 0.0) -> Trial:
 
 def search_temperature(
     detector: Detector,
-    summary: Summary,
+    summary: Summary | None,
     validation: tuple[Outputs, Outputs],
     search: Search,
     *,

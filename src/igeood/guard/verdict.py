@@ -119,7 +119,8 @@ class Verdict:
     def __repr__(self) -> str:
         """The counts, and the first rows."""
         unread = len(self) - int(self.is_read.sum())
-        counts = f"{len(self)} judged, {int(self.is_ood.sum())} out-of-distribution, {unread} not read"
+        lost = f", {unread} not read" if unread else ""
+        counts = f"{len(self)} judged, {int(self.is_ood.sum())} out-of-distribution{lost}"
         first = self[:SHOWN].to_dict()
         cells = [[name, *(f"{v:.4g}" if isinstance(v, float) else str(v) for v in vs)] for name, vs in first.items()]
         widths = [max(map(len, column)) for column in cells]

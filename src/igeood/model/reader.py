@@ -66,13 +66,10 @@ class Reader:
         if HEAD in self.layouts:
             (self._blocks[HEAD],) = known_layers(self.modules, [self.layouts[HEAD]])
         self._hooked = list(dict.fromkeys(self.modules[layer] for layer in self._blocks.values()))
-        self._tree = list(model.modules())
         weights = list(model.parameters())
         dtypes = [weight.dtype for weight in weights if weight.is_floating_point()]
         fitting = (weight for weight in weights if not dtypes or weight.dtype == mode(dtypes))
         self._weight = next(fitting, None)  # has the model's device and precision
-        with _making:
-            self._lock = _locks.setdefault(self.bare, threading.RLock())
 
     def place(self, batch: Batch) -> Batch:
         """A copy of the batch on the model's device, in its precision: the model may work in place."""
@@ -90,8 +87,10 @@ class Reader:
     def _run(self, model: nn.Module, batch: Batch, hooks: Iterable[tuple[nn.Module, Hook]]) -> Tensor:
         """Logits of a batch, in one pass with hooks and in evaluation mode; everything is put back afterwards."""
         inputs = self.place(batch).inputs
-        with self._lock, ExitStack() as stack:
-            for module in self._tree:
+        with _making:
+            lock = _locks.setdefault(self.bare, threading.RLock())
+        with lock, ExitStack() as stack:
+            for module in list(self.model.modules()):
                 if module.training:
                     module.training = False
                     stack.callback(setattr, module, "training", True)

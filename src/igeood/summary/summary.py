@@ -91,6 +91,7 @@ class Summary:
         """Take in a batch of training rows, in place. A few rows cost as much to sum as a thousand."""
         if len(outputs) == 0:
             return self
+        outputs.check_valid()
         batch = self._needed(outputs)
         if self.shape is None:
             self._start(batch[torch.arange(0)])  # a copy, which holds none of the batch's memory

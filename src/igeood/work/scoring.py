@@ -78,7 +78,8 @@ def _verdicts(guard: Guard, block: Any, on_error: OnError) -> tuple[dict[str, An
         block = Outputs(np.empty((0, guard.detector.n_classes_)), features)
     if guard.calibration is None:
         scores = np.asarray(guard.score(block, on_error=on_error))
-        return {"score": scores}, [block.reasons.get(row) for row in range(len(block))]
+        read = guard.source.read(block, on_error=on_error) if isinstance(block, Outputs) else block
+        return {"score": scores}, [read.reasons.get(row) for row in range(len(block))]
     verdict = guard.predict(block, on_error=on_error)
     columns: dict[str, Any] = {name: np.asarray(getattr(verdict, name)) for name in COLUMNS}
     if verdict.classes is not None:
