@@ -215,8 +215,8 @@ class Outputs:
         """Raise if a row is not valid; `first` is the number of the first row."""
         if self.reasons:
             row = min(self.reasons)
-            cure = "remove that row; predict and score can refuse it: {on_error='refuse'}"
-            raise InputError(self.reasons[row], place=f"row {first + row}", cure=cure)
+            problem = f"row {first + row}: {self.reasons[row]}"
+            raise InputError(problem, cure="remove that row; predict and score can refuse it")
 
     @property
     def predicted(self) -> Tensor:

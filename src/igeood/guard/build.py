@@ -116,7 +116,7 @@ def _detector(method: str | Detector, access: Access, temperature: float | None,
     needs_layers = access == "white box"
     if detector.needs.reads_layers != needs_layers:
         fitting = [name for name, entry in METHODS.items() if entry.needs_layers == needs_layers]
-        other = "black_box (--access black-box)" if needs_layers else "white_box (--access white-box)"
+        other = "a black box ({access=black-box})" if needs_layers else "a white box ({access=white-box})"
         cure = f"use {other}, or one of {', '.join(fitting)}"
         raise InputError(f"{method!r} is not one for a {access}", argument="method", cure=cure)
     return detector

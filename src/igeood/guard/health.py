@@ -98,7 +98,7 @@ def of_tune(tuning: Tuning, tpr: float, trained_on: int, halved: list[str]) -> I
     elif _is_chance(tuning, tpr, 0.5 + 3.0 * error):
         message = f"ood: {100 * tuning.after:.1f}% of the OOD samples are refused, as in-distribution ones may be too"
         yield _warning("ood-not-refused", message, "choose another method, or look at the samples")
-    elif tuning.after <= tuning.before < 1.0:
+    elif tuning.after <= tuning.before:
         message = f"tune: no more OOD validation samples are refused than before, {100 * tuning.before:.1f}%"
         yield Finding("no-gain", "info", message, "leave tune out")
     temperatures = [trial["temperature"] for trial in tuning.trials]
