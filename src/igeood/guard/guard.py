@@ -193,20 +193,16 @@ class Guard:
     ) -> "Guard":
         """Choose temperature, input step and weights that refuse most OOD samples at `tpr`; calibrate afterwards.
 
-        Where everything that was tried is worse than before, the guard stays as it was; `guard.tuning` has both rates.
-        Under `torch.distributed` give every rank the same samples.
+        Where everything is worse than before, the guard stays as it was. Give every rank the same samples.
 
         Parameters
         ----------
         id_data : loader, or array of logits
-            In-distribution validation samples. A seeded `share` of them is used and remembered: `calibrate` may get
-            the same ones, and leaves those out.
+            In-distribution validation samples. A seeded `share` is used, which `calibrate` leaves out.
         ood : loader, or array of logits
             OOD validation samples.
-        share : float
-            Of `id_data`; 1 uses them all.
-        tpr : float
-            The operating point.
+        share, tpr : float
+            Of `id_data`, 1 uses them all; and the operating point.
         search : callable, optional
             How the temperature is sought, such as `igeood.guard.tune.sweep`. None keeps it.
         epsilons : sequence of float, optional
@@ -215,10 +211,8 @@ class Guard:
             Of the share and the folds.
         progress : callable, optional
             Called with the number of temperatures tried and their total.
-        ids : sequence of names or numbers, optional
-            (N,) of `id_data`, as in `fit`.
-        budget : int
-            Bytes of validation samples' outputs to hold; of more samples a seeded part is used.
+        ids, budget
+            As in `fit`, of `id_data` and of all validation samples' outputs.
         """
         self._check_fitted("tune")
         if self.summary is None and self.detector.needs.samples:
@@ -322,7 +316,7 @@ class Guard:
         Parameters
         ----------
         data : loader, tensor, or array of logits
-            Samples to judge.
+            Samples.
         on_error : {"raise", "refuse"}
             A row with NaN is an error; or it is refused with the smallest p-value, and `Verdict.reason` says why.
         """
@@ -381,8 +375,7 @@ class Guard:
         path : path
             The file; one that is there is replaced if it is such a graph.
         example : what `predict` takes
-            Inputs, for their names and shapes; the number of samples stays free, and of token ids that of tokens too.
-            A guard without a model can do without.
+            Inputs, for their names and shapes; numbers of samples and of tokens stay free. Needed for a model.
         """
         from igeood.export import export  # noqa: PLC0415 (it reads guards)
 
