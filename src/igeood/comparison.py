@@ -125,8 +125,8 @@ def compare(
     sets = _named_sets(ood, model)
     if not sets:
         raise InputError("empty", argument="ood", cure="give at least one OOD set, as a loader or by name")
-    source = Source(model, layers)
     features = getattr(train, "features", {}) if model is None else None
+    source = Source(model, layers if features is None or features else ())
     wanted = _detectors(_usual_methods(features) if methods is None else methods)
     source.probabilities = any(one.probabilities for one in wanted.values())
     if source.probabilities and not all(one.probabilities for one in wanted.values()):

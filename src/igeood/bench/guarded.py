@@ -11,19 +11,15 @@ from torch import Tensor
 
 from igeood.bench.datasets import ImageSet
 from igeood.bench.runs import Network
-from igeood.bench.runs.averages import raised
 from igeood.files import read_record, write_record
 from igeood.guard import Guard, Verdict
+from igeood.guard.explain import one_in
 
 FILE = "guarded.safetensors"  # beside the results that a report is made of
 BATCH = 32
 MOST = 4  # pictures of what should happen
 FEW = 2  # pictures of what should not
-REASONS = {
-    "classes": "far from every class",
-    "neighbours": "far from the training images",
-    "energy": "no class stands out",
-}
+RARE = 0.05  # of known inputs: what is less rare is no reason
 
 
 @dataclass(frozen=True)
@@ -130,9 +126,7 @@ def _pictures(
         with torch.no_grad():
             confidence = float(network.model(batch[0][0]).softmax(dim=1).max())
         explained: Any = guard.explain(batch)
-        parts = {}
-        if explained.usual is not None:  # else nothing says what is much
-            parts = raised(explained.columns, explained.contributions[0].tolist(), explained.usual.tolist())
+        rarest = min(explained.rarities(0).items(), key=lambda pair: pair[1], default=("", 1.0))
         yield Picture(
             row,
             int(verdict.label[row]),
@@ -140,15 +134,5 @@ def _pictures(
             float(verdict.score[row]),
             float(verdict.p_value[row]),
             bool(verdict.is_ood[row]),
-            _reason(parts),
+            f"{rarest[0].rpartition(': ')[0]}: {one_in(rarest[1])}" if rarest[1] < RARE else "",
         )
-
-
-def _reason(parts: dict[str, float]) -> str:
-    """What raised a score most, in words; nothing where no part raised it.
-
-    >>> _reason({"layer3: neighbours": 1.5, "output: energy": 1.0}), _reason({"output: energy": -1.0})
-    ('far from the training images', '')
-    """
-    part, above = next(iter(parts.items()), ("", 0.0))
-    return REASONS.get(part.rpartition(": ")[2], part) if above > 0 else ""

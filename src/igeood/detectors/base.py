@@ -10,7 +10,6 @@ from typing_extensions import Self
 
 from igeood.detectors.options import checked_option, options
 from igeood.errors import Finding, InputError, NotReadyError
-from igeood.geometry.centroids import check_every_class
 from igeood.outputs import Array, ArrayLike, Outputs
 from igeood.summary import Needs, Summary
 from igeood.summary.needs import check_covers
@@ -69,7 +68,7 @@ class Detector(ABC):  # noqa: B024 (a subclass overrides score, or terms)
         self.widths_ = {block: summary.widths[block] for block in self.needs.blocks(summary.widths)}
         self.findings_: list[Finding] = []
         if self.needs.labels:
-            check_every_class(summary.counts)
+            self.findings_ += without_rows(summary.counts)
         return self
 
     def score(self, outputs: Outputs) -> Tensor:
@@ -160,3 +159,13 @@ class Detector(ABC):  # noqa: B024 (a subclass overrides score, or terms)
             place = vars(self).setdefault(name, {}) if layer else vars(self)
             place[layer or name] = tensor
         return self
+
+
+def without_rows(counts: Tensor) -> list[Finding]:
+    """What there is to say of classes without rows; counts is (C,)."""
+    missing = (counts == 0).nonzero()[:, 0].tolist()
+    if not missing:
+        return []
+    names = ", ".join(map(str, missing[:5])) + (", …" if len(missing) > 5 else "")
+    message = f"labels: {len(missing)} of {len(counts)} classes have no training row: {names}"
+    return [Finding("class-without-rows", "warning", message, "add rows of them: no input counts as near to them")]

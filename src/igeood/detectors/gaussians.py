@@ -18,6 +18,7 @@ from igeood.summary import ClassSums, Needs, Summary, by_prediction
 
 DEAD = 1e-4  # a channel whose deviation is below this part of the layer's median has its deviation raised to it
 NOISE = (100.0 * 2.0**-23) ** 2  # a variance's share of the greatest that the rounding of a float32 network may make
+LEAST = 1e-3  # of the mean of a covariance's eigenvalues: none is taken for smaller
 OOD_SUFFIX = " (OOD)"  # of a column that is a distance to OOD statistics
 
 
@@ -40,16 +41,19 @@ class LayerDetector(Detector):
 
     Attributes
     ----------
+    classes_ : Tensor
+        (C',) the classes that have rows.
     mean_ : dict of Tensor
-        For each layer (C, k) class means.
+        For each layer (C', k) their means.
     """
 
     def learn(self, summary: Summary) -> Self:
         """Take over the class means."""
         super().learn(summary)
-        self.mean_ = {layer: summary.sums[layer].mean for layer in self.widths_}
-        if not self.mean_:
+        if not self.widths_:
             raise UnsuitedError("the model has none but its head", argument="layers", cure="use a method such as 'knn'")
+        self.classes_ = summary.sums[next(iter(self.widths_))].present
+        self.mean_ = {layer: summary.sums[layer].mean[self.classes_] for layer in self.widths_}
         alone = (summary.counts == 1).nonzero()[:, 0].tolist()
         if alone:
             message = f"labels: class {alone[0]} has a single sample ({len(alone)} of {len(summary.counts)} classes do)"
@@ -59,7 +63,7 @@ class LayerDetector(Detector):
 
     @abstractmethod
     def layer_score(self, outputs: Outputs, layer: str) -> tuple[Tensor, Tensor]:
-        """Score of one layer, (N,), and its nearest class, (N,)."""
+        """Score of one layer, (N,), and its nearest mean's place in `mean_`, (N,)."""
 
     @abstractmethod
     def channel_parts(self, x: Tensor, nearest: Tensor, layer: str) -> Tensor:
@@ -80,16 +84,19 @@ class LayerDetector(Detector):
 
     def explain(self, outputs: Outputs, top: int) -> dict[str, Any]:
         """The nearest class of each layer, and the channels that add most to the distance from it."""
-        reasons: dict[str, dict[str, Tensor]] = {"nearest": {}, "channels": {}, "channel_shares": {}}
-        for layer in self.widths_:
-            nearest = self.layer_score(outputs, layer)[1]
-            parts = self.channel_parts(outputs.features[layer], nearest, layer)
-            best = parts.topk(min(top, parts.shape[1]), dim=1)
-            whole = parts.sum(dim=1, keepdim=True).clamp(min=torch.finfo(parts.dtype).tiny)
-            reasons["nearest"][layer] = nearest
-            reasons["channels"][layer] = best.indices
-            reasons["channel_shares"][layer] = best.values / whole
-        return reasons
+        nearest = {layer: self.layer_score(outputs, layer)[1] for layer in self.widths_}
+        parts = {layer: self.channel_parts(outputs.features[layer], at, layer) for layer, at in nearest.items()}
+        return channel_reasons({layer: self.classes_.to(at.device)[at] for layer, at in nearest.items()}, parts, top)
+
+
+def channel_reasons(nearest: dict[str, Tensor], parts: dict[str, Tensor], top: int) -> dict[str, Any]:
+    """For each layer its nearest class (N,), the channels with the largest parts (N, k), and their shares."""
+    best = {layer: each.topk(min(top, each.shape[1]), dim=1) for layer, each in parts.items()}
+    tiny = torch.finfo(torch.float32).tiny
+    whole = {layer: each.sum(dim=1, keepdim=True).clamp(min=tiny) for layer, each in parts.items()}
+    channels = {layer: each.indices for layer, each in best.items()}
+    shares = {layer: each.values / whole[layer] for layer, each in best.items()}
+    return {"nearest": nearest, "channels": channels, "channel_shares": shares}
 
 
 class IgeoodFeatures(LayerDetector):
@@ -190,37 +197,35 @@ class OodFeatures(IgeoodFeatures):
 
 @options
 class Mahalanobis(LayerDetector):
-    r"""Mahalanobis distance to the nearest class on each layer, :math:`\min_y (f-\mu_y)^\top\Sigma^+(f-\mu_y)`.
+    r"""Mahalanobis distance to the nearest class on each layer, :math:`\min_y (f-\mu_y)^\top\Sigma^{-1}(f-\mu_y)`.
 
-    The covariance is tied: pooled over the classes. Its pseudo-inverse comes from an eigendecomposition in float64.
+    One covariance for all classes, that of `shrunk_covariance`.
 
     Parameters
     ----------
     relative : bool
-        Subtract the distance to one background Gaussian of all classes together (relative Mahalanobis), on the
-        directions that the class covariance keeps.
+        Subtract the distance to one background Gaussian of all classes together (relative Mahalanobis).
 
     Attributes
     ----------
-    mean_ : dict of Tensor
-        For each layer (C, k) class means.
+    classes_, mean_
+        As in `LayerDetector`.
     whitening_ : dict of Tensor
-        For each layer (k, r), a root of the pseudo-inverse: its rank is r.
+        For each layer (k, k), the inverse root of the covariance.
     background_mean_, background_whitening_ : dict of Tensor
-        The same of all classes together, (1, k) and (k, r); empty unless relative.
+        The same of all classes together, (1, k) and (k, k); empty unless relative.
     """
 
     needs = Needs(layers="all", labels=True, sums="full")
     relative: bool = False
 
     def learn(self, summary: Summary) -> Self:
-        """Whiten by the pooled covariance."""
+        """Whiten by the covariance."""
         super().learn(summary)
-        self.whitening_ = {layer: whiten(summary.sums[layer].covariance) for layer in self.widths_}
+        self.whitening_ = {layer: inverse_root(shrunk_covariance(summary.sums[layer])) for layer in self.widths_}
         pooled = {layer: summary.sums[layer].pooled() for layer in self.widths_ if self.relative}
         self.background_mean_ = {layer: sums.mean for layer, sums in pooled.items()}
-        w = self.whitening_
-        self.background_whitening_ = {k: w[k] @ whiten(w[k].T @ s.covariance @ w[k]) for k, s in pooled.items()}
+        self.background_whitening_ = {layer: inverse_root(shrunk_covariance(sums)) for layer, sums in pooled.items()}
         return self
 
     @cached_property
@@ -233,7 +238,7 @@ class Mahalanobis(LayerDetector):
         return {layer: Whitened(mean, self.background_whitening_[layer]) for layer, mean in means}
 
     def layer_score(self, outputs: Outputs, layer: str) -> tuple[Tensor, Tensor]:
-        """The distance to the nearest class, and that class."""
+        """The distance to the nearest class, and that class's place."""
         x = outputs.features[layer]
         score, nearest = self._classes[layer].distance(x)
         if self.relative:
@@ -241,42 +246,68 @@ class Mahalanobis(LayerDetector):
         return score, nearest
 
     def channel_parts(self, x: Tensor, nearest: Tensor, layer: str) -> Tensor:
-        """See `whitened_parts`."""
-        return whitened_parts(x, self.mean_[layer].to(x.device)[nearest], self.whitening_[layer].to(x.device))
-
-
-def whitened_parts(x: Tensor, centres: Tensor, whitening: Tensor) -> Tensor:
-    """Squares of the whitened difference turned back to the channels, Σ^{+1/2}(f − μ): they sum to the distance."""
-    directions: Tensor = whitening / torch.linalg.vector_norm(whitening, dim=0)  # (k, r), orthonormal
-    return ((wide(x) - centres) @ whitening @ directions.T).square()
+        """See `Whitened.parts`."""
+        return self._classes[layer].parts(x, nearest)
 
 
 class Whitened:
-    """Class means (C, k) in the space that a whitening (k, r) maps to, for distances to the nearest of them."""
+    """Class means (C, k) in the space that a whitening (k, k) maps to, for distances to the nearest of them."""
 
     def __init__(self, means: Tensor, whitening: Tensor) -> None:
         origin = wide(means).mean(dim=0)
         whitening = wide(whitening).contiguous()
         self.width = max(means.shape)
-        centres = (wide(means) - origin) @ whitening  # (C, r)
+        centres = (wide(means) - origin) @ whitening  # (C, k)
         self.tensors = (origin, whitening, centres, 0.5 * centres.square().sum(dim=1))
 
     def distance(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Squared Mahalanobis distance (N,) of x (N, k) to the nearest class, and that class.
-
-        The nearest is found by one matmul in the whitened space; its distance is then computed without cancellation.
-        """
-        origin, whitening, centres, half = (t.to(x.device) for t in self.tensors)
+        """Squared Mahalanobis distance (N,) of x (N, k) to the nearest class, and that class's place."""
+        chunks = list(row_chunks(x.shape[0], self.width // 2))  # a matmul wants more rows
+        if len(chunks) == 1:
+            return self._distance(x)
         # one block for all: small pieces between large ones would fragment memory
-        distance = half.new_empty(x.shape[0])
+        distance = self.tensors[0].new_empty(x.shape[0], device=x.device)
         nearest = torch.empty(x.shape[0], dtype=torch.int64, device=x.device)
-        for rows in row_chunks(x.shape[0], self.width // 2):  # a matmul wants more rows
-            z = (wide(x[rows]) - origin) @ whitening  # (n, r)
-            with torch.no_grad():
-                closest = torch.addmm(half, z, centres.T, alpha=-1.0).argmin(dim=1)
-            distance[rows] = (z - centres[closest]).square().sum(dim=1)
-            nearest[rows] = closest
+        for rows in chunks:
+            distance[rows], nearest[rows] = self._distance(x[rows])
         return distance, nearest
+
+    def _distance(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The nearest is found by one matmul in the whitened space; its distance is computed without cancellation."""
+        origin, whitening, centres, half = (t.to(x.device) for t in self.tensors)
+        z = (wide(x) - origin) @ whitening  # (n, k)
+        with torch.no_grad():
+            nearest = torch.addmm(half, z, centres.T, alpha=-1.0).argmin(dim=1)
+        return (z - centres[nearest]).square().sum(dim=1), nearest
+
+    def parts(self, x: Tensor, nearest: Tensor) -> Tensor:
+        """What each channel of Σ^{-1/2}(f − μ) adds to the squared distance from a class, (N, k)."""
+        origin, whitening, centres, _ = (t.to(x.device) for t in self.tensors)
+        return ((wide(x) - origin) @ whitening - centres[nearest]).square()
+
+
+def shrunk_covariance(sums: ClassSums) -> Tensor:
+    r"""Covariance (k, k) of the classes, from any number of rows, in float64.
+
+    With N rows of C classes it is :math:`(1 - C/N)` of the pooled covariance within classes and :math:`C/N` of that of
+    all rows; then :math:`\min(\tfrac12, k/10N)` of it is replaced by its mean eigenvalue times the identity.
+    """
+    n = sums.count.sum()
+    k = sums.scatter.shape[0]
+    within = len(sums.present) / n
+    covariance = (1.0 - within) * sums.covariance + within * sums.pooled().covariance
+    share = (k / (10.0 * n)).clamp(max=0.5)
+    level = covariance.diagonal().mean()
+    return (1.0 - share) * covariance + share * level * torch.eye(k).to(covariance)
+
+
+def inverse_root(covariance: Tensor) -> Tensor:
+    """The symmetric Σ^{-1/2} (k, k) in float64, of eigenvalues that are at least 1e-3 of their mean; of 0, identity."""
+    values, vectors = torch.linalg.eigh(covariance)
+    level = values.clamp(min=0.0).mean()
+    floored = values.clamp(min=LEAST * level) if float(level) > 0.0 else torch.ones_like(values)
+    root: Tensor = (vectors / floored.sqrt()) @ vectors.T
+    return root
 
 
 def whiten(covariance: Tensor) -> Tensor:

@@ -17,15 +17,14 @@ from igeood.detectors.options import options
 from igeood.detectors.registry import register
 from igeood.errors import Finding, InputError
 from igeood.geometry import categorical
-from igeood.geometry.centroids import solve
-from igeood.geometry.precision import by_rows, wide
+from igeood.geometry.centroids import Chunks, Piece, solve
+from igeood.geometry.precision import by_rows, exporting, wide
 from igeood.geometry.sphere import chord_distance, sphere
 from igeood.outputs import Outputs
 from igeood.summary import Needs, Sample, Summary
 
 ROUGH_ROWS = 20_000  # rows, and
 ROUGH_VALUES = 5_000_000  # values that a rough fit reads at most, but 4 rows of each class at least
-Chunks = Callable[[], Iterator[Any]]
 
 
 def confidence(logits: Tensor, temperature: float = 1.0) -> Tensor:
@@ -48,6 +47,24 @@ def energy(logits: Tensor, temperature: float = 1.0) -> Tensor:
         f = wide(f)
         peak = f.detach().amax(dim=-1, keepdim=True)  # finite: taken off before the division, which could overflow
         return -temperature * torch.logsumexp((f - peak) / temperature, dim=-1) - peak[..., 0]
+
+    return by_rows(of_rows, logits, logits.shape[-1])
+
+
+def centred_energy(logits: Tensor) -> Tensor:
+    r""":math:`E = \log\sum_y e^{l_y - \bar l}` with the mean over the finite logits, (N,): at least log C.
+
+    >>> centred_energy(torch.full((1, 4), 7.0)).item()
+    1.38629...
+    """
+
+    def of_rows(f: Tensor) -> Tensor:
+        f = wide(f)
+        mean = f.mean(dim=-1)
+        if exporting.get() or not bool(mean.isfinite().all()):
+            finite = f.isfinite()
+            mean = (torch.where(finite, f, 0.0) / finite.sum(dim=-1, keepdim=True)).sum(dim=-1)
+        return torch.logsumexp(f, dim=-1) - mean
 
     return by_rows(of_rows, logits, logits.shape[-1])
 
@@ -142,37 +159,43 @@ class MaxLogit(Detector):
 
 @options
 class CentroidDetector(LogitsDetector):
-    """Compares the softmax output with one centroid of each class.
+    """Compares the softmax output with one centroid of each class that has rows.
 
     Attributes
     ----------
+    classes_ : Tensor
+        (C',) the classes that have rows.
     centroids_ : Tensor
-        (C, C) log-probabilities, at `temperature`.
+        (C', C) log-probabilities, at `temperature`.
     """
 
     needs = Needs(labels=True, samples=("logits",))
     reduce: Literal["sum", "min"] = "sum"
 
     @abstractmethod
-    def solve_centroids(self, sample: Sample, near: "CentroidDetector | None", *, roughly: bool) -> Tensor:
-        """Centroids (C, C) of a sample, sought from those of another detector on; `roughly` from a part of it."""
+    def solve_centroids(self, chunks: Chunks, near: "CentroidDetector | None", *, roughly: bool) -> Tensor:
+        """Centroids (C', C) of weighted rows, sought from those of another detector on; `roughly` in few passes."""
 
     @abstractmethod
     def compare(self, outputs: Outputs, reduce: Callable[[Tensor], Tensor] | None) -> Tensor:
-        """What `reduce` makes of the distances or divergences of rows and centroids, (N, C)."""
+        """What `reduce` makes of the distances or divergences of rows and centroids, (N, C')."""
 
     def learn(self, summary: Summary) -> Self:
         """Seek the centroids."""
         super().learn(summary)
-        self.centroids_ = self.solve_centroids(summary.samples["logits"], None, roughly=False)
+        self.classes_ = summary.counts.nonzero()[:, 0]
+        self.centroids_ = self.solve_centroids(chunks(summary.samples["logits"], self.classes_), None, roughly=False)
         return self
 
     def at_temperature(self, temperature: float, summary: Summary, near: Detector | None = None) -> Self:
         """The same detector at another temperature, whose centroids are sought from a neighbour's on."""
         other = type(self)(**{**self.params(), "temperature": temperature})
         Detector.learn(other, summary)
+        other.classes_ = self.classes_
+        roughly = near is not None
         start: Any = near or self
-        other.centroids_ = other.solve_centroids(summary.samples["logits"], start, roughly=near is not None)
+        rows = chunks(summary.samples["logits"], self.classes_, roughly=roughly)
+        other.centroids_ = other.solve_centroids(rows, start, roughly=roughly)
         return other
 
     @property
@@ -208,10 +231,10 @@ class IgeoodLogits(CentroidDetector):
 
     Attributes
     ----------
-    centroids_ : Tensor
-        (C, C) log-probabilities, at `temperature`.
+    classes_, centroids_
+        As in `CentroidDetector`.
     usual_ : Tensor
-        (C,) mean distance of the training samples of each class to its centroid.
+        (C',) mean distance of the training samples of each class to its centroid.
 
     Examples
     --------
@@ -240,19 +263,19 @@ class IgeoodLogits(CentroidDetector):
             other.usual_ = other._usual(summary.samples["logits"])
         return other
 
-    def solve_centroids(self, sample: Sample, near: Any, *, roughly: bool) -> Tensor:
+    def solve_centroids(self, chunks: Chunks, near: Any, *, roughly: bool) -> Tensor:
         """Riemannian Weiszfeld on the sphere (Eq. 3)."""
         fitted_at = self.centroid_temperature or self.temperature
         start = None if near is None else categorical.retemper(near.centroids_, near.temperature, fitted_at)
         effort: dict[str, Any] = {"tolerance": 0.0, "max_passes": 2} if roughly else {}
-        centroids = solve(chunks(sample, roughly), sample.n_classes, fitted_at, start=start, **effort)
+        centroids = solve(chunks, len(self.classes_), fitted_at, start=start, **effort)
         return categorical.retemper(centroids, fitted_at, self.temperature)
 
     def _usual(self, sample: Sample) -> Tensor:
         """Mean distance of each class's samples to its centroid, (C,)."""
         roots = categorical.prepare(self.centroids_)
-        total = torch.zeros(2, sample.n_classes, dtype=torch.float64)
-        for logits, labels, weights in chunks(sample, roughly=False)():
+        total = torch.zeros(2, len(roots), dtype=torch.float64)
+        for logits, labels, weights in chunks(sample, self.classes_)():
             distances = chord_distance(sphere(logits, self.temperature), roots[labels])
             total.index_add_(1, labels, torch.stack([weights * distances, weights.double()]))
         return total[0] / total[1]
@@ -269,19 +292,34 @@ class IgeoodLogits(CentroidDetector):
     @property
     def reduction(self) -> str:
         """The reduction in use."""
-        return "min" if self.n_classes_ == 2 else self.reduce
+        return "min" if len(self.classes_) <= 2 else self.reduce
 
     def explain(self, outputs: Outputs, top: int) -> dict[str, Any]:  # noqa: ARG002
         """Distances to the centroids."""
-        return {"centroid_distance": self.compare(outputs, None), "centroid_usual": self.usual_}
+        distances = self.compare(outputs, None)
+        whole = distances.new_full((len(distances), self.n_classes_), torch.inf)
+        usual = distances.new_full((self.n_classes_,), torch.nan)
+        whole[:, self.classes_] = distances
+        usual[self.classes_] = self.usual_.to(usual)
+        return {"centroid_distance": whole, "centroid_usual": usual}
 
     def predict_class(self, outputs: Outputs) -> Tensor:
         r"""Class that the distance induces (Eq. 4), :math:`\arg\min_y d(q(x), \mu_y)`: (N,) int64."""
-        return self.compare(outputs, lambda distances: distances.argmin(dim=1))
+        nearest = self.compare(outputs, lambda distances: distances.argmin(dim=1))
+        return self.classes_.to(nearest.device)[nearest]
 
 
-def chunks(sample: Sample, roughly: bool) -> Chunks:
-    """Logits, labels and weights of a sample, chunk by chunk, as often as they are asked for."""
+def chunks(sample: Sample, classes: Tensor, *, roughly: bool = False) -> Chunks:
+    """Logits, places of the labels among these classes, and weights of a sample, chunk by chunk, any number of times.
+
+    `roughly` from a part of it.
+    """
     rows = min(ROUGH_ROWS, ROUGH_VALUES // sample.n_classes)
     per_class = max(4, rows // sample.n_classes) if roughly else None
-    return lambda: ((part.logits, part.labels, weights) for part, weights in sample.batches(per_class))
+
+    def read() -> Iterator[Piece]:
+        for part, weights in sample.batches(per_class):
+            labels = torch.zeros_like(weights, dtype=torch.int64) if part.labels is None else part.labels
+            yield part.logits, torch.searchsorted(classes, labels), weights
+
+    return read

@@ -3,15 +3,14 @@
 from torch import Tensor
 
 from igeood.detectors.gaussians import Mahalanobis
-from igeood.detectors.neighbours import unit_rows
 from igeood.detectors.registry import register
 from igeood.outputs import Outputs
-from igeood.summary import Needs
+from igeood.summary import Needs, unit_rows
 
 
 @register("mahalanobis++", title="Mahalanobis++", fixed={"relative": False}, style=("#009E73", "--", "^"), tunes=False)
 class MahalanobisPlusPlus(Mahalanobis):
-    r""":math:`\min_y (u-\mu_y)^\top\Sigma^+(u-\mu_y)` with :math:`u = z/\lVert z\rVert` of the last layer (2025)."""
+    r""":math:`\min_y (u-\mu_y)^\top\Sigma^{-1}(u-\mu_y)` with :math:`u = z/\lVert z\rVert` of the last layer (2025)."""
 
     needs = Needs(layers="last", labels=True, sums="full", transform=unit_rows)
 

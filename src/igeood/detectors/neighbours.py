@@ -5,7 +5,6 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 from typing_extensions import Self
 
 from igeood.detectors.base import Detector
@@ -14,7 +13,7 @@ from igeood.detectors.registry import register
 from igeood.errors import InputError
 from igeood.geometry.precision import by_rows
 from igeood.outputs import Outputs
-from igeood.summary import Needs, Sample, Summary
+from igeood.summary import Needs, Sample, Summary, unit_rows
 
 
 def class_bank(sample: Sample, per_class: int, k: int | Literal["auto"], most: int) -> tuple[Outputs, int]:
@@ -38,11 +37,6 @@ def middle_ranks(likeness: Tensor, k: int) -> tuple[Tensor, int]:
     first = max(1, k - 1)
     last = min(k + 1, likeness.shape[1])
     return likeness.topk(last, dim=1).indices[:, first - 1 :], k - first
-
-
-def unit_rows(z: Tensor) -> Tensor:
-    """Rows (N, k) of length 1, in float64."""
-    return normalize(z.double(), dim=1)
 
 
 @register("knn", title="KNN", style=("#0072B2", "-", "*"), tunes=False)

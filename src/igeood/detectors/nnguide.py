@@ -4,10 +4,11 @@ import torch
 from torch import Tensor
 
 from igeood.detectors.logits import energy
-from igeood.detectors.neighbours import KNN, unit_rows
+from igeood.detectors.neighbours import KNN
 from igeood.detectors.registry import register
 from igeood.geometry.precision import by_rows
 from igeood.outputs import Outputs
+from igeood.summary import unit_rows
 
 
 @register("nnguide", title="NNGuide", style=("#0072B2", ":", "d"), tunes=False)

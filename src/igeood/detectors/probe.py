@@ -1,7 +1,8 @@
 """The probe: a regression on all that the network says, for users who have OOD samples."""
 
+import copy
+from dataclasses import replace
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 import torch
@@ -9,15 +10,25 @@ from torch import Tensor
 from typing_extensions import Self
 
 from igeood.detectors.base import Detector
+from igeood.detectors.evidence import Evidence
 from igeood.detectors.gaussians import IgeoodFeatures
 from igeood.detectors.logits import IgeoodLogits
-from igeood.detectors.options import options
-from igeood.detectors.product import FisherRaoProduct, signed_roots
 from igeood.detectors.registry import register
 from igeood.detectors.weighted import Weighted
+from igeood.geometry.precision import wide
 from igeood.metrics import Evaluation
 from igeood.outputs import Outputs
 from igeood.summary import Needs, Summary
+
+TINY = 1e-300
+
+
+def signed_roots(z: Tensor) -> Tensor:
+    r"""Signed roots :math:`\operatorname{sign}(z_j)\sqrt{|z_j|/\sum_i|z_i|}`, (N, k); a row of zeros stays as it is."""
+    z = wide(z)
+    z = torch.where(z == 0, 0.0, z.abs().clamp(min=TINY).sqrt().copysign(z))  # at 0 the root has no gradient
+    length: Tensor = torch.linalg.vector_norm(z, dim=1, keepdim=True)
+    return z / length.clamp(min=TINY**0.5)
 
 
 class LogitColumns(Detector):
@@ -61,36 +72,38 @@ class RootColumns(LogitColumns):
 
     def terms(self, outputs: Outputs) -> Tensor:
         """The roots of the features' shares."""
-        roots = {layer: signed_roots(outputs.features[layer], 1) for layer in self.widths_}
+        roots = {layer: signed_roots(outputs.features[layer]) for layer in self.widths_}
         parts = [(r.clamp(min=0), -r.clamp(max=0)) if self._is_signed[layer] else (r,) for layer, r in roots.items()]
         return torch.cat([part for pair in parts for part in pair], dim=1)
 
 
+class LayerColumns(IgeoodFeatures):
+    """FR_ℓ of the rows that the evidence learns from."""
+
+    needs = replace(Evidence.needs, layers="all", samples=())
+
+    def learn(self, summary: Summary) -> Self:
+        """Take over class means and pooled deviations of these rows (Eq. 8)."""
+        raw = copy.copy(summary)
+        raw.sums = {layer: sums.raw for layer, sums in summary.sums.items()}
+        return super().learn(raw)
+
+
 @register("probe", title="Probe", style=("#D55E00", "-", "X"), tunes="only")
-@options
 class Probe(Weighted):
-    """Logistic regression on the product's terms, FR₀, FR_ℓ, the logits and every layer's features.
+    """Logistic regression on the terms of the evidence, FR₀, FR_ℓ, the logits and every layer's features.
 
-    Before `learn_weights` it is the Fisher–Rao product. It learns the kind of OOD sample that it is shown, and knows
-    other kinds less well.
-
-    Parameters
-    ----------
-    bank, k : int or "auto"
-        As in `FisherRaoProduct`.
+    Before `learn_weights` it is the evidence. It learns the kind of OOD sample that it is shown, and knows other kinds
+    less well.
     """
 
-    needs = Needs(layers="all", head=True, labels=True, sums="diagonal", samples=("logits", "features"))
-    bank: int | Literal["auto", 0] = "auto"
-    k: int | Literal["auto"] = "auto"
-
+    needs = replace(Evidence.needs, layers="all", samples=("logits", "features"))
     strengths = tuple(float(c) for c in np.logspace(-4, -1, 7))
 
     def make_parts(self) -> dict[str, Detector]:
         """The columns' detectors."""
-        product = FisherRaoProduct(bank=self.bank, k=self.k)
-        parts = {"output": IgeoodLogits(), "layers": IgeoodFeatures(), "logits": LogitColumns(), "roots": RootColumns()}
-        return {"product": product, **parts}
+        parts = {"output": IgeoodLogits(), "layers": LayerColumns(), "logits": LogitColumns(), "roots": RootColumns()}
+        return {"evidence": Evidence(), **parts}
 
     @property
     def softmax(self) -> Detector | None:
@@ -98,9 +111,9 @@ class Probe(Weighted):
         return None
 
     def standardise(self, summary: Summary) -> None:
-        """The product as it is: its terms have their own scale."""
+        """The evidence as it is: its terms have their own scale."""
         del summary
-        terms = len(self.parts["product"].term_names)
+        terms = len(self.parts["evidence"].term_names)
         columns = len(self.term_names)
         self.weights_ = (torch.arange(columns) < terms).double()
         self.centre_ = torch.zeros(columns).double()

@@ -43,8 +43,8 @@ class Method:
 
     @property
     def needs_layers(self) -> bool:
-        """Whether it reads hidden layers: a method for the white box."""
-        return self.needs.reads_layers
+        """Whether it cannot do without hidden layers: a method for the white box."""
+        return self.needs.must_read_layers
 
     @property
     def options(self) -> list[str]:

@@ -13,9 +13,9 @@ from igeood.summary import Needs
     tunes=False,
 )
 class RelativeMahalanobis(Mahalanobis):
-    r""":math:`\min_y (z-\mu_y)^\top\Sigma^+(z-\mu_y) - (z-\mu_0)^\top\Sigma_0^+(z-\mu_0)` (Ren et al., 2021).
+    r""":math:`\min_y (z-\mu_y)^\top\Sigma^{-1}(z-\mu_y) - (z-\mu_0)^\top\Sigma_0^{-1}(z-\mu_0)` (Ren et al., 2021).
 
-    The second Gaussian is that of all classes together; both are on the directions that the class covariance keeps.
+    The second Gaussian is that of all classes together.
     """
 
     needs = Needs(layers="last", labels=True, sums="full")

@@ -123,7 +123,7 @@ class Weighted(Detector):
     def explain(self, outputs: Outputs, top: int) -> dict[str, Any]:
         """Reasons of the parts."""
         reasons = {name: why for part in self.parts.values() for name, why in part.explain(outputs, top).items()}
-        reasons.pop("usual", None)  # it is about one part's terms
+        reasons.pop("rarity", None)  # it is of one part's terms
         return reasons
 
     def learn_weights(  # type: ignore[override]

@@ -110,20 +110,22 @@ def solve(
     chunks : callable
         Returns an iterable of (logits (n, C), labels (n,), weights (n,)); called once a pass. Nothing is checked:
         every class needs a sample.
-    n_classes, temperature, tolerance, max_passes
+    n_classes : int
+        K, the classes that the labels tell apart.
+    temperature, tolerance, max_passes
         As in `centroids`.
     start : Tensor, optional
-        (C, C) log-probabilities to start from; by default the normalised mean of each class's points.
+        (K, C) log-probabilities to start from; by default the normalised mean of each class's points.
 
     Returns
     -------
     Tensor
-        (C, C) log-probabilities.
+        (K, C) log-probabilities.
     """
     mean, counts = _means(_points(chunks, n_classes, temperature), n_classes)
     centre = mean if start is None else sphere(start)
     here = _sums(_points(chunks, n_classes, temperature), centre, counts)
-    moves = turns = centre.new_empty(n_classes, 0, n_classes)  # (C, m, C)
+    moves = turns = centre.new_empty(n_classes, 0, centre.shape[1])  # (K, m, C)
     is_plain = torch.ones_like(counts, dtype=torch.bool)  # classes whose next step is Weiszfeld's own, stretched
     stretch = torch.ones_like(counts)
     shortest = _ROUNDING * torch.finfo(centre.dtype).eps

@@ -16,7 +16,7 @@ from igeood.model.step import Channels
 def black_box(
     model: nn.Module | None = None,
     *,
-    method: str | Detector = "igeood-logits",
+    method: str | Detector = "evidence",
     temperature: float | None = None,
     probabilities: bool = False,
 ) -> Guard:
@@ -27,7 +27,7 @@ def black_box(
     model : Module, optional
         The classifier. Without it the guard takes logits in place of inputs.
     method : str or Detector
-        One of `igeood.METHODS` that needs no layers, or a detector of your own options.
+        One of `igeood.METHODS` that needs no layers, or a detector of your own options. "igeood-logits" is the paper's.
     temperature : float, optional
         Of the softmax; each method has its own default.
     probabilities : bool
@@ -40,7 +40,7 @@ def black_box(
     (1,)
     """
     detector = _detector(method, "black box", temperature, probabilities)
-    return Guard(detector, Source(model), "black box")
+    return Guard(detector, Source(model, ()), "black box")
 
 
 def grey_box(
@@ -48,7 +48,7 @@ def grey_box(
     *,
     epsilon: float = 0.0012,
     std: Channels = 1.0,
-    method: str | Detector = "igeood-logits",
+    method: str | Detector = "evidence",
     temperature: float | None = None,
     probabilities: bool = False,
 ) -> Guard:
@@ -68,7 +68,7 @@ def grey_box(
     if model is None:
         raise InputError("a grey box needs the model's gradients", argument="model", cure="give {model}")
     detector = _detector(method, "grey box", temperature, probabilities)
-    return Guard(detector, Source(model, epsilon=epsilon, std=std), "grey box")
+    return Guard(detector, Source(model, (), epsilon=epsilon, std=std), "grey box")
 
 
 def white_box(
@@ -77,10 +77,10 @@ def white_box(
     layers: Layers = "auto",
     epsilon: float = 0.0,
     std: Channels = 1.0,
-    method: str | Detector = "fisher-rao-product",
+    method: str | Detector = "evidence",
     temperature: float | None = None,
 ) -> Guard:
-    """Make a guard that uses hidden layers too: by default the Fisher–Rao product, which needs no OOD sample.
+    """Make a guard that uses hidden layers too: by default the evidence of them all, which needs no OOD sample.
 
     Parameters
     ----------
@@ -113,10 +113,10 @@ def _detector(method: str | Detector, access: Access, temperature: float | None,
     if isinstance(method, Detector) and options:
         raise InputError("a detector has its own options", argument="method", cure="give temperature and so on to it")
     detector = method if isinstance(method, Detector) else make_detector(method, **options)
-    needs_layers = access == "white box"
-    if detector.needs.reads_layers != needs_layers:
-        fitting = [name for name, entry in METHODS.items() if entry.needs_layers == needs_layers]
-        other = "a black box ({access=black-box})" if needs_layers else "a white box ({access=white-box})"
+    is_white = access == "white box"
+    if not (detector.needs.reads_layers if is_white else not detector.needs.must_read_layers):
+        fitting = [n for n, m in METHODS.items() if (m.needs.reads_layers if is_white else not m.needs_layers)]
+        other = "a black box ({access=black-box})" if is_white else "a white box ({access=white-box})"
         cure = f"use {other}, or one of {', '.join(fitting)}"
         raise InputError(f"{method!r} is not one for a {access}", argument="method", cure=cure)
     return detector

@@ -6,7 +6,10 @@ from typing import Any
 from igeood.detectors import Detector
 from igeood.outputs import Array, Outputs, as_kind
 
-SHOWN, CLASSES_SHOWN = 8, 3  # columns and classes in a line of text
+SHOWN = 8  # places in a line of text,
+CLASSES_SHOWN = 3
+CHANNELS_SHOWN = 3
+RAREST = 1e-6  # what a tail says of rarer inputs is a guess
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,11 +21,11 @@ class Explanation:
     score : array
         (N,) what is explained.
     columns : list of str
-        What the score is made of: the output, and the layers.
+        What the score is made of: a layer or the output; where each has several readings, `place: reading`.
     contributions : array
         (N, P) what each column added. They sum to the score.
-    usual : array or None
-        (P,) what each column adds for training samples on average, where the method knows it.
+    rarity : array or None
+        (N, P) the share of known inputs that are at least as extreme in a column, where the method knows it.
     nearest : dict of array
         For each layer (N,) the nearest class there.
     channels : dict of array
@@ -46,36 +49,55 @@ class Explanation:
     channels: dict[str, Array] = field(default_factory=dict)
     channel_shares: dict[str, Array] = field(default_factory=dict)
     centroid_distance: Array | None = None
-    usual: Array | None = None
+    rarity: Array | None = None
     centroid_usual: Array | None = None
     likeliest: Array | None = None
     probability: Array | None = None
     classes: tuple[str, ...] | None = None
 
     def __str__(self) -> str:
-        """A line for each sample: the score, and the columns by the size of what they added, above the usual.
+        """A line for each sample: the score and its places, the rarest first, or by the size of what they added.
 
-        Where the score is of the output alone, the nearest centroids follow, or else the likeliest classes.
+        The likeliest classes follow; or the nearest centroids, where the method has them.
         """
         lines = []
-        usual = [0.0] * len(self.columns) if self.usual is None else self.usual.tolist()
-        end = " =" if self.usual is None else f" ({sum(usual):.4g} is usual)"
-        for row, (score, values) in enumerate(zip(self.score.tolist(), self.contributions.tolist(), strict=True)):
-            parts = []
-            above = [value - mean for value, mean in zip(values, usual, strict=True)]
-            for value, name in sorted(zip(above, self.columns, strict=True), key=lambda pair: -abs(pair[0]))[:SHOWN]:
-                near = f" (nearest class {self._name(self.nearest[name][row])})" if name in self.nearest else ""
-                parts.append(f"{name} {value:+.3g}{near}")
-            sum_of = f"{end} {', '.join(parts)}" if self.columns != ["output"] else ""
-            lines.append(f"sample {row}: score {score:.4g}{sum_of}{self._of_output(row)}")
+        for row, score in enumerate(self.score.tolist()):
+            places = self._rarest(row) if self.rarity is not None else self._largest(row)
+            of = f": {', '.join(places[:SHOWN])}" if self.columns != ["output"] else ""
+            lines.append(f"sample {row}: score {score:.4g}{of}{self._of_output(row)}")
         return "\n".join(lines)
+
+    def _largest(self, row: int) -> list[str]:
+        values = zip(self.contributions[row].tolist(), self.columns, strict=True)
+        return [
+            f"{name} {value:+.3g}{self._near(name, row)}" for value, name in sorted(values, key=lambda v: -abs(v[0]))
+        ]
+
+    def _rarest(self, row: int) -> list[str]:
+        """Each place with the rarest of its readings."""
+        rarest: dict[str, float] = {}
+        for name, share in sorted(self.rarities(row).items(), key=lambda pair: pair[1]):
+            rarest.setdefault(name.rpartition(": ")[0], share)
+        return [f"{place} {one_in(share)}{self._near(place, row)}" for place, share in rarest.items()]
+
+    def rarities(self, row: int) -> dict[str, float]:
+        """The share of known inputs that are as extreme, by column, for one sample; empty if the method has none."""
+        return {} if self.rarity is None else dict(zip(self.columns, self.rarity[row].tolist(), strict=True))
+
+    def _near(self, place: str, row: int) -> str:
+        """The nearest class of a layer, and its channels that stand out."""
+        layer = place if place in self.nearest else f"|{place}"
+        if layer not in self.nearest:
+            return ""
+        channels = ", ".join(str(int(channel)) for channel in self.channels[layer][row][:CHANNELS_SHOWN])
+        return f" (nearest class {self._name(self.nearest[layer][row])}; channels {channels})"
 
     def _name(self, label: Any) -> str:
         return str(int(label)) if self.classes is None else self.classes[int(label)]
 
     def _of_output(self, row: int) -> str:
-        """What a sample's output is like, where the score has no parts of layers."""
-        if self.nearest or self.usual is not None or self.likeliest is None or self.probability is None:
+        """What a sample's output is like."""
+        if self.likeliest is None or self.probability is None:
             return ""
         if self.centroid_distance is None:
             pairs = zip(self.likeliest[row][:CLASSES_SHOWN], self.probability[row], strict=False)
@@ -85,6 +107,18 @@ class Explanation:
             usual = "" if self.centroid_usual is None else f" (usual {float(self.centroid_usual[label]):.3g})"
             parts.append(f"{self._name(label)} at {float(self.centroid_distance[row][label]):.3g}{usual}")
         return f"; nearest centroids {', '.join(parts)}"
+
+
+def one_in(share: float) -> str:
+    """A share of known inputs in words.
+
+    >>> one_in(1 / 900), one_in(0.7), one_in(1e-9)
+    ('1 in 900', '1 in 1.4', 'less than 1 in 1,000,000')
+    """
+    if share < RAREST:
+        return f"less than 1 in {1 / RAREST:,.0f}"
+    number = float(f"{1.0 / share:.2g}")
+    return f"1 in {number:,.0f}" if number >= 10 else f"1 in {number:g}"
 
 
 def explain(

@@ -150,6 +150,8 @@ class Guard:
             if not has_read:
                 follow(source, detector, summary)
             detector.learn(summary)
+            if list(detector.widths_) != source.layers:
+                source.follow(list(detector.widths_), source.layouts, detector.needs)
             names = class_names(classes, detector.n_classes_, summary, source.bare, self)
         if not ranks.alone:  # machines may round differently: all take over what the first has learnt
             state = {name: value.detach().cpu().contiguous().clone() for name, value in detector.state().items()}

@@ -78,6 +78,8 @@ class Source:
         """Decide what to read, with the first training samples."""
         if isinstance(item, Outputs):
             self.layers = needs.blocks(item.features if self.wanted is None else needs.named(self.wanted))
+            if needs.reads_layers and self.wanted is None and not self.layers:
+                raise InputError("no features", argument="outputs", cure="give features, or columns feature.<layer>")
             return
         if self.epsilon:
             check_steppable(item.x)

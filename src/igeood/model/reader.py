@@ -209,7 +209,7 @@ def first_tensor(output: object) -> Tensor | None:
 
 def reader_for(model: nn.Module, batch: Batch, needs: Needs, layers: Sequence[str] | None = None) -> Reader:
     """A reader of what a detector needs, or of these layers; up to three samples are run through the network."""
-    if not (needs.reads_layers or layers):
+    if not (layers or needs.must_read_layers or (needs.reads_layers and layers is None)):
         return Reader(model)
     if len(batch) == 0:
         raise InputError("empty", argument="x", cure="a sample is needed to find the layers: give one")
@@ -219,7 +219,7 @@ def reader_for(model: nn.Module, batch: Batch, needs: Needs, layers: Sequence[st
         names = needs.layers(trace) if callable(needs.layers) else trace.block_ends()
     available = names if trace.head is None else [*names, HEAD]
     blocks = Needs(layers=needs.layers, head=needs.head).blocks(available) if layers is None else names
-    if needs.head and trace.head is not None and HEAD not in blocks:
+    if needs.head and trace.head is not None and HEAD not in blocks and needs.layers != "any":
         blocks = [*blocks, HEAD]
     if not blocks:
         raise UnsuitedError("the model has none to read", argument="layers", cure="name layers, or use another method")

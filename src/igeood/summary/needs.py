@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from igeood.errors import InputError
 from igeood.outputs import HEAD, Outputs
 
-LAYERS = ("none", "last", "last two", "all")
+LAYERS = ("none", "last", "any", "all")
 SUMS = ("none", "mean", "diagonal", "full")
 
 
@@ -22,6 +23,16 @@ def by_label(outputs: Outputs) -> Tensor:
 def by_prediction(outputs: Outputs) -> Tensor:
     """The class that the classifier predicts, (N,)."""
     return outputs.logits.argmax(dim=1).cpu()
+
+
+def by_unheld_label(outputs: Outputs) -> Tensor:
+    """The true class of the rows that are not held back, −1 for the others, (N,)."""
+    return torch.where(held_back(outputs), -1, by_label(outputs))
+
+
+def held_back(outputs: Outputs) -> Tensor:
+    """Which rows stay out of sums, to say what is usual: a tenth, by their keys, (N,) bool."""
+    return torch.from_numpy(outputs.keys % np.uint64(10) == 0)
 
 
 def by_correct(outputs: Outputs) -> Tensor:
@@ -36,10 +47,10 @@ class Needs:
 
     Attributes
     ----------
-    layers : {"none", "last", "last two", "all"} or callable
-        "all" means the ends of the network's blocks; "last" the input of the classifier's linear head, or the end of
-        the last block; "last two" that and the block before. A function gets a `Trace` of the network and returns names
-        of layers.
+    layers : {"none", "last", "any", "all"} or callable
+        "all" means the ends of the network's blocks; "any" the same where layers can be read, and none elsewhere;
+        "last" the input of the classifier's linear head, or the end of the last block. A function gets a `Trace` of the
+        network and returns names of layers.
     pool : callable, optional
         Makes (N, m) of a layer's `Call`; by default the mean over space or tokens.
     head : bool
@@ -68,8 +79,13 @@ class Needs:
 
     @property
     def reads_layers(self) -> bool:
-        """Whether hidden layers are read."""
+        """Whether hidden layers are read, where they can be."""
         return self.layers != "none" or self.head
+
+    @property
+    def must_read_layers(self) -> bool:
+        """Whether there is no doing without them."""
+        return self.reads_layers and self.layers != "any"
 
     def describe(self) -> dict[str, Any]:
         """The needs as JSON values; functions and classes by their names."""
@@ -93,8 +109,6 @@ class Needs:
         has_head = HEAD in there
         if self.layers == "last":
             return [HEAD] if has_head else names[-1:]
-        if self.layers == "last two":
-            return [*(names[-2:-1] or names), HEAD] if has_head else names[-2:]
         chosen = [] if self.layers == "none" else names
         return [*chosen, HEAD] if self.head and has_head else chosen
 

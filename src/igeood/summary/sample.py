@@ -156,35 +156,37 @@ class Sample:
         """Distinct rows kept of each stratum."""
         return np.bincount(self._beside[0, : len(self)], minlength=self.strata)
 
-    def batches(self, per_class: int | None = None, skip: int = 0) -> Iterator[tuple[Outputs, Tensor]]:
+    def batches(self, per_class: int | None = None, *, features: bool = True) -> Iterator[tuple[Outputs, Tensor]]:
         """The rows in order, in chunks, each with the weights (n,) that make them stand for all rows.
 
         Parameters
         ----------
         per_class : int, optional
             Only so many rows of each stratum, those with the smallest keys.
-        skip : int
-            Of these, leave out so many, those with the very smallest keys.
+        features : bool
+            Whether to read features too.
         """
         order = self.order
         if per_class is not None:
             ranks = self._ranks(self._beside[0, order])
-            order = order[(ranks >= skip) & (ranks < per_class)]
+            order = order[ranks < per_class]
         labels, keys, counts = np.take(self._beside, order, axis=1)
         held = np.bincount(labels, counts, minlength=self.strata)
         weights = counts * (self.totals / np.maximum(held, 1.0))[labels]
+        read = self._values if features else self._values[:, : self.n_classes]
+        widths = self.widths if features else {}
         for start in range(0, len(order), self._step):
             here = slice(start, start + self._step)
-            values = self._values[torch.from_numpy(order[here])]
-            logits, *blocks = torch.split(values, [self.n_classes, *self.widths.values()], dim=1)
-            features = dict(zip(self.widths, blocks, strict=True))
+            values = read[torch.from_numpy(order[here])]
+            logits, *blocks = torch.split(values, [self.n_classes, *widths.values()], dim=1)
             classes = torch.from_numpy(labels[here]) if self.strata > 1 else None
-            outputs = Outputs.checked(logits, features, classes, keys[here].view(np.uint64))
+            by_name = dict(zip(widths, blocks, strict=True))
+            outputs = Outputs.checked(logits, by_name, classes, keys[here].view(np.uint64))
             yield outputs, torch.from_numpy(weights[here])
 
-    def outputs(self, per_class: int | None = None, skip: int = 0) -> tuple[Outputs, Tensor]:
+    def outputs(self, per_class: int | None = None) -> tuple[Outputs, Tensor]:
         """All rows in order at once, with their weights: a copy."""
-        outputs, weights = zip(*self.batches(per_class, skip), strict=True)
+        outputs, weights = zip(*self.batches(per_class), strict=True)
         return Outputs.concat(outputs), torch.cat(weights)
 
     def __add__(self, other: "Sample") -> "Sample":

@@ -14,10 +14,12 @@ from igeood.errors import InputError
 from igeood.files import describing, read_bytes, read_record, record_bytes, write_record
 from igeood.keys import Keys
 from igeood.outputs import Outputs, check_alike
-from igeood.summary.needs import SUMS, Needs, by_label
+from igeood.summary.needs import SUMS, Needs, by_correct, by_label, by_prediction, by_unheld_label
 from igeood.summary.sample import Sample
-from igeood.summary.sums import ClassSums
+from igeood.summary.sums import ClassSums, LengthSums, unit_rows
 
+_OWN: tuple[Any, ...] = (by_label, by_prediction, by_correct, by_unheld_label, unit_rows, LengthSums)
+OWN = {value.__qualname__: value for value in _OWN}  # what the needs of a file may name
 BUDGET = 256 << 20  # bytes of training rows that are kept
 KEYS = 1 << 20  # keys of training rows that are kept, to recognise them again
 
@@ -112,7 +114,7 @@ class Summary:
         if self.described != self.needs.describe():
             raise InputError("it lacks its method's functions", argument="summary", cure="add two summaries with +")
         batch = outputs.detached().only(self.needs.blocks(outputs.features))
-        if self.needs.layers != "none" and not batch.features:
+        if self.needs.must_read_layers and not batch.features:
             raise InputError("no features", argument="outputs", cure="give features, or columns feature.<layer>")
         return batch
 
@@ -300,8 +302,9 @@ def _restore(record: dict[str, Any], tensors: dict[str, Tensor], needs: Needs | 
     described = record["needs"]
     if needs is None or needs.describe() != described:
         plain = {name: described[name] for name in ("layers", "head", "labels")}
-        sums = described["sums"] if described["sums"] in SUMS else "none"
-        needs = Needs(**plain, sums=sums, samples=tuple(described["samples"]))
+        sums = described["sums"] if described["sums"] in SUMS else OWN.get(described["sums"], "none")
+        functions = {name: OWN[described[name]] for name in ("group", "transform") if described[name] in OWN}
+        needs = Needs(**plain, **functions, sums=sums, samples=tuple(described["samples"]))
     summary = Summary(needs, budget=record["budget"], model=record["model"])
     summary.described = described
     summary.about = record["about"]

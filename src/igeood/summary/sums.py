@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from igeood.geometry.precision import chunk_rows, row_chunks, wide
 
@@ -68,6 +69,11 @@ class ClassSums:
         return self.origin + self.shift
 
     @property
+    def present(self) -> Tensor:
+        """(C',) the classes that have rows."""
+        return (self.count > 0).nonzero()[:, 0]
+
+    @property
     def covariance(self) -> Tensor:
         """Pooled covariance, or its diagonal, with 1/N (Eq. 8)."""
         return self.scatter / self.count.sum()
@@ -76,6 +82,47 @@ class ClassSums:
     def variance(self) -> Tensor:
         """Pooled variance of each channel, (k,)."""
         return self.covariance.diagonal() if self.scatter.ndim == 2 else self.covariance
+
+
+@dataclass(frozen=True)
+class LengthSums:
+    """Full sums of features as they are, and of the same rows at length 1: two `ClassSums` with one count."""
+
+    count: Tensor  # (C,)
+    origin: Tensor
+    shift: Tensor
+    scatter: Tensor
+    unit_origin: Tensor
+    unit_shift: Tensor
+    unit_scatter: Tensor
+
+    @classmethod
+    def of(cls, features: Tensor, labels: Tensor, n_classes: int) -> "LengthSums":
+        """Sums of one batch: features (N, k) and labels (N,)."""
+        raw = ClassSums.of(features, labels, n_classes, "full")
+        return cls._pair(raw, ClassSums.of(unit_rows(features), labels, n_classes, "full"))
+
+    @classmethod
+    def _pair(cls, raw: ClassSums, unit: ClassSums) -> "LengthSums":
+        return cls(raw.count, raw.origin, raw.shift, raw.scatter, unit.origin, unit.shift, unit.scatter)
+
+    @property
+    def raw(self) -> ClassSums:
+        """Of the features as they are."""
+        return ClassSums(self.count, self.origin, self.shift, self.scatter)
+
+    @property
+    def unit(self) -> ClassSums:
+        """Of rows of length 1."""
+        return ClassSums(self.count, self.unit_origin, self.unit_shift, self.unit_scatter)
+
+    def __add__(self, other: "LengthSums") -> "LengthSums":
+        return self._pair(self.raw + other.raw, self.unit + other.unit)
+
+
+def unit_rows(z: Tensor) -> Tensor:
+    """Rows (N, k) of length 1, in float64; a row of zeros stays as it is."""
+    return normalize(wide(z), dim=1)
 
 
 def _chunks(x: Tensor, labels: Tensor, origin: Tensor, width: int) -> Iterator[tuple[Tensor, Tensor]]:

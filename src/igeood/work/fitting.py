@@ -20,9 +20,10 @@ def build(model: nn.Module | None, options: Mapping[str, Any]) -> Guard:
     access = options["access"]
     chosen = {name: options[name] for name in BUILD if options[name] is not None}
     if access is None:
-        method = METHODS.get(chosen.get("method", ""))
-        needs_layers = method.needs_layers if method else model is not None or "layers" in chosen
-        access = "white-box" if needs_layers else "black-box"
+        method = METHODS.get(chosen.get("method", "evidence"))
+        has_layers = model is not None or "layers" in chosen
+        is_white = method is not None and (method.needs_layers or (method.needs.reads_layers and has_layers))
+        access = "white-box" if is_white else "black-box"
     builder = getattr(guards, access.replace("-", "_"))
     for name in chosen.keys() - signature(builder).parameters:
         cure = "leave it out, or choose another {access}"

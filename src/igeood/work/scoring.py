@@ -25,7 +25,8 @@ Columns = Mapping[str, str | None]  # arguments of `read_logits`: the names of `
 
 def open_logits(guard: Guard, names: Sequence[str], columns: Columns, *, labelled: bool = False) -> LogitsFile:
     """Logits files with the features that a guard reads."""
-    layers = guard.layers or (None if guard.detector.needs.reads_layers else ())
+    is_white = guard.detector.needs.reads_layers and guard.source.wanted != []
+    layers = guard.layers or (None if is_white else ())
     options: dict[str, Any] = dict(columns)
     return read_logits(names, layers=layers, labelled=labelled, **options)
 

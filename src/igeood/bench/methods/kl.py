@@ -7,29 +7,29 @@ import torch
 from torch import Tensor
 
 import igeood
-from igeood.detectors.logits import CentroidDetector, chunks
+from igeood.detectors.logits import CentroidDetector
 from igeood.geometry.categorical import Reduce
 from igeood.geometry.centroids import Chunks
 from igeood.geometry.precision import by_rows, row_chunks, wide
 from igeood.geometry.sphere import log_softmax
 from igeood.outputs import Outputs
-from igeood.summary import Sample
 
 _LOG_ZERO = -1e4
 
 
 def solve_kl(chunks: Chunks, n_classes: int, temperature: float = 1.0) -> Tensor:
-    """Centroids (C, C): the logarithm of each class's mean softmax; arguments as in `centroids.solve`."""
-    peak = torch.full((n_classes, n_classes), -torch.inf, dtype=torch.float64)
-    total = torch.zeros_like(peak)
-    counts = torch.zeros_like(peak[0])
+    """Centroids (K, C): the logarithm of each class's mean softmax; arguments as in `centroids.solve`."""
+    peak = torch.tensor(-torch.inf)
+    total = torch.zeros(())
+    counts = torch.zeros(n_classes)
     for chunk in chunks():
-        for rows in row_chunks(len(chunk[0]), n_classes):
+        width = chunk[0].shape[1]
+        for rows in row_chunks(len(chunk[0]), width):
             labels = chunk[1][rows].long()
             weights = wide(chunk[2][rows])
             log_q = log_softmax(chunk[0][rows], temperature)
-            peak = peak.to(log_q)
-            total = total.to(log_q)
+            peak = peak.to(log_q).expand(n_classes, width)
+            total = total.to(log_q).expand(n_classes, width).clone()
             counts = counts.to(log_q)
             highest = peak.scatter_reduce(0, labels[:, None].expand_as(log_q), log_q, "amax")
             finite = highest.clamp(min=torch.finfo(peak.dtype).min)  # −inf: a class masked in every sample
@@ -82,10 +82,10 @@ class KLDivergence(CentroidDetector):
         The arrays hold probabilities, not logits.
     """
 
-    def solve_centroids(self, sample: Sample, near: Any, *, roughly: bool) -> Tensor:
+    def solve_centroids(self, chunks: Chunks, near: Any, *, roughly: bool) -> Tensor:
         """Logarithms of the classes' mean softmax outputs."""
-        del near
-        return solve_kl(chunks(sample, roughly), sample.n_classes, self.temperature)
+        del near, roughly
+        return solve_kl(chunks, len(self.classes_), self.temperature)
 
     @cached_property
     def _prepared(self) -> Tensor:

@@ -11,7 +11,7 @@ from typing_extensions import Self
 
 import igeood
 from igeood.detectors import Weighted
-from igeood.detectors.gaussians import LayerDetector, Whitened, whiten, whitened_parts
+from igeood.detectors.gaussians import LayerDetector, Whitened, whiten
 from igeood.errors import Finding, InputError
 from igeood.geometry.precision import by_rows, wide
 from igeood.outputs import Outputs
@@ -195,15 +195,16 @@ class FlowLayers(FlowOptions, LayerDetector):
 
     def _train(self, layer: str, sample: Outputs, weights: Tensor, draw: torch.Generator) -> Flows:
         """The flows of a layer, from training rows and what each counts."""
-        labels = torch.as_tensor(sample.labels)
+        labels = torch.searchsorted(self.classes_, torch.as_tensor(sample.labels))
+        n_classes = len(self.classes_)
         rank = self.whitening_[layer].shape[1]
         if rank == 0:
             message = f"layer {layer!r}: training rows move in fewer than two directions"
             self.findings_.append(Finding("flat-layer", "info", message, "it adds nothing"))
         u = ((wide(sample.features[layer]) - self.mean_[layer][labels]) @ self.whitening_[layer]).float()
-        is_shared = 4 * COUPLINGS * rank**2 * self.n_classes_ > MOST if self.shared == "auto" else self.shared
+        is_shared = 4 * COUPLINGS * rank**2 * n_classes > MOST if self.shared == "auto" else self.shared
         groups = torch.zeros_like(labels) if is_shared else labels
-        members = [(groups == group).nonzero()[:, 0] for group in range(1 if is_shared else self.n_classes_)]
+        members = [(groups == group).nonzero()[:, 0] for group in range(1 if is_shared else n_classes)]
         flows = Flows.identity(len(members), rank, draw)
         if self.epochs == 0 or rank == 0 or max(map(len, members)) < FEW:
             return flows
@@ -235,7 +236,10 @@ class FlowLayers(FlowOptions, LayerDetector):
 
     def channel_parts(self, x: Tensor, nearest: Tensor, layer: str) -> Tensor:
         """As of the Gaussian that the flow starts from."""
-        return whitened_parts(x, self.mean_[layer].to(x.device)[nearest], self.whitening_[layer].to(x.device))
+        whitening = self.whitening_[layer].to(x.device)
+        directions: Tensor = whitening / torch.linalg.vector_norm(whitening, dim=0)  # (k, r), orthonormal
+        apart: Tensor = (wide(x) - self.mean_[layer].to(x.device)[nearest]) @ whitening @ directions.T
+        return apart.square()
 
 
 @igeood.register("residual-flow", title="Residual flow", style=("#0072B2", "--", "*"))

@@ -6,12 +6,10 @@ import torch
 from torch import Tensor
 
 import igeood
-from igeood.detectors.logits import chunks
 from igeood.geometry.categorical import retemper
 from igeood.geometry.centroids import Chunks
 from igeood.geometry.precision import row_chunks, wide
 from igeood.geometry.sphere import chord_distance, log_softmax, sphere
-from igeood.summary import Sample
 
 _RATE = 0.1
 _EPOCHS = 100
@@ -26,7 +24,8 @@ def descend(chunks: Chunks, n_classes: int, temperature: float = 1.0) -> Tensor:
     pieces = list(chunks())
     totals = [torch.bincount(labels, wide(weights), n_classes) for _, labels, weights in pieces]
     total = torch.stack(totals).sum(dim=0)
-    centre = wide(torch.eye(n_classes, device=pieces[0][0].device))
+    logits = pieces[0][0]
+    centre = wide(torch.eye(n_classes, logits.shape[1], device=logits.device))
     for _ in range(_EPOCHS):
         gradient = torch.zeros_like(centre)
         with torch.enable_grad():
@@ -44,9 +43,9 @@ def descend(chunks: Chunks, n_classes: int, temperature: float = 1.0) -> Tensor:
 class IgeoodLogitsSgd(igeood.IgeoodLogits):
     """IGEOOD on logits with centroids by `descend`; options as in `IgeoodLogits`."""
 
-    def solve_centroids(self, sample: Sample, near: Any, *, roughly: bool) -> Tensor:
+    def solve_centroids(self, chunks: Chunks, near: Any, *, roughly: bool) -> Tensor:
         """The paper's recipe."""
-        del near
+        del near, roughly
         fitted_at = self.centroid_temperature or self.temperature
-        centroids = descend(chunks(sample, roughly), sample.n_classes, fitted_at)
+        centroids = descend(chunks, len(self.classes_), fitted_at)
         return retemper(centroids, fitted_at, self.temperature)
