@@ -1,10 +1,12 @@
 """What every method owes its users: a law is a function of a case, a method with samples for it."""
 
 import copy
+import warnings
 from contextvars import copy_context
 from itertools import permutations
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ import igeood
 from igeood.detectors import method_name
 from igeood.errors import InputError, NotReadyError
 from igeood.geometry.precision import exporting
+from igeood.guard import Guard
 from igeood.outputs import Outputs
 from igeood.summary import BUDGET, Summary
 
@@ -147,17 +150,37 @@ def fits_are_equal_to_the_bit(case):
 def a_fit_that_fails_says_why_and_leaves_the_detector_as_it_was(case):
     detector = copy.copy(case.fitted)
     train = case.train
-    few = train[train.labels != 3]
     assert refused(detector.fit, train[:0]) == "data"
     assert refused(detector.fit, train.logits * torch.nan) == "logits"
     if case.needs.labels:
-        assert refused(detector.fit, few) == "labels"
         assert refused(detector.fit, train.replace(labels=None)) == "labels"
     else:
-        assert case.make().fit(few.replace(labels=None))(case.test).isfinite().all()
-    if case.needs.blocks(train.features):
+        assert case.make().fit(train[train.labels != 3].replace(labels=None))(case.test).isfinite().all()
+    if case.needs.must_read_layers:
         assert refused(detector.fit, Outputs(train.logits, labels=train.labels)) == "outputs"
     assert torch.equal(detector(case.test), case.scores)
+
+
+@law
+def a_class_without_rows_is_left_out_with_a_finding(case):
+    few = case.train[case.train.labels != 3]
+    with warnings.catch_warnings(action="ignore"):
+        guard = Guard(case.make()).fit(few)
+    assert guard.score(case.test).isfinite().all()
+    assert [finding.code for finding in guard.health].count("class-without-rows") == bool(case.needs.labels)
+    for nearest in guard.explain(case.test).nearest.values():
+        assert (nearest != 3).all()
+
+
+@law
+def a_term_that_grows_never_lowers_the_score(case):
+    """Where a score is made of values by name."""
+    for column in range(case.fitted.values(case.test).shape[1] if hasattr(case.fitted, "values") else 0):
+        for step in (1e-3, 1.0, 100.0):
+            values = case.fitted.values(case.test)
+            values[:, column] += step
+            with patch.object(type(case.fitted), "values", lambda *_, values=values: values):
+                assert (case.fitted.score(case.test) >= case.scores - 1e-12).all()
 
 
 @law
@@ -178,7 +201,7 @@ def names_and_options_lead_back_to_the_detector(case):
     detector = case.make()
     params = detector.params()
     assert method_name(detector) == case.name
-    assert case.method.needs_layers == bool(case.needs.blocks(case.test.features))
+    assert case.method.needs_layers == (bool(case.needs.blocks(case.test.features)) and case.needs.layers != "any")
     assert type(detector)(**params).params() == params
     assert all(f"{option}=" in repr(detector) for option in params)
     assert case.method.fixed.items() <= params.items()

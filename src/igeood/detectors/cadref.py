@@ -13,6 +13,8 @@ from igeood.summary import Needs, Summary
 
 LEAST = 1e-2  # of the training rows' mean: an energy near 0 would make anything of a score
 
+NO_WEIGHT = 1e-3  # of the largest: what is less has the sign of rounding
+
 
 @register("cadref", title="CADRef", style=("#CC79A7", "-", "d"), tunes=False)
 class CADRef(HeadDetector):
@@ -45,7 +47,9 @@ class CADRef(HeadDetector):
         """The two parts, each over the length of z and an energy."""
         z = wide(self.last_features(outputs))
         best = outputs.logits.argmax(dim=1)
-        sided = (z - self.mean_.to(z.device)[best]) * self.weight_.to(z.device)[best].sign()
+        weight = self.weight_.to(z.device)
+        signs = torch.where(weight.abs() > NO_WEIGHT * weight.abs().max(), weight.sign(), 0.0)
+        sided = (z - self.mean_.to(z.device)[best]) * signs[best]
         level = self.level_.to(z.device).clamp(min=1e-12)
         energies = torch.maximum(-energy(outputs.logits), LEAST * level)
         parts = sided.clamp(min=0.0).sum(dim=1) / energies - sided.clamp(max=0.0).sum(dim=1) / level

@@ -28,6 +28,8 @@ FEWEST = 20  # such rows: fewer say too little
 KNOTS = 128  # of a term's quantiles, at most
 TAIL = 0.1  # the share of rows beyond the last knot
 LEAST = 1e-2  # of a term's deviation: its tail falls off no faster
+ALIKE = 1e-3  # what half precision may make of a feature
+MASKED = -103.0  # the logarithm of a probability that float32 has for 0
 CONSTANT = 1e-9  # a term that varies by no more is the same for all rows
 
 
@@ -74,7 +76,7 @@ class Evidence(Detector):
         """Whiten each layer, seek the centroids, and see what is usual."""
         super().learn(summary)
         sample = summary.samples["features"]
-        is_split = summary.rows >= FEWEST / TAIL
+        is_split = self._can_split(summary)
         sums = dict(summary.sums) if is_split else all_sums(summary)
         self.classes_ = self._kept_classes(summary, is_split)
         if HEAD in self.widths_ and any(alike(sums[HEAD], sums[layer]) for layer in list(self.widths_)[:-1]):
@@ -89,6 +91,19 @@ class Evidence(Detector):
         self._learn_surprises(*usual_rows(sample, is_split))
         return self
 
+    def _can_split(self, summary: Summary) -> bool:
+        """Whether a tenth of the rows can be held back."""
+        held = sum(len(part) for part, _ in split(summary.samples["features"], held=True, features=False))
+        distinct = len(summary.samples["features"])
+        if summary.rows >= FEWEST / TAIL and FEWEST / 2 <= held < distinct:
+            return True
+        message = (
+            f"{summary.rows} training rows, {distinct} of them distinct: all say what is usual, and are learnt from"
+        )
+        cure = f"give {FEWEST / TAIL:.0f} or more: of fewer, new inputs look too surprising"
+        self.findings_.append(Finding("few-rows", "info", message, cure))
+        return False
+
     def _kept_classes(self, summary: Summary, is_split: bool) -> Tensor:
         """Classes with rows that are not held back, (C',)."""
         counts = torch.zeros_like(summary.counts)
@@ -99,10 +114,6 @@ class Evidence(Detector):
             message = f"labels: all rows of {len(lost)} classes are held back, to say what is usual: {lost[0]}, …"
             cure = "give more rows of each class: no input counts as near to these"
             self.findings_.append(Finding("class-held-back", "warning", message, cure))
-        if not is_split:
-            message = f"{summary.rows} training rows: those that classes are learnt from also say what is usual"
-            cure = f"give {FEWEST / TAIL:.0f} or more: of fewer, new inputs look too surprising"
-            self.findings_.append(Finding("few-rows", "info", message, cure))
         return counts.nonzero()[:, 0]
 
     def _learn_surprises(self, rows: Outputs, weights: Tensor) -> None:
@@ -156,11 +167,12 @@ class Evidence(Detector):
         """Logarithms: log M of each layer, log U of each layer, −log E and log F, (N, P)."""
         columns = [raw.distance(outputs.features[layer])[0] for layer, raw, _ in self._layers]
         columns += [unit.distance(unit_rows(outputs.features[layer]))[0] for layer, _, unit in self._layers]
-        roots = self._roots.to(outputs.logits.device)
-        points = sphere(outputs.logits, TEMPERATURE)
+        logits = outputs.logits.clamp(min=MASKED) if self.probabilities else outputs.logits
+        roots = self._roots.to(logits.device)
+        points = sphere(logits, TEMPERATURE)
         with torch.no_grad():
             nearest = (points @ roots.T).argmax(dim=1)
-        columns += [centred_energy(outputs.logits).pow(-2), chord_distance(points, roots[nearest]).square()]
+        columns += [centred_energy(logits).pow(-2), chord_distance(points, roots[nearest]).square()]
         return 0.5 * torch.stack(columns, dim=1).clamp(min=FLOOR**2, max=FLOOR**-2).log()
 
     def surprises(self, outputs: Outputs) -> Tensor:
@@ -218,9 +230,12 @@ def usual_rows(sample: Sample, is_split: bool) -> tuple[Outputs, Tensor]:
 def all_sums(summary: Summary) -> dict[str, LengthSums]:
     """Sums of all rows, where the sample has those that were held back."""
     sums = dict(summary.sums)
-    for part, _ in split(summary.samples["features"], held=True):
+    for part, counts in split(summary.samples["features"], held=True):
+        repeats = counts.round().long()
+        labels = by_label(part).repeat_interleave(repeats)
         for layer, features in part.features.items():
-            sums[layer] = sums[layer] + LengthSums.of(features, by_label(part), len(sums[layer].count))
+            rows = features.repeat_interleave(repeats, dim=0)
+            sums[layer] = sums[layer] + LengthSums.of(rows, labels, len(sums[layer].count))
     return sums
 
 
@@ -229,9 +244,10 @@ def alike(one: LengthSums, other: LengthSums) -> bool:
     if one.shift.shape != other.shift.shape:
         return False
     present = one.raw.present
-    means = one.raw.mean[present], other.raw.mean[present]
-    scatters = one.scatter.diagonal(), other.scatter.diagonal()
-    return all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in (means, scatters))
+    std = one.raw.variance.sqrt()
+    apart = (one.raw.mean - other.raw.mean)[present].abs()
+    is_near = apart <= ALIKE * (std + one.raw.mean[present].abs())
+    return bool(is_near.all()) and torch.allclose(std, other.raw.variance.sqrt(), rtol=10 * ALIKE, atol=1e-6)
 
 
 def tail(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:

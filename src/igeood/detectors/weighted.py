@@ -96,7 +96,7 @@ class Weighted(Detector):
         super().learn(summary)
         parts = {name: part.learn(summary) for name, part in self.make_parts().items() if name != OOD}
         self.parts = parts  # type: ignore[misc]
-        self.findings_ = [finding for part in parts.values() for finding in part.findings_]
+        self.findings_ = list(dict.fromkeys(finding for part in parts.values() for finding in part.findings_))
         self.standardise(summary)
         return self
 

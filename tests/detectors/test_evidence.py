@@ -1,0 +1,320 @@
+"""Evidence against an independent implementation, and what it makes of rows that are few, dead or odd."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import igeood
+from igeood.detectors.evidence import tail
+from igeood.errors import InputError
+from igeood.metrics import evaluate
+from igeood.outputs import HEAD, Outputs
+from igeood.summary import Summary, held_back
+
+# An independent implementation in plain loops: METHOD in float64, without torch
+
+
+def oracle_covariance(rows, labels):
+    present = sorted(set(labels.tolist()))
+    n, k = rows.shape
+    within = np.zeros((k, k))
+    for c in present:
+        apart = rows[labels == c] - rows[labels == c].mean(axis=0)
+        within += apart.T @ apart / n
+    whole = rows - rows.mean(axis=0)
+    covariance = (1 - len(present) / n) * within + len(present) / n * (whole.T @ whole / n)
+    share = min(0.5, k / (10 * n))
+    covariance = (1 - share) * covariance + share * np.linalg.eigvalsh(covariance).mean() * np.eye(k)
+    values, vectors = np.linalg.eigh(covariance)
+    values = np.maximum(values, 1e-3 * values.mean())
+    return vectors @ np.diag(1 / values) @ vectors.T
+
+
+def oracle_nearest(rows, labels, inverse, x):
+    means = [rows[labels == c].mean(axis=0) for c in sorted(set(labels.tolist()))]
+    return np.array([min(math.sqrt((row - mean) @ inverse @ (row - mean)) for mean in means) for row in x])
+
+
+def oracle_roots(logits):
+    q = np.exp(logits / 5 - (logits / 5).max(axis=1, keepdims=True))
+    return np.sqrt(q / q.sum(axis=1, keepdims=True))
+
+
+def oracle_centroid(points):
+    """The geometric median on the sphere, by many small steps."""
+    centre = points.mean(axis=0) / np.linalg.norm(points.mean(axis=0))
+    for _ in range(4000):
+        angles = np.arccos(np.clip(points @ centre, -1, 1))
+        towards = points - (points @ centre)[:, None] * centre
+        towards /= np.maximum(np.linalg.norm(towards, axis=1, keepdims=True), 1e-300)
+        weights = 1 / np.maximum(angles, 1e-15)
+        step = (weights[:, None] * towards * angles[:, None]).sum(axis=0) / weights.sum()
+        size = np.linalg.norm(step)
+        if size < 1e-15:
+            break
+        centre = np.cos(size) * centre + np.sin(size) * step / size
+    return centre
+
+
+def oracle_energy(logits):
+    apart = logits - logits.mean(axis=1, keepdims=True)
+    return np.log(np.exp(apart).sum(axis=1))
+
+
+def oracle_values(train, test):
+    """The terms before their surprise, (N, P), of NumPy outputs: (logits, features, labels)."""
+    logits, features, labels = train
+    columns = []
+    for unit in (False, True):
+        for layer, rows in features.items():
+            x = test[1][layer]
+            if unit:
+                x = x / np.linalg.norm(x, axis=1, keepdims=True)
+            learnt = rows / np.linalg.norm(rows, axis=1, keepdims=True) if unit else rows
+            columns.append(np.log(oracle_nearest(learnt, labels, oracle_covariance(learnt, labels), x)))
+    columns.append(-np.log(oracle_energy(test[0])))
+    points, roots = oracle_roots(logits), oracle_roots(test[0])
+    centres = np.array([oracle_centroid(points[labels == c]) for c in sorted(set(labels.tolist()))])
+    distances = [min(4 * math.asin(np.linalg.norm(root - centre) / 2) for centre in centres) for root in roots]
+    return np.stack([*columns, np.log(distances)], axis=1)
+
+
+def oracle_surprise(usual, t):
+    """Linear between 128 quantiles of the usual values, exponential beyond the 90th percentile."""
+    ordered = np.sort(usual)
+    knots = sorted({ordered[max(math.ceil(p * len(ordered) - 1e-9) - 1, 0)] for p in np.linspace(0, 0.9, 128)})
+    levels = [-math.log((ordered >= knot).mean()) for knot in knots]
+    over = ordered[ordered > knots[-1]] - knots[-1]
+    if t >= knots[-1]:
+        return levels[-1] + (t - knots[-1]) / max(over.mean(), 1e-2 * usual.std())
+    return float(np.interp(t, knots, levels))
+
+
+def plain(outputs, rows=slice(None)):
+    features = {layer: value.double().numpy()[rows] for layer, value in outputs.features.items()}
+    labels = None if outputs.labels is None else outputs.labels.numpy()[rows]
+    return outputs.logits.double().numpy()[rows], features, labels
+
+
+@pytest.fixture(scope="module")
+def known(make_known_):
+    return make_known_(n_classes=5, n=600)
+
+
+@pytest.fixture(scope="module")
+def fitted(known):
+    return igeood.detector("evidence").fit(known.train)
+
+
+def test_terms_are_those_of_an_independent_implementation(known, fitted):
+    held = held_back(known.train).numpy()
+    assert 30 < held.sum() < 90
+    learnt, usual, test = plain(known.train, ~held), plain(known.train, held), plain(known.test, slice(0, 200))
+    expected, reference = oracle_values(learnt, test), oracle_values(learnt, usual)
+    part = known.test[:200]
+    np.testing.assert_allclose(fitted.values(part).numpy(), expected, rtol=0, atol=1e-9)
+    surprises = np.array([[oracle_surprise(reference[:, p], t) for p, t in enumerate(row)] for row in expected])
+    np.testing.assert_allclose(fitted.surprises(part).numpy(), surprises, rtol=1e-9, atol=1e-9)
+    weights = np.array([0.5, 0.5, 0.5, 0.5, 0.5, 0.5])  # two layers: their means, and half of each of the output's
+    np.testing.assert_allclose(fitted(part).numpy(), surprises @ weights, rtol=1e-9, atol=1e-9)
+
+
+def test_of_logits_alone_it_is_the_last_two_terms(known):
+    train, test, ood = (part.only(()) for part in (known.train, known.test, known.ood))
+    keyed = train.replace(_keys=known.train.keys)
+    detector = igeood.detector("evidence").fit(keyed)
+    whole = igeood.detector("evidence").fit(known.train)
+    assert detector.term_names == whole.term_names[-2:]
+    torch.testing.assert_close(detector.terms(test), whole.terms(known.test)[:, -2:], rtol=1e-9, atol=1e-9)
+    assert igeood.metrics.auroc(detector(test), detector(ood)) > 0.9
+
+
+def test_a_surprise_is_the_share_of_rows_that_are_as_extreme():
+    values = torch.tensor([3.0, 1.0, 1.0, 2.0, 5.0, 4.0, 7.0, 6.0, 9.0, 8.0]).double()
+    knots, surprises, excess = tail(values, torch.ones(10))
+    assert knots[knots.isfinite()].tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+    shares = surprises[: int(knots.isfinite().sum())].neg().exp()
+    torch.testing.assert_close(shares, torch.tensor([10, 8, 7, 6, 5, 4, 3, 2]).double() / 10)
+    assert float(excess) == 1.0
+    doubled = tail(values, torch.full((10,), 2))
+    assert all(torch.equal(one, other) for one, other in zip(doubled, (knots, surprises, excess), strict=True))
+
+
+@pytest.mark.parametrize("per_class", [1, 2, 5])
+@pytest.mark.parametrize(
+    "method", ["evidence", "mahalanobis", "mahalanobis++", "relative-mahalanobis", "relative-mahalanobis++", "vim"]
+)
+def test_few_rows_a_class_tell_inputs_apart(method, per_class):
+    """240 classes: one row a class."""
+    draw = torch.Generator().manual_seed(0)
+    weight = torch.randn(240, 300, generator=draw)
+    means = 3.0 * torch.randn(240, 300, generator=draw)
+
+    def make(labels, spread):
+        z = means[labels] * (spread == 0.7) + spread * torch.randn(len(labels), 300, generator=draw)
+        return Outputs(z @ weight.T, {"late": z, HEAD: z}, labels)
+
+    labels = torch.arange(240).repeat(5)
+    train, test, ood = make(torch.arange(240).repeat(per_class), 0.7), make(labels, 0.7), make(labels, 3.0)
+    with warnings.catch_warnings(action="ignore"):
+        guard = igeood.white_box(method=method).fit(train).calibrate(test)
+    scores, foreign = guard.score(test), guard.score(ood)
+    assert scores.isfinite().all()
+    assert len(scores.unique()) > 1000
+    assert igeood.metrics.auroc(scores, foreign) > 0.8
+
+
+def test_a_class_whose_rows_are_all_held_back_is_named(known):
+    rows = torch.from_numpy(known.train.keys % np.uint64(10) == 0) | (known.train.labels != 4)
+    with pytest.warns(UserWarning, match="held back"):
+        guard = igeood.white_box().fit(known.train[rows])
+    assert [finding.code for finding in guard.health] == ["class-held-back"]
+    assert guard.detector.classes_.tolist() == [0, 1, 2, 3]
+
+
+def test_with_few_rows_all_do_both(known):
+    guard = igeood.white_box().fit(known.train[:150])
+    assert [finding.code for finding in guard.health] == ["few-rows"]
+    shards = [Summary.of(known.train[a:b], guard.detector.needs) for a, b in ((0, 40), (40, 90), (90, 150))]
+    again = igeood.white_box().fit(shards[2] + shards[0] + shards[1])
+    torch.testing.assert_close(again.score(known.test), guard.score(known.test), rtol=1e-9, atol=1e-9)
+
+
+def odd(known, change):
+    """The sets with something done to their features and logits."""
+
+    def changed(part):
+        logits, features = part.logits.clone(), {layer: value.clone() for layer, value in part.features.items()}
+        change(logits, features)
+        return Outputs(logits, features, part.labels)
+
+    return changed(known.train), changed(known.held_out), changed(known.test), known.ood
+
+
+def dead_layer(_, features):
+    features["early"].zero_()
+
+
+def dead_channels(_, features):
+    features["early"][:, :4] = 0.0
+
+
+def zero_rows(_, features):
+    features["early"][::3] = 0.0
+
+
+def masked_logits(logits, _):
+    logits[::2, 3] = -torch.inf
+
+
+def constant_logits(logits, _):
+    logits.fill_(1.0)
+
+
+def same_logits(logits, _):
+    logits[:] = logits[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "left_out"),
+    [
+        (dead_layer, ["early: distance", "early: direction"]),
+        (dead_channels, []),
+        (zero_rows, []),
+        (masked_logits, []),
+        (constant_logits, ["output: energy", "output: centroid"]),
+        (same_logits, ["output: energy", "output: centroid"]),
+    ],
+)
+def test_dead_layers_and_odd_logits_leave_finite_scores_and_findings(known, change, left_out):
+    train, held_out, test, ood = odd(known, change)
+    with warnings.catch_warnings(action="ignore"):
+        guard = igeood.white_box().fit(train).calibrate(held_out)
+    constant = [finding.message for finding in guard.health if finding.code == "constant-term"]
+    assert [message.rpartition(": ")[0] for message in constant] == left_out
+    for part in (test, ood):
+        assert guard.score(part).isfinite().all()
+    assert evaluate(guard.score(test), guard.score(ood)).auroc > 0.9
+
+
+def test_logits_that_never_change_are_found(known):
+    logits = torch.full((300, 5), 2.0)
+    with pytest.warns(UserWarning, match="equal"):
+        guard = igeood.black_box().fit(logits, known.train.labels[:300])
+    assert "scores-tied" in [finding.code for finding in guard.health]
+    assert (guard.score(logits) == 0).all()
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_two_classes_and_probabilities_with_zeros(make, n_classes):
+    c = make(n_classes=n_classes)
+    probabilities = [(2.0 * side).softmax(dim=1) for side in (c.train, c.held_out, c.ood)]
+    probabilities = [torch.where(p < 6e-8, 0.0, p) for p in probabilities]  # as float16 has them
+    probabilities = [p / p.sum(dim=1, keepdim=True) for p in probabilities]
+    guard = igeood.black_box(probabilities=True).fit(probabilities[0], c.labels).calibrate(probabilities[1])
+    assert guard.score(probabilities[2]).isfinite().all()
+    assert guard.predict(probabilities[2]).is_ood.double().mean() > 0.2
+
+
+def test_one_class_alone(known):
+    rows = known.train.labels == 2
+    with pytest.warns(UserWarning, match="no training row"):
+        guard = igeood.white_box().fit(known.train[rows][:100])
+    assert (guard.explain(known.test).nearest["early"] == 2).all()
+    assert guard.score(known.test).isfinite().all()
+
+
+class Twice(nn.Module):
+    """A network whose last block is the head's input."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+        self.second = nn.Sequential(nn.Conv2d(8, 12, 3), nn.ReLU())
+        self.head = nn.Linear(12, 4)
+
+    def forward(self, x):
+        return self.head(self.second(self.first(x)).mean(dim=(2, 3)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_of_a_model_the_heads_input_counts_once(dtype):
+    torch.manual_seed(0)
+    model = Twice().to(dtype)
+    images = torch.rand(400, 3, 10, 10)
+    guard = igeood.white_box(model).fit([(images, torch.arange(400) % 4)])
+    assert guard.layers == ["first", "second"]
+    assert guard.detector.term_names[:2] == ["first: distance", "second: distance"]
+    assert guard.score(images * 255).min() > guard.score(images).max()
+    alone = igeood.white_box(model, layers=["first"]).fit([(images, torch.arange(400) % 4)])
+    assert alone.layers == ["first"]
+
+
+def test_a_grey_box_steps_along_the_evidence():
+    torch.manual_seed(0)
+    model, images = Twice(), torch.rand(300, 3, 10, 10)
+    guards = [igeood.grey_box(model, epsilon=size).fit([(images, torch.arange(300) % 4)]) for size in (0.0, 0.01)]
+    before, after = (guard.score(images) for guard in guards)
+    assert guards[0].layers == []
+    assert (after - before).mean() < 0
+
+
+def test_explanations_are_shares_that_lead_back_to_the_score(known):
+    guard = igeood.white_box().fit(known.train)
+    reasons = guard.explain(known.ood[:50])
+    weights = guard.detector.weights_
+    torch.testing.assert_close((weights * -reasons.rarity.log()).sum(dim=1), reasons.score)
+    assert ((reasons.rarity > 0) & (reasons.rarity <= 1)).all()
+    assert reasons.rarity[:, :4].mean() < guard.explain(known.test).rarity[:, :4].mean()
+    shares = guard.explain(known.held_out).rarity.mean(dim=0)  # of p-values, one half on average
+    assert ((shares > 0.35) & (shares < 0.65)).all()
+
+
+def test_a_guard_without_features_is_told_so(known):
+    with pytest.raises(InputError) as caught:
+        igeood.white_box().fit(known.train.only(()))
+    assert caught.value.argument == "outputs"
