@@ -14,7 +14,7 @@ from igeood.detectors import METHODS
 ACCESS = {"black-box": "black box", "grey-box": "grey box"}  # in the order of what a method may use
 ACCESS |= dict.fromkeys(("white-box-validation", "white-box-fgsm", "white-box"), "white box")
 ACCESS |= {"untuned": "every method"}
-OURS = ("fisher-rao-product", "logits-product", "probe")  # of the same family as the paper's
+OURS = ("evidence", "probe")  # of the same family as the paper's
 TUNED = {"own": "tuned on samples of each OOD set", "fgsm": "tuned on adversarial samples", "none": "not tuned"}
 
 

@@ -110,7 +110,7 @@ def _suits(setting: str, name: str, *, is_named: bool) -> bool:
     method = METHODS[name]
     if setting == "untuned":
         return method.tunes != "only"
-    if setting in STEPS and name not in STEPPED:
+    if method.needs.layers == "any" or (setting in STEPS and name not in STEPPED):
         return False
     if name == "deconf-c":
         return setting == "grey-box"
