@@ -13,10 +13,11 @@ from igeood.model.factory import make_model
 @pytest.fixture
 def parts(files, known):
     """Training rows in parts of unequal size, one without some classes, one without a row."""
-    few = known.train[known.train.labels < 3]
-    rest = known.train[known.train.labels >= 3]
-    for i, part in enumerate((few, rest[:11], rest[:0], rest[11:])):
-        igeood.write_logits(files / "parts" / f"{i}.parquet", part)
+    few = (known.train.labels < 3).nonzero()[:, 0]
+    rest = (known.train.labels >= 3).nonzero()[:, 0]
+    for i, rows in enumerate((few, rest[:11], rest[:0], rest[11:])):
+        ids = [f"train-{3 * row}" for row in rows.tolist()]
+        igeood.write_logits(files / "parts" / f"{i}.parquet", known.train[rows], ids=ids)
     return files
 
 
@@ -139,6 +140,6 @@ def test_sizes_of_memory(good, files):
     kept = []
     for text in ("20kB", "0.02 mb", "20000", "20KiB"):
         words = ["--summary", "s", "--memory", text, "--force", "--json"]
-        kept.append(json.loads(good("fit", "train.npz", *words))["kept"]["logits"])
+        kept.append(json.loads(good("fit", "train.npz", *words))["kept"]["features"])
     assert kept[0] == kept[1] == kept[2]
     assert 0 < kept[0] < kept[3] < 400

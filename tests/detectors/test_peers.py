@@ -9,6 +9,8 @@ import torch
 import igeood
 from igeood.outputs import HEAD, Outputs
 
+from .oracles import inverse_covariance
+
 N, C, K = 300, 4, 9
 
 
@@ -84,8 +86,39 @@ def of_unit_rows(train, *_):
     z, _, labels = rows_of(train)
     rows = np.stack([unit(row) for row in z])
     means = np.stack([rows[labels == c].mean(0) for c in range(C)])
-    inverse = np.linalg.pinv((rows - means[labels]).T @ (rows - means[labels]) / N)
+    inverse = inverse_covariance(rows, labels)
     return lambda z, _: min((unit(z) - m) @ inverse @ (unit(z) - m) for m in means)
+
+
+def relative_of_unit_rows(train, *_):
+    z, _, _ = rows_of(train)
+    rows = np.stack([unit(row) for row in z])
+    mean, inverse = rows.mean(0), inverse_covariance(rows, np.zeros(len(rows), dtype=int))
+    near = of_unit_rows(train)
+    return lambda z, f: near(z, f) - (unit(z) - mean) @ inverse @ (unit(z) - mean)
+
+
+def cadref(train, weight, _):
+    z, f, labels = rows_of(train)
+    level = np.mean([logsumexp(row) for row in f])
+
+    def score(z_, f_):
+        c = int(np.argmax(f_))
+        sided = (z_ - z[labels == c].mean(0)) * np.sign(weight[c])
+        for_it, against = (np.abs(part[part > 0]).sum() for part in (sided, -sided))
+        return (for_it / logsumexp(f_) + against / level) / np.abs(z_).sum()
+
+    return score
+
+
+def nci(train, weight, _):
+    mean = rows_of(train)[0].mean(0)
+
+    def score(z, f):
+        apart = z - mean
+        return -(weight[int(np.argmax(f))] @ apart / np.linalg.norm(apart) + 1e-4 * np.abs(z).sum())
+
+    return score
 
 
 def vim(train, weight, bias):
@@ -119,6 +152,9 @@ ORACLES = {
     "she": she,
     "fdbd": fdbd,
     "mahalanobis++": of_unit_rows,
+    "relative-mahalanobis++": relative_of_unit_rows,
+    "cadref": cadref,
+    "nci": nci,
     "vim": vim,
     "react": react,
     "ash": ash,

@@ -67,7 +67,7 @@ def test_what_is_only_worth_knowing_is_no_warning(known, model, data):
     assert guard.health == []
     (sampled,) = guard.fit(data.train, budget=20_000).health
     assert (sampled.code, sampled.level) == ("sampled", "info")
-    kept = guard.summary.samples["logits"].kept
+    kept = guard.summary.samples["features"].kept
     assert all(str(int(number)) in sampled.message for number in (kept.min(), kept.max()))
 
 

@@ -85,7 +85,7 @@ def fail(rank, _, folder):
         "model": lambda: black_box(model.float() if rank else model).fit((x, y)),
         "no rows": lambda: black_box().fit(logits[:0], labels[:0]),
         "few": lambda: black_box().fit(logits, labels).calibrate(-logits[: 5 + rank]),
-        "options": lambda: black_box(temperature=1.0 + rank).fit(logits, labels),
+        "options": lambda: black_box(method="energy", temperature=1.0 + rank).fit(logits, labels),
         "promises": lambda: black_box().fit(logits, labels).calibrate(logits, 0.9 - 0.1 * rank),
         "wrapped": lambda: black_box(wrapped).fit([(x, y)] * (1 + rank)).summary.rows,
         "alone": lambda: black_box(method="energy").fit(logits[rank:], group=False).summary.rows,

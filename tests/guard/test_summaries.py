@@ -73,7 +73,6 @@ def largest(call):
 OWN = {
     "none": ({"head": True}, [HEAD]),
     "last": ({}, [HEAD]),
-    "last two": ({}, ["2", HEAD]),
     "all": ({"head": True}, ["2", "6", HEAD]),
     places: ({"pool": largest}, ["1|largest", "4|largest"]),
 }

@@ -38,11 +38,11 @@ def covers(summary, wanted):
 NAMES, PLAIN = ("a", "b", "a|spread", HEAD), ("a", "b", "c")
 BLOCKS = [
     *((Needs(), NAMES, []), (Needs(head=True), NAMES, [HEAD]), (Needs(layers="last"), NAMES, [HEAD])),
-    *((Needs(layers="all"), NAMES, ["a", "b"]), (Needs(layers="last two"), NAMES, ["a", HEAD])),
+    *((Needs(layers="all"), NAMES, ["a", "b"]), (Needs(layers="any", head=True), NAMES, ["a", "b", HEAD])),
     (Needs(layers="all", head=True), NAMES, ["a", "b", HEAD]),
     (Needs(layers=every_second), NAMES, ["a", "b"]),
     (Needs(layers="all", pool=spread, head=True), NAMES, ["a|spread", HEAD]),
-    *((Needs(layers="last"), PLAIN, ["c"]), (Needs(layers="last two"), PLAIN, ["b", "c"])),  # there is no head
+    *((Needs(layers="last"), PLAIN, ["c"]), (Needs(layers="any"), PLAIN, ["a", "b", "c"])),  # there is no head
 ]
 
 
@@ -64,7 +64,7 @@ def test_a_summary_for_other_needs_is_refused(lack):
 
 
 def test_more_than_is_needed_covers_less():
-    less = [{"layers": layers} for layers in ("none", "last", "last two")]
+    less = [{"layers": layers} for layers in ("none", "last", "any")]
     less += [{"sums": sums} for sums in ("none", "mean", "diagonal")]
     assert all(covers(ALL, replace(ALL, **change)) for change in ({}, *less))
     assert covers(replace(ALL, sums=Sums), replace(ALL, sums="none", transform=torch.square, group=by_correct))

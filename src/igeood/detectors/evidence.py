@@ -1,5 +1,6 @@
 """Evidence: every layer's Fisher–Rao distance and the output's, each as a surprise, added by Fisher's method."""
 
+import math
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
@@ -16,7 +17,7 @@ from igeood.detectors.registry import register
 from igeood.errors import Finding
 from igeood.geometry import categorical
 from igeood.geometry.centroids import Piece, solve
-from igeood.geometry.precision import chunk_rows, exporting
+from igeood.geometry.precision import chunk_rows, exporting, wide
 from igeood.geometry.sphere import chord_distance, sphere
 from igeood.outputs import HEAD, Outputs
 from igeood.summary import LengthSums, Needs, Sample, Summary, by_label, by_unheld_label, held_back, unit_rows
@@ -30,7 +31,9 @@ TAIL = 0.1  # the share of rows beyond the last knot
 LEAST = 1e-2  # of a term's deviation: its tail falls off no faster
 ALIKE = 1e-3  # what half precision may make of a feature
 MASKED = -103.0  # the logarithm of a probability that float32 has for 0
-CONSTANT = 1e-9  # a term that varies by no more is the same for all rows
+CONSTANT = 1e-9  # a term that varies by no more is the same for all rows:
+ZERO = math.log(2 * FLOOR)  # one that is 0 for all is left out,
+STEEPEST = 0.05  # and of others another value is a surprise, by so much a nat
 
 
 @register("evidence", title="Evidence", style=("#D55E00", "-", "*"), tunes=False)
@@ -66,7 +69,7 @@ class Evidence(Detector):
     excess_ : Tensor
         (P,) the mean excess over the last knot.
     weights_ : Tensor
-        (P,) of the surprises in the score; 0 for a term that is the same for all rows.
+        (P,) of the surprises in the score; 0 for a term that is 0 for all rows, such as a dead layer's.
     """
 
     needs = Needs(layers="any", head=True, labels=True, sums=LengthSums, group=by_unheld_label, samples=("features",))
@@ -113,7 +116,7 @@ class Evidence(Detector):
         if lost:
             message = f"labels: all rows of {len(lost)} classes are held back, to say what is usual: {lost[0]}, …"
             cure = "give more rows of each class: no input counts as near to these"
-            self.findings_.append(Finding("class-held-back", "warning", message, cure))
+            self.findings_.append(Finding("class-held-back", "info", message, cure))
         return counts.nonzero()[:, 0]
 
     def _learn_surprises(self, rows: Outputs, weights: Tensor) -> None:
@@ -121,15 +124,17 @@ class Evidence(Detector):
         values = self.values(rows)  # (n, P)
         tails = [tail(column, weights) for column in values.T]
         self.knots_, self.surprises_, self.excess_ = (torch.stack(each) for each in zip(*tails, strict=True))
-        varies = values.amax(dim=0) - values.amin(dim=0) > CONSTANT
+        is_constant = values.amax(dim=0) - values.amin(dim=0) <= CONSTANT
+        is_kept = (~is_constant | (values[0] > ZERO)).double()
         layers = len(self.widths_)
-        distances, directions, output = torch.split(varies.double(), [layers, layers, 2])
+        distances, directions, output = torch.split(is_kept, [layers, layers, 2])
         means = [part / part.sum().clamp(min=1.0) for part in (distances, directions)]
         self.weights_ = torch.cat([*means, 0.5 * output])
-        for name, is_varying in zip(self.term_names, varies.tolist(), strict=True):
-            if not is_varying:
+        for name, weight, is_same in zip(self.term_names, self.weights_, is_constant, strict=True):
+            if is_same:
                 message = f"{name}: the same for all training rows"
-                self.findings_.append(Finding("constant-term", "info", message, "it is left out of the score"))
+                cure = "any other value is a surprise" if weight else "it is left out of the score"
+                self.findings_.append(Finding("constant-term", "info", message, cure))
 
     @cached_property
     def _layers(self) -> list[tuple[str, Whitened, Whitened]]:
@@ -165,8 +170,9 @@ class Evidence(Detector):
 
     def values(self, outputs: Outputs) -> Tensor:
         """Logarithms: log M of each layer, log U of each layer, −log E and log F, (N, P)."""
-        columns = [raw.distance(outputs.features[layer])[0] for layer, raw, _ in self._layers]
-        columns += [unit.distance(unit_rows(outputs.features[layer]))[0] for layer, _, unit in self._layers]
+        features = {layer: wide(outputs.features[layer]) for layer in self.widths_}
+        columns = [raw.distance(features[layer])[0] for layer, raw, _ in self._layers]
+        columns += [unit.distance(unit_rows(features[layer]))[0] for layer, _, unit in self._layers]
         logits = outputs.logits.clamp(min=MASKED) if self.probabilities else outputs.logits
         roots = self._roots.to(logits.device)
         points = sphere(logits, TEMPERATURE)
@@ -276,4 +282,6 @@ def tail(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     over = (ordered - distinct[-1]).clamp(min=0.0)
     excess = (shares * over).sum() / shares[over > 0].sum().clamp(min=1e-300)
     spread = (shares * (ordered - (shares * ordered).sum()).square()).sum().sqrt()
-    return knots, surprises, torch.maximum(excess, LEAST * spread).clamp(min=CONSTANT)
+    if spread <= CONSTANT:
+        return knots + CONSTANT, surprises, excess.new_tensor(STEEPEST)
+    return knots, surprises, torch.maximum(excess, LEAST * spread)

@@ -258,7 +258,11 @@ class Whitened:
         whitening = wide(whitening).contiguous()
         self.width = max(means.shape)
         centres = (wide(means) - origin) @ whitening  # (C, k)
-        self.tensors = (origin, whitening, centres, 0.5 * centres.square().sum(dim=1))
+        self.tensors: tuple[Tensor, ...] = (origin, whitening, centres, 0.5 * centres.square().sum(dim=1))
+
+    def _on(self, device: torch.device) -> tuple[Tensor, ...]:
+        is_there = device == self.tensors[0].device
+        return self.tensors if is_there else tuple(tensor.to(device) for tensor in self.tensors)
 
     def distance(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Squared Mahalanobis distance (N,) of x (N, k) to the nearest class, and that class's place."""
@@ -274,7 +278,7 @@ class Whitened:
 
     def _distance(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The nearest is found by one matmul in the whitened space; its distance is computed without cancellation."""
-        origin, whitening, centres, half = (t.to(x.device) for t in self.tensors)
+        origin, whitening, centres, half = self._on(x.device)
         z = (wide(x) - origin) @ whitening  # (n, k)
         with torch.no_grad():
             nearest = torch.addmm(half, z, centres.T, alpha=-1.0).argmin(dim=1)
@@ -282,7 +286,7 @@ class Whitened:
 
     def parts(self, x: Tensor, nearest: Tensor) -> Tensor:
         """What each channel of Σ^{-1/2}(f − μ) adds to the squared distance from a class, (N, k)."""
-        origin, whitening, centres, _ = (t.to(x.device) for t in self.tensors)
+        origin, whitening, centres, _ = self._on(x.device)
         return ((wide(x) - origin) @ whitening - centres[nearest]).square()
 
 

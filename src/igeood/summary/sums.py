@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from igeood.geometry.precision import chunk_rows, row_chunks, wide
 
@@ -122,7 +121,9 @@ class LengthSums:
 
 def unit_rows(z: Tensor) -> Tensor:
     """Rows (N, k) of length 1, in float64; a row of zeros stays as it is."""
-    return normalize(wide(z), dim=1)
+    z = wide(z)
+    length: Tensor = torch.linalg.vector_norm(z, dim=1, keepdim=True)
+    return z / length.clamp(min=1e-12)
 
 
 def _chunks(x: Tensor, labels: Tensor, origin: Tensor, width: int) -> Iterator[tuple[Tensor, Tensor]]:
