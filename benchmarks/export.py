@@ -34,10 +34,11 @@ from igeood.outputs import Outputs
 
 HEADS = (
     "msp", "odin", "energy", "max-logit", "entropy", "gen", "igeood-logits", "igeood-logits-min",
-    "logits-product", "fisher-rao-product", "probe", "igeood", "igeood+", "mahalanobis", "relative-mahalanobis",
-    "mahalanobis++", "knn", "nnguide", "vim", "fdbd", "react", "ash", "scale", "she",
+    "evidence", "probe", "igeood", "igeood+", "mahalanobis", "relative-mahalanobis",
+    "mahalanobis++", "relative-mahalanobis++", "cadref", "nci", "knn", "nnguide", "vim", "fdbd", "react", "ash", "scale",
+    "she",
 )  # fmt: skip
-MODELS = ("fisher-rao-product", "igeood", "mahalanobis", "igeood-logits")
+MODELS = ("evidence", "igeood", "mahalanobis", "igeood-logits")
 EXAMPLE = Path(__file__).parent.parent / "examples" / "browser"
 NEAR = 1e-4  # of the threshold's size: so near a verdict may differ
 SIZES = (1, 7, 1000)
