@@ -19,7 +19,7 @@ def test_tune_uses_a_share_and_calibrate_leaves_it_out_by_its_content(classifier
     c = classifier
     guard = igeood.black_box().fit(c.train, c.labels).tune(c.held_out.double(), c.ood, **TUNE)
     keys = row_keys(c.held_out)
-    used, n_used = draw(keys, np.zeros(400, np.int64), 0.5, 0), guard.tuning.n_id
+    used, n_used = draw(keys, np.zeros(400, np.int64), 0) < 0.5, guard.tuning.n_id
     assert 160 < int(used.sum()) == n_used < 240
     order = torch.randperm(400, generator=torch.Generator().manual_seed(1))
     assert guard.calibrate(c.held_out[order].numpy()).calibration.left_out == n_used
@@ -91,11 +91,11 @@ def test_a_guard_with_a_model_recognises_its_inputs_by_their_content(model, data
 
 def test_equal_rows_are_split_at_random_and_left_out_as_often_as_they_were_used():
     keys = np.repeat(np.array([1, 2, 3], dtype=np.uint64), [1000, 500, 1])
-    drawn = draw(keys, occurrences(keys), 0.5, 0)
+    drawn = draw(keys, occurrences(keys), 0) < 0.5
     assert abs(int(drawn[:1000].sum()) - 500) < 80
     assert abs(int(drawn[1000:1500].sum()) - 250) < 60
     order = np.random.default_rng(0).permutation(len(keys))
-    again = draw(keys[order], occurrences(keys[order]), 0.5, 0)
+    again = draw(keys[order], occurrences(keys[order]), 0) < 0.5
     assert np.array_equal(np.sort(keys[drawn]), np.sort(keys[order][again]))  # whatever the order
     halves = [occurrences(keys[:700]), occurrences(keys[700:], keys[:700])]  # and the batches
     assert np.array_equal(np.concatenate(halves), occurrences(keys))
@@ -110,7 +110,7 @@ def test_what_every_tuning_has_used_is_left_out(classifier):
     guard = igeood.black_box(method="msp").fit(classifier.train, classifier.labels)
     for seed in (0, 1):
         guard.tune(classifier.held_out, classifier.ood, seed=seed)
-    either = [draw(row_keys(classifier.held_out), np.zeros(400, np.int64), 0.5, seed) for seed in (0, 1)]
+    either = [draw(row_keys(classifier.held_out), np.zeros(400, np.int64), seed) < 0.5 for seed in (0, 1)]
     left_out = int((either[0] | either[1]).sum())
     assert guard.calibrate(classifier.held_out, 0.9).calibration.left_out == left_out
 
