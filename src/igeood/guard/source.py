@@ -221,36 +221,33 @@ def array_blocks(data: Any, labels: Any, ids: Any, name: str, on_error: OnError)
         data.on_error = on_error
     if isinstance(data, tuple) and len(data) == 2 and getattr(data[0], "ndim", 0) == 2:
         data, labels = data
-    is_rows = isinstance(data, (list, tuple)) and not (data and _is_block(data[0]))
-    if isinstance(data, Outputs) or is_rows or hasattr(data, "__array__") or not isinstance(data, Iterable):
-        yield _block(data, labels, ids, name, on_error, 0)
-        return
-    for argument, value in (("labels", labels), ("ids", ids)):
-        if value is not None:
-            raise InputError(f"{name} come in blocks", argument=argument, cure="give each block, as Outputs, its own")
+    is_whole = _is_whole(data)
+    if not is_whole and not (labels is None and ids is None):
+        argument = "ids" if labels is None else "labels"
+        raise InputError(f"{name} come in blocks", argument=argument, cure="give each block, as Outputs, its own")
     first = 0
     block = None
-    for item in data:
+    for item in [(data, labels)] if is_whole else data:
         logits, classes = item if isinstance(item, (tuple, list)) and len(item) == 2 else (item, None)
-        block = _block(logits, classes, None, name, on_error, first)
+        if not isinstance(logits, Outputs):
+            block = Outputs(logits, labels=classes, ids=ids, name=name, on_error=on_error, first=first)
+        else:
+            block = Outputs.of(logits, classes, ids=ids)
+        if on_error == "raise":
+            block.check_valid(first)
         first += len(block)
         yield block
     if block is None:
         raise NoRowsError("no block of logits", argument=name, cure="give samples; a generator is read once")
 
 
-def _block(data: Any, labels: Any, ids: Any, name: str, on_error: OnError, first: int) -> Outputs:
-    if not isinstance(data, Outputs):
-        return Outputs(data, labels=labels, ids=ids, name=name, on_error=on_error, first=first)
-    if on_error == "raise":
-        data.check_valid(first)
-    return Outputs.of(data, labels, ids=ids)
-
-
-def _is_block(item: Any) -> bool:
-    """Whether an item of a list is a block of rows, or a pair `(logits, labels)`, not one row."""
+def _is_whole(data: Any) -> bool:
+    """Whether these are rows, and not blocks of rows, or pairs `(logits, labels)` of blocks."""
+    if not isinstance(data, (list, tuple)):
+        return isinstance(data, Outputs) or hasattr(data, "__array__") or not isinstance(data, Iterable)
+    item = data[0] if data else None
     logits = item[0] if isinstance(item, (tuple, list)) and item else item
-    return isinstance(logits, Outputs) or getattr(logits, "ndim", 0) == 2
+    return not isinstance(logits, Outputs) and getattr(logits, "ndim", 0) != 2
 
 
 def joined(parts: Iterable[Outputs]) -> Iterator[Outputs]:
