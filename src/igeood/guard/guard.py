@@ -315,7 +315,9 @@ class Guard:
 
     def _judge(self, data: Any, *, keys: bool = False, **reading: Any) -> tuple[dict[str, Tensor], dict[int, str]]:
         """Columns of N values: score (infinite if not valid), label, perhaps key; and why rows are not valid."""
-        parts: list[dict[str, Tensor]] = []
+        columns: dict[str, list[Tensor]] = {"score": [], "label": []}
+        if keys:
+            columns |= {"key": [], "identified": []}
         reasons: dict[int, str] = {}
         n = 0
         with self.source.reading(data):
@@ -326,12 +328,13 @@ class Guard:
                 if outputs.reasons:
                     score = score.masked_fill(~outputs.valid, torch.inf)
                     reasons |= {n + row: reason for row, reason in outputs.reasons.items()}
-                parts.append({"score": score, "label": outputs.predicted})
+                columns["score"].append(score)
+                columns["label"].append(outputs.predicted)
                 if keys:
-                    parts[-1]["key"] = torch.from_numpy(outputs.keys.view(np.int64))
-                    parts[-1]["identified"] = torch.full((len(outputs),), outputs.identified)
+                    columns["key"].append(torch.from_numpy(outputs.keys.view(np.int64)))
+                    columns["identified"].append(torch.full((len(outputs),), outputs.identified))
                 n += len(outputs)
-        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}, reasons
+        return {name: torch.cat(parts) for name, parts in columns.items()}, reasons
 
     def explain(self, data: Any, *, top: int = 5) -> Explanation:
         """Say why: what each layer added to the score, the nearest or likeliest classes, the channels that stand out.

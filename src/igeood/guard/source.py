@@ -166,7 +166,7 @@ class Source:
     ) -> Outputs:
         """Outputs of one batch or block, with the blocks of features that the guard reads."""
         if isinstance(item, Outputs):
-            outputs = item.only(self.layers)
+            outputs = item.only(self._blocks)
         else:
             with torch.no_grad():
                 outputs = self.reader(item, labels=labels, keys=keys, on_error=on_error)  # type: ignore[misc]
