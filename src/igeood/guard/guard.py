@@ -17,7 +17,7 @@ from igeood.calibration import Calibration, Guarantee, needed_samples
 from igeood.detectors import Detector, method_name
 from igeood.detectors import detector as make_detector
 from igeood.distributed import Group, Ranks
-from igeood.errors import Finding, IgeoodWarning, InputError, NotReadyError
+from igeood.errors import Finding, IgeoodWarning, InputError, NotReadyError, import_extra
 from igeood.files import digest
 from igeood.guard import health
 from igeood.guard.explain import Explanation, explain
@@ -371,10 +371,8 @@ class Guard:
         example : what `predict` takes
             Inputs, for their names and shapes; numbers of samples and of tokens stay free. Needed for a model.
         """
-        from igeood.export import export  # noqa: PLC0415 (it reads guards)
-
         self._calibrated("export")
-        export(self, path, example)
+        import_extra("igeood.export.writing", "onnx").export(self, path, example)
 
     def _check_fitted(self, step: str) -> None:
         if not hasattr(self.detector, "n_classes_"):
