@@ -22,7 +22,6 @@ from igeood.summary.needs import Needs
 
 Hook = Callable[[nn.Module, Any, Any], None]
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
-_making = threading.Lock()
 
 
 class Reader:
@@ -71,10 +70,9 @@ class Reader:
             self.layouts[HEAD] = layouts[HEAD]
             (self.blocks[HEAD],) = known_layers(self.modules, [layouts[HEAD]])
         self._hooked = {self.modules[layer] for layer in self.blocks.values()}
-        weights = list(model.parameters())
-        dtypes = [weight.dtype for weight in weights if weight.is_floating_point()]
-        fitting = (weight for weight in weights if not dtypes or weight.dtype == mode(dtypes))
-        self._weight = next(fitting, None)  # has the model's device and precision
+        weights = [weight for weight in model.parameters() if weight.is_floating_point()] or [*model.parameters()]
+        dtype = mode(weight.dtype for weight in weights) if weights else None
+        self._weight = next((each for each in weights if each.dtype == dtype), None)  # has device and precision
 
     def place(self, batch: Batch) -> Batch:
         """A copy of the batch on the model's device, in its precision: the model may work in place."""
@@ -90,9 +88,7 @@ class Reader:
     def _run(self, model: nn.Module, batch: Batch, hook: Hook, modules: Iterable[nn.Module]) -> Tensor:
         """Logits of a batch, in one pass with a hook and in evaluation mode; everything is put back afterwards."""
         inputs = self.place(batch).inputs
-        with _making:
-            lock = _locks.setdefault(self.bare, threading.RLock())
-        with lock, ExitStack() as stack:
+        with _locks.setdefault(self.bare, threading.RLock()), ExitStack() as stack:
             for module in list(self.model.modules()):
                 if module.training:
                     module.training = False
@@ -146,7 +142,7 @@ class Reader:
 
     def tensors(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Logits and blocks of features of one batch, as the model has them: nothing is checked."""
-        features: dict[str, Tensor] = {}
+        features: dict[str, Any] = dict.fromkeys(self.blocks)
         thread = threading.get_ident()
 
         def keep(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -154,17 +150,16 @@ class Reader:
                 return
             for block, layer in self.blocks.items():
                 if self.modules[layer] is module:
-                    if block in features:
+                    if features[block] is not None:
                         raise InputError(f"{layer!r} is called twice", argument="layers", cure="name another")
                     features[block] = self._features(block, layer, inputs, output, batch)
 
         logits = self._run(self.bare if self.blocks else self.model, batch, keep, self._hooked)
-        ordered: dict[str, Tensor] = {}
-        for block, layer in self.blocks.items():
-            if block not in features:
-                raise InputError(f"{layer!r} is not called in a forward pass", argument="layers", cure="name another")
-            ordered[block] = features[block]
-        return logits, ordered
+        for block, value in features.items():
+            if value is None:
+                problem = f"{self.blocks[block]!r} is not called in a forward pass"
+                raise InputError(problem, argument="layers", cure="name another")
+        return logits, features
 
     def _features(self, block: str, layer: str, inputs: Any, output: Any, batch: Batch) -> Tensor:
         """Features (N, m) of what a layer was given and returned."""
