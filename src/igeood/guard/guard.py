@@ -311,7 +311,7 @@ class Guard:
         self.source.check_weights(strict=False)
         rows, reasons = self._judge(data, on_error=on_error)
         verdict = Verdict.of(rows["score"], rows["label"], calibration, reasons, to_numpy=is_numpy(data))
-        return replace(verdict, classes=self.classes)
+        return verdict if self.classes is None else replace(verdict, classes=self.classes)
 
     def _judge(self, data: Any, *, keys: bool = False, **reading: Any) -> tuple[dict[str, Tensor], dict[int, str]]:
         """Columns of N values: score (infinite if not valid), label, perhaps key; and why rows are not valid."""
