@@ -7,6 +7,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.distributed as dist
+from safetensors.torch import load, save
+from torch import Tensor
 
 from igeood.errors import IgeoodError, InputError, NoRowsError
 
@@ -59,6 +61,12 @@ class Ranks:
         for rank, other in enumerate(texts):
             if other != texts[0]:
                 raise InputError(f"rank {rank} has another {what} than rank 0", argument="group", cure="give the same")
+
+    def gather_rows(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The rows of all ranks, in the order of the ranks; a rank without rows may have no columns."""
+        parts = [load(part) for part in self.gather(save({name: value.cpu() for name, value in columns.items()}))]
+        names = max(parts, key=len)
+        return {name: torch.cat([part[name] for part in parts if part]) for name in names}
 
     def gather(self, content: bytes) -> list[bytes]:
         """Every rank's bytes, in the order of the ranks."""

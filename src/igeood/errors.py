@@ -141,5 +141,5 @@ def import_extra(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        name = module.partition(".")[0]
+        name = (error.name or module).partition(".")[0]
         raise MissingExtraError(f"{name} is needed", cure=f"pip install 'igeood[{extra}]'") from error

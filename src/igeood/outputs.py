@@ -280,18 +280,13 @@ def as_tensor(value: ArrayLike, name: str) -> tuple[Tensor, bool]:
     """
     is_numpy = not isinstance(value, Tensor)
     array: Any = np.asarray(value) if is_numpy else value
-    dtype = _type_name(array)
+    dtype = str(getattr(array.dtype, "name", array.dtype))  # NumPy's name says nothing of the order of bytes
     if "float" not in dtype and "int" not in dtype:
         raise InputError(f"expected real numbers, got {dtype}", argument=name, cure="convert them to float32")
     narrow = "float" in dtype and array.dtype.itemsize <= 4
     if is_numpy:  # torch has no negative strides, no big-endian and no read-only arrays
         array = torch.from_numpy(np.require(array, np.float32 if narrow else np.float64, ["C", "W"]))
     return array.to(torch.float32 if narrow else torch.float64), is_numpy
-
-
-def _type_name(array: Any) -> str:
-    """Such as float32; NumPy's name says nothing of the order of bytes."""
-    return str(getattr(array.dtype, "name", array.dtype))
 
 
 def as_vector(value: ArrayLike, name: str) -> tuple[Tensor, bool]:
@@ -331,7 +326,7 @@ def _checked_features(
 def _checked_labels(value: ArrayLike, logits: Tensor, first: int) -> Tensor:
     n, n_classes = logits.shape
     array: Any = value if isinstance(value, Tensor) else np.asarray(value)
-    if array.shape != (n,) or (n and "int" not in _type_name(array)):
+    if array.shape != (n,) or (n and "int" not in str(getattr(array.dtype, "name", array.dtype))):
         problem = f"expected {n} integers, one for each row of logits; got {array.dtype} of shape {tuple(array.shape)}"
         raise InputError(problem, argument="labels", cure="give columns' numbers: of one-hot rows labels.argmax(1)")
     tensor = array if isinstance(array, Tensor) else torch.from_numpy(array.astype(np.int64))

@@ -240,7 +240,6 @@ def test_what_cannot_be_exported(model, data, classifier, white, tmp_path, monke
             guard.export(path)
     monkeypatch.setattr(writing, "LARGEST_FILE", 100)
     refused(white, path, "model", example=x)
-    monkeypatch.delitem(sys.modules, "igeood.export")
     monkeypatch.setitem(sys.modules, "igeood.export.writing", None)
     with pytest.raises(MissingExtraError):
         fitted.calibrate(classifier.held_out).export(path)

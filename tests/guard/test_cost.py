@@ -105,10 +105,10 @@ def test_few_functions_run_in_a_step(model, data, classifier):
     black = igeood.black_box(method=Largest()).fit(classifier.train).calibrate(classifier.held_out)
     batches, blocks, row = list(data.train)[:4], classifier.train.split(100), classifier.test[:1].numpy()
     budgets = {
-        "one image": (lambda: white.predict(data.test[:1]), 50, 10),
-        "one row of logits": (lambda: black.predict(row), 30, 7),
-        "fit on four batches of images": (lambda: igeood.white_box(model, method=Means()).fit(batches), 140, 21),
-        "fit on four blocks of logits": (lambda: igeood.black_box(method=Largest()).fit(blocks), 110, 15),
+        "one image": (lambda: white.predict(data.test[:1]), 42, 10),
+        "one row of logits": (lambda: black.predict(row), 27, 6),
+        "fit on four batches of images": (lambda: igeood.white_box(model, method=Means()).fit(batches), 135, 20),
+        "fit on four blocks of logits": (lambda: igeood.black_box(method=Largest()).fit(blocks), 97, 15),
     }
     for name, (step, functions, files) in budgets.items():
         step()  # what is derived on first use stays

@@ -33,6 +33,10 @@ def test_everything_but_the_training_sample_comes_back(guard, model, data, path)
     with pytest.raises(NotReadyError):
         loaded.tune(data.held_out, data.ood)
     loaded.fit(data.train).tune(data.held_out, data.ood, search=None)
+    white = igeood.white_box(model, layers=["0"], method="igeood").fit(data.train)
+    white.save(path.with_name("white"))
+    assert igeood.load(path.with_name("white"), model).fit(data.train).layers == ["0"]
+    assert torch.equal(copy.deepcopy(white).score(data.test), white.score(data.test))
     record = read_record(path)[0]
     assert (record["schema"], record["kind"], record["method"]) == (SCHEMA, "guard", "igeood")
     assert (record["layers"], record["n_classes"], record["model"]) == (["2", "6"], 4, guard.source.fingerprint)

@@ -14,7 +14,8 @@ from igeood.model.step import check_channels, check_epsilon, signed_step, steppe
 
 def lowers(*steps):
     """A detector with these scores to lower, each with the layers that are read after its step."""
-    return SimpleNamespace(step_scores=lambda outputs: [(score(outputs), layers) for score, layers in steps])
+    scores = lambda outputs: [(score(outputs), layers) for score, layers in steps]  # noqa: E731
+    return SimpleNamespace(step_scores=scores, probabilities=False)
 
 
 ENERGY = lowers((lambda outputs: -outputs.logits.logsumexp(1), None))
@@ -32,22 +33,22 @@ def test_the_step_by_hand(model, x, left_as_found, mode):
     (gradient,) = torch.autograd.grad(-model(leaf).logsumexp(1).sum(), leaf)
     with mode(), left_as_found(model):
         reader = Reader(model, ["1"], {"1": "second"})
-        clean, after = stepped(reader, as_batch(x.clone()), ENERGY, (0.0, 0.01, 0.02), std)
+        clean, *after = stepped(reader, as_batch(x.clone()), ENERGY, (0.0, 0.01, 0.02), std)
     torch.testing.assert_close(clean.logits, model(x).detach())
-    assert after[0] is clean
-    for outputs, epsilon in zip(after[1:], (0.01, 0.02), strict=True):
+    for outputs, epsilon in zip(after, (0.01, 0.02), strict=True):
         moved = x - epsilon / torch.tensor(std)[:, None, None] * gradient.sign()
         torch.testing.assert_close(outputs.logits, model(moved).detach())
         torch.testing.assert_close(outputs.features["1"], model[:2](moved).mean((2, 3)).detach())
         assert not outputs.logits.requires_grad
-    assert (after[1].logits.logsumexp(1) > clean.logits.logsumexp(1)).all()  # the score went down
+        assert torch.equal(outputs.predicted, clean.predicted)
+    assert (after[0].logits.logsumexp(1) > clean.logits.logsumexp(1)).all()  # the score went down
 
 
 def test_each_layer_may_have_a_step_of_its_own(model, x):
     scores = {name: (lambda outputs, name=name: outputs.features[name].square().sum(1)) for name in ("1", "3")}
     detector = lowers(*((score, (name,)) for name, score in scores.items()))
     reader = Reader(model, ["1", "3"], {"1": "second", "3": "second"})
-    clean, (after,) = stepped(reader, as_batch(x), detector, (0.01,))
+    clean, after = stepped(reader, as_batch(x), detector, (0.0, 0.01))
     assert torch.equal(after.logits, clean.logits)
     for name, score in scores.items():
         leaf = x.clone().requires_grad_()

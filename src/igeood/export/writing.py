@@ -24,8 +24,7 @@ from igeood.files import digest, write_whole
 from igeood.geometry.precision import exporting
 from igeood.guard.file import contents
 from igeood.guard.guard import Guard
-from igeood.guard.source import array_blocks
-from igeood.model.batch import Batch, batches
+from igeood.model.batch import Batch
 from igeood.outputs import Outputs
 from igeood.version import __version__
 
@@ -110,13 +109,9 @@ def _metadata(guard: Guard) -> dict[str, str]:
 def _example(guard: Guard, example: Any) -> Any:
     """The first batch of the example, with the blocks that are read; without a model, made up where none is given."""
     reader = guard.source.reader
-    if reader is None:
-        given = _made_up(guard.detector) if example is None else example
-        samples: Any = next(array_blocks(given, None, None, "example", "raise"))
-    elif example is None:
+    if example is None and reader is not None:
         raise InputError("the model's inputs are not known", argument="example", cure="give some: {example}")
-    else:
-        samples = next(batches(example, "example"))
+    samples = next(guard.source.items(_made_up(guard.detector) if example is None else example, name="example"))
     if len(samples) == 0:
         raise NoRowsError("no sample", argument="example", cure="give at least one")
     try:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from igeood.calibration import Calibration
 from igeood.detectors import METHODS, Detector, method_name
-from igeood.detectors import detector as make_detector
 from igeood.errors import Finding, GuardFileError, InputError, NotReadyError
 from igeood.files import describing, read_record, record_head, write_record
 from igeood.guard.guard import Guard
@@ -125,11 +124,9 @@ def _restored(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Modu
         raise InputError(f"n_classes: {n_classes!r}")
     if preparation is not None and not 1 <= preparation["size"] <= 4096:
         raise InputError(f"preparation: size {preparation['size']!r}")
-    method = METHODS[record["method"]]
-    options = {name: value for name, value in record["params"].items() if name not in method.fixed}
     prefix = "detector."
     state = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-    detector = make_detector(record["method"], **options)
+    detector = METHODS[record["method"]].kind(**record["params"])
     detector.load_state(state, n_classes, {str(block): width for block, width in record["widths"]})
     source = Source(model, epsilon=record["epsilon"], std=record["std"])
     source.follow([str(layer) for layer in record["layers"]], record["layouts"], detector.needs)

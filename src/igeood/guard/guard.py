@@ -17,7 +17,7 @@ from igeood.calibration import Calibration, Guarantee, needed_samples
 from igeood.detectors import Detector, method_name
 from igeood.detectors import detector as make_detector
 from igeood.distributed import Group, Ranks
-from igeood.errors import Finding, IgeoodWarning, InputError, NotReadyError
+from igeood.errors import Finding, IgeoodWarning, InputError, NotReadyError, import_extra
 from igeood.files import digest
 from igeood.guard import health
 from igeood.guard.explain import Explanation, explain
@@ -27,7 +27,6 @@ from igeood.guard.source import Source, is_numpy
 from igeood.guard.training import add_up, follow, read_training
 from igeood.guard.tune import Progress, Search, Tuning, Validation, sweep, tune_detector
 from igeood.guard.verdict import Verdict
-from igeood.keys import Keys
 from igeood.model.reader import random_state_kept
 from igeood.model.step import check_epsilon
 from igeood.outputs import Array, OnError, Outputs, as_kind
@@ -134,12 +133,11 @@ class Guard:
             Where `torch.distributed` is initialised, each rank gives its own shard or its summary, and all get the
             same guard to the bit. By default the ranks of the default group; False is for a process that works alone.
         """
-        params, epsilon = self._first
-        detector = type(self.detector)(**params)
-        source = copy.copy(self.source)
-        source.epsilon = epsilon
+        fresh = self.with_options()
+        detector = fresh.detector
+        source = fresh.source
         ranks = Ranks(group)
-        ranks.check_same(json.dumps([type(detector).__name__, params, self.access], default=str), "method")
+        ranks.check_same(json.dumps([type(detector).__name__, detector.params(), self.access], default=str), "method")
         summary = data if isinstance(data, Summary) else Summary(detector.needs, budget=budget)
         with ranks.agreed():
             if summary is not data:
@@ -152,29 +150,25 @@ class Guard:
             detector.learn(summary)
             if list(detector.widths_) != source.layers:
                 source.follow(list(detector.widths_), source.layouts, detector.needs)
-            names = class_names(classes, detector.n_classes_, summary, source.bare, self)
+            fresh.classes = class_names(classes, detector.n_classes_, summary, source.bare, self)
         if not ranks.alone:  # machines may round differently: all take over what the first has learnt
             state = {name: value.detach().cpu().contiguous().clone() for name, value in detector.state().items()}
             state = load(ranks.gather(save(state) if ranks.rank == 0 else b"")[0])
             findings = detector.findings_
             detector.load_state(state, detector.n_classes_, detector.widths_).findings_ = findings
-        self.detector = detector
-        self.source = source
-        self.summary = summary
-        self.classes = names
-        self.tuning = None
-        self.calibration = None
-        self.fitted_on = Seen(np.repeat(summary.keys, np.minimum(summary.key_counts, 2)), summary.identified)
-        self.tuned_on = ()
+        fresh.summary = summary
+        fresh.fitted_on = Seen(np.repeat(summary.keys, np.minimum(summary.key_counts, 2)), summary.identified)
+        vars(self).update(vars(fresh))
         return self._report("fit", health.of_fit(detector, summary))
 
     def with_options(self, **options: Any) -> "Guard":
         """The guard with other options of its method, such as `centroid_temperature=1.0`; fit it."""
-        make_detector(method_name(self.detector), **options)  # raises for options that it does not have
+        if options:
+            make_detector(method_name(self.detector), **options)  # raises for options that it does not have
         params, epsilon = self._first
-        other = Guard(type(self.detector)(**{**params, **options}), copy.copy(self.source), self.access)
-        other.source.epsilon = epsilon
-        other._first = (other.detector.params(), epsilon)
+        source = copy.copy(self.source)
+        source.epsilon = epsilon
+        other = Guard(type(self.detector)(**{**params, **options}), source, self.access)
         other.classes = self.classes
         other.preparation = self.preparation
         return other
@@ -266,26 +260,19 @@ class Guard:
             As in `fit`: the threshold is of all ranks' samples together.
         """
         ranks = Ranks(group)
-        scores = np.empty(0)
-        keys: Keys = np.empty(0, dtype=np.uint64)
-        identified = True
+        rows: dict[str, Tensor] = {}
         with ranks.agreed():
             self._check_fitted("calibrate")
             needed = needed_samples(tpr, guarantee, confidence)  # raises for options that nothing can be promised with
             self.source.check_weights(strict=True)
-            with self.source.reading(id_data):
-                batches = self.source.batches(id_data, ids=ids, name="id_data", detector=self.detector, keys=True)
-                parts = [(self._scores(each), each.keys, each.identified or not len(each)) for each in batches]
-            scores = torch.cat([part[0] for part in parts]).cpu().double().numpy()
-            keys = np.concatenate([part[1] for part in parts])
-            identified = all(part[2] for part in parts)
+            rows, _ = self._judge(id_data, ids=ids, name="id_data", keys=True)
         options = [self.epsilon, float(tpr), guarantee, float(confidence), self.detector.params()]
         ranks.check_same(json.dumps(options, default=str), "option")
         if not ranks.alone:
             ranks.check_same(digest({}, {name: t.detach().cpu() for name, t in self.detector.state().items()}), "fit")
-        scores = np.frombuffer(b"".join(ranks.gather(scores.tobytes())))
-        keys = np.frombuffer(b"".join(ranks.gather(keys.tobytes())), dtype=np.uint64)
-        identified = all(part == b"1" for part in ranks.gather(b"1" if identified else b"0"))
+        rows = ranks.gather_rows(rows)
+        keys = rows["key"].numpy().view(np.uint64)
+        identified = bool(rows["identified"].all())
         fresh = np.ones(len(keys), dtype=bool)
         for seen in self.tuned_on:
             fresh &= ~seen.among(keys, identified)
@@ -296,8 +283,8 @@ class Guard:
             cure = f"give at least {needed} that neither training nor tune has used, or a lower {{tpr}}"
             raise InputError(problem, argument="id_data", cure=cure)
         trained_on = int(self.fitted_on.among(keys[fresh], identified).sum())
-        kept = torch.from_numpy(scores[fresh])
-        self.calibration = Calibration(kept, tpr, guarantee, confidence, left_out, trained_on)
+        scores = rows["score"][torch.from_numpy(fresh)]
+        self.calibration = Calibration(scores, tpr, guarantee, confidence, left_out, trained_on)
         return self._report("calibrate", health.of_calibration(self.calibration.scores, trained_on, left_out))
 
     def score(self, data: Any, *, on_error: OnError = "raise") -> Array:
@@ -307,10 +294,8 @@ class Guard:
         """
         self._check_fitted("score")
         self.source.check_weights(strict=False)
-        with self.source.reading(data):
-            batches = self.source.batches(data, on_error=on_error, detector=self.detector)
-            scores = [self._scores(outputs) for outputs in batches]
-        return as_kind(torch.cat(scores), is_numpy(data))
+        rows, _ = self._judge(data, on_error=on_error)
+        return as_kind(rows["score"], is_numpy(data))
 
     def predict(self, data: Any, *, on_error: OnError = "raise") -> Verdict:
         """Judge a tensor, a loader, or logits; the guard must be calibrated.
@@ -324,25 +309,32 @@ class Guard:
         """
         calibration = self._calibrated("predict")
         self.source.check_weights(strict=False)
-        scores: list[Tensor] = []
-        labels: list[Tensor] = []
-        reasons: dict[int, str] = {}
-        rows = 0
-        with self.source.reading(data):
-            for outputs in self.source.batches(data, on_error=on_error, detector=self.detector):
-                scores.append(self._scores(outputs))
-                labels.append(outputs.predicted)
-                reasons |= {rows + row: reason for row, reason in outputs.reasons.items()}
-                rows += len(outputs)
-        verdict = Verdict.of(torch.cat(scores), torch.cat(labels), calibration, reasons, to_numpy=is_numpy(data))
-        return replace(verdict, classes=self.classes)
+        rows, reasons = self._judge(data, on_error=on_error)
+        verdict = Verdict.of(rows["score"], rows["label"], calibration, reasons, to_numpy=is_numpy(data))
+        return verdict if self.classes is None else replace(verdict, classes=self.classes)
 
-    def _scores(self, outputs: Outputs) -> Tensor:
-        """Scores (N,) of outputs; infinite where a row is not valid."""
-        self.detector.check(outputs)
-        with torch.inference_mode(False), torch.no_grad():  # what a detector derives now may serve for gradients later
-            scores = self.detector.score(outputs)
-        return scores.masked_fill(~outputs.valid, torch.inf) if outputs.reasons else scores
+    def _judge(self, data: Any, *, keys: bool = False, **reading: Any) -> tuple[dict[str, Tensor], dict[int, str]]:
+        """Columns of N values: score (infinite if not valid), label, perhaps key; and why rows are not valid."""
+        columns: dict[str, list[Tensor]] = {"score": [], "label": []}
+        if keys:
+            columns |= {"key": [], "identified": []}
+        reasons: dict[int, str] = {}
+        n = 0
+        with self.source.reading(data):
+            for outputs in self.source.batches(data, detector=self.detector, keys=keys, **reading):
+                self.detector.check(outputs)
+                with torch.inference_mode(False), torch.no_grad():  # what a detector derives may serve for gradients
+                    score = self.detector.score(outputs)
+                if outputs.reasons:
+                    score = score.masked_fill(~outputs.valid, torch.inf)
+                    reasons |= {n + row: reason for row, reason in outputs.reasons.items()}
+                columns["score"].append(score)
+                columns["label"].append(outputs.predicted)
+                if keys:
+                    columns["key"].append(torch.from_numpy(outputs.keys.view(np.int64)))
+                    columns["identified"].append(torch.full((len(outputs),), outputs.identified))
+                n += len(outputs)
+        return {name: torch.cat(parts) for name, parts in columns.items()}, reasons
 
     def explain(self, data: Any, *, top: int = 5) -> Explanation:
         """Say why: what each layer added to the score, the nearest or likeliest classes, the channels that stand out.
@@ -379,10 +371,8 @@ class Guard:
         example : what `predict` takes
             Inputs, for their names and shapes; numbers of samples and of tokens stay free. Needed for a model.
         """
-        from igeood.export import export  # noqa: PLC0415 (it reads guards)
-
         self._calibrated("export")
-        export(self, path, example)
+        import_extra("igeood.export.writing", "onnx").export(self, path, example)
 
     def _check_fitted(self, step: str) -> None:
         if not hasattr(self.detector, "n_classes_"):

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from igeood.errors import InputError
 from igeood.keys import Keys
 
 MORE_THAN_CHANCE = 10.0  # times the share of rows that repeat within a set
@@ -40,19 +39,16 @@ class Seen:
         return shared & (is_sure and self.identified == identified)
 
 
-def draw(keys: Keys, occurrence: NDArray[np.int64], share: float, seed: int) -> NDArray[np.bool_]:
-    """Which samples to use, (N,): about `share` of them, drawn by their content and a seed.
+def draw(keys: Keys, occurrence: NDArray[np.int64], seed: int) -> NDArray[np.float64]:
+    """A uniform number in [0, 1) for each sample, (N,), by its content and a seed, whatever its batch and place.
 
-    A sample is drawn or not whatever its batch and place. Of equal contents each occurrence, counted from 0, is drawn
-    on its own: all or none of a frequent one would make two unequal parts.
+    Of equal contents each occurrence, counted from 0, has its own: all or none of a frequent one would make two unequal
+    parts.
     """
-    if not 0.0 < share <= 1.0:
-        raise InputError(f"must lie in (0, 1], got {share!r}", argument="share")
     keys = keys + occurrence.astype(np.uint64) * np.uint64(0xD6E8FEB86659FD93)
     mixed = (keys ^ np.uint64(seed * 0x9E3779B97F4A7C15 % 2**64)) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    uniform = ((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) / 2.0**53
-    return uniform < share
+    return ((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) / 2.0**53
 
 
 def fingerprint(keys: Keys) -> tuple[int, int]:

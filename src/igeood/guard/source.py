@@ -3,7 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,16 +12,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from igeood.detectors import Detector
 from igeood.errors import IgeoodWarning, InputError, NoRowsError, UnsuitedError
-from igeood.keys import BLOCK_VALUES, Keys
+from igeood.keys import BLOCK_VALUES
 from igeood.model.batch import Batch, batches, is_batch
 from igeood.model.fingerprint import Versions, fingerprint
 from igeood.model.layers import Call, Layers
 from igeood.model.reader import Reader, random_state_kept, reader_for
 from igeood.model.step import Channels, check_channels, check_epsilon, check_steppable, stepped
-from igeood.outputs import HEAD, OnError, Outputs
+from igeood.outputs import OnError, Outputs
 from igeood.summary import Needs
-
-Select = Callable[[Keys, bool], Tensor]  # of keys, and whether they identify samples: which rows to read
 
 
 class Source:
@@ -42,8 +40,6 @@ class Source:
     ----------
     probabilities : bool
         The model, or the arrays, give probabilities, not logits.
-    layers : list of str
-        Blocks that are read.
     fingerprint : str, optional
         Of the weights that the guard was fitted with.
     """
@@ -59,7 +55,7 @@ class Source:
         self.std = check_channels(std, "std", positive=True)
         self.probabilities = False  # the guard's detector says so
         self.reader = None if model is None else Reader(self.model, self.wanted or ())  # type: ignore[arg-type]
-        self.layers = list(self.wanted or ()) if self.reader is None else self.reader.layers
+        self._blocks: Iterable[str] = self.wanted or ()  # of arrays
         self.fingerprint: str | None = None
         self._versions: Versions | None = None
         self._warned = False
@@ -70,6 +66,11 @@ class Source:
         return None if self.reader is None else self.reader.bare
 
     @property
+    def layers(self) -> list[str]:
+        """Blocks of features that are read."""
+        return list(self._blocks if self.reader is None else self.reader.blocks)
+
+    @property
     def layouts(self) -> Mapping[str, str]:
         """Which axis of each layer has the channels."""
         return {} if self.reader is None else self.reader.layouts
@@ -77,25 +78,18 @@ class Source:
     def prepare(self, item: Batch | Outputs, needs: Needs) -> None:
         """Decide what to read, with the first training samples."""
         if isinstance(item, Outputs):
-            self.layers = needs.blocks(item.features if self.wanted is None else needs.named(self.wanted))
-            if needs.reads_layers and self.wanted is None and not self.layers:
+            self._blocks = needs.blocks(item.features if self.wanted is None else needs.named(self.wanted))
+            if needs.reads_layers and self.wanted is None and not self._blocks:
                 raise InputError("no features", argument="outputs", cure="give features, or columns feature.<layer>")
             return
         if self.epsilon:
             check_steppable(item.x)
-        self._use(reader_for(self.model, item, needs, self.wanted), needs)  # type: ignore[arg-type]
+        self.reader = reader_for(self.model, item, needs, self.wanted)  # type: ignore[arg-type]
 
     def follow(self, blocks: Sequence[str], layouts: Mapping[str, str], needs: Needs) -> None:
         """Read these blocks, which a summary or a file names."""
-        self.layers = list(blocks)
-        if self.model is not None:
-            names = [block.removesuffix(needs.ending) for block in blocks if block != HEAD]
-            kept = {name: layout for name, layout in layouts.items() if name in names or name == HEAD in blocks}
-            self._use(Reader(self.model, names, kept, pool=needs.pool, ending=needs.ending), needs)
-
-    def _use(self, reader: Reader, needs: Needs) -> None:
-        self.reader = reader
-        self.layers = needs.named([*reader.layers, *([HEAD] if HEAD in reader.layouts else [])])
+        self._blocks = blocks
+        self.reader = None if self.model is None else Reader(self.model, blocks, layouts, needs)
 
     def batches(
         self,
@@ -128,7 +122,7 @@ class Source:
         """
         is_prepared = needs is None
         for number, item in enumerate(self.items(data, labels, ids, name, on_error)):
-            try:
+            with self.naming(name, number):
                 if needs is not None and not is_prepared:
                     if len(item) == 0:
                         continue
@@ -139,27 +133,17 @@ class Source:
                     outputs = outputs.replace(_keys=item.keys) if keys else outputs
                 else:
                     outputs = self.read(item, labels=needs is not None, keys=keys, on_error=on_error)
-            except InputError as error:
-                raise self._at(error, name, number) from error.__cause__
             yield outputs
 
-    def steps(
-        self, data: Any, detector: Detector, epsilons: Sequence[float], select: Select, *, ids: Any = None, name: str
-    ) -> Iterator[tuple[Keys, list[Outputs]]]:
-        """Keys and outputs of the rows that `select` chooses, batch by batch, for each size of the input step."""
-        for number, item in enumerate(self.items(data, None, ids, name)):
-            try:
-                keys = self.read(item).keys if isinstance(item, Outputs) else item.keys
-                rows = select(keys, not isinstance(item, Outputs) or item.identified)
-                outputs = self.step(item[rows], detector, epsilons) if bool(rows.any()) else []
-            except InputError as error:
-                raise self._at(error, name, number) from error.__cause__
-            if outputs:
-                yield keys[rows.numpy()], outputs
-
-    def _at(self, error: InputError, name: str, number: int) -> InputError:
-        is_of_batch = self.model is not None and not isinstance(error, UnsuitedError)
-        return error.within(f"{name}: batch {number}") if is_of_batch else error
+    @contextmanager
+    def naming(self, name: str, number: int) -> Iterator[None]:
+        """Errors of a model's batch say which batch it is."""
+        try:
+            yield
+        except InputError as error:
+            if self.model is None or isinstance(error, UnsuitedError):
+                raise
+            raise error.within(f"{name}: batch {number}") from error.__cause__
 
     def items(
         self, data: Any, labels: Any = None, ids: Any = None, name: str = "x", on_error: OnError = "raise"
@@ -182,7 +166,7 @@ class Source:
     ) -> Outputs:
         """Outputs of one batch or block, with the blocks of features that the guard reads."""
         if isinstance(item, Outputs):
-            outputs = item.only(self.layers)
+            outputs = item.only(self._blocks)
         else:
             with torch.no_grad():
                 outputs = self.reader(item, labels=labels, keys=keys, on_error=on_error)  # type: ignore[misc]
@@ -196,13 +180,8 @@ class Source:
             return [self.read(item)] * len(epsilons)
         if isinstance(item, Outputs):
             raise InputError("a step needs the model", argument="epsilons", cure="make the guard with grey_box(model)")
-
-        def read(outputs: Outputs) -> Outputs:
-            return outputs.from_probabilities(on_error) if self.probabilities else outputs
-
         with torch.no_grad():
-            clean, after = stepped(self.reader, item, detector, epsilons, self.std, read, on_error)  # type: ignore[arg-type]
-        return [outputs.replace(_predicted=clean.predicted) for outputs in after]
+            return stepped(self.reader, item, detector, epsilons, self.std, on_error)  # type: ignore[arg-type]
 
     def weights(self) -> str | None:
         """Fingerprint of the model's weights as they are."""
@@ -242,36 +221,33 @@ def array_blocks(data: Any, labels: Any, ids: Any, name: str, on_error: OnError)
         data.on_error = on_error
     if isinstance(data, tuple) and len(data) == 2 and getattr(data[0], "ndim", 0) == 2:
         data, labels = data
-    is_rows = isinstance(data, (list, tuple)) and not (data and _is_block(data[0]))
-    if isinstance(data, Outputs) or is_rows or hasattr(data, "__array__") or not isinstance(data, Iterable):
-        yield _block(data, labels, ids, name, on_error, 0)
-        return
-    for argument, value in (("labels", labels), ("ids", ids)):
-        if value is not None:
-            raise InputError(f"{name} come in blocks", argument=argument, cure="give each block, as Outputs, its own")
+    is_whole = _is_whole(data)
+    if not is_whole and not (labels is None and ids is None):
+        argument = "ids" if labels is None else "labels"
+        raise InputError(f"{name} come in blocks", argument=argument, cure="give each block, as Outputs, its own")
     first = 0
     block = None
-    for item in data:
+    for item in [(data, labels)] if is_whole else data:
         logits, classes = item if isinstance(item, (tuple, list)) and len(item) == 2 else (item, None)
-        block = _block(logits, classes, None, name, on_error, first)
+        if not isinstance(logits, Outputs):
+            block = Outputs(logits, labels=classes, ids=ids, name=name, on_error=on_error, first=first)
+        else:
+            block = Outputs.of(logits, classes, ids=ids)
+        if on_error == "raise":
+            block.check_valid(first)
         first += len(block)
         yield block
     if block is None:
         raise NoRowsError("no block of logits", argument=name, cure="give samples; a generator is read once")
 
 
-def _block(data: Any, labels: Any, ids: Any, name: str, on_error: OnError, first: int) -> Outputs:
-    if not isinstance(data, Outputs):
-        return Outputs(data, labels=labels, ids=ids, name=name, on_error=on_error, first=first)
-    if on_error == "raise":
-        data.check_valid(first)
-    return Outputs.of(data, labels, ids=ids)
-
-
-def _is_block(item: Any) -> bool:
-    """Whether an item of a list is a block of rows, or a pair `(logits, labels)`, not one row."""
+def _is_whole(data: Any) -> bool:
+    """Whether these are rows, and not blocks of rows, or pairs `(logits, labels)` of blocks."""
+    if not isinstance(data, (list, tuple)):
+        return isinstance(data, Outputs) or hasattr(data, "__array__") or not isinstance(data, Iterable)
+    item = data[0] if data else None
     logits = item[0] if isinstance(item, (tuple, list)) and item else item
-    return isinstance(logits, Outputs) or getattr(logits, "ndim", 0) == 2
+    return not isinstance(logits, Outputs) and getattr(logits, "ndim", 0) != 2
 
 
 def joined(parts: Iterable[Outputs]) -> Iterator[Outputs]:

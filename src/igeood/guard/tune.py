@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from igeood.detectors import Detector
 from igeood.detectors.weighted import FEWEST as FEWEST_OOD
@@ -92,6 +92,8 @@ class Validation:
         for name, data in (("id_data", id_data), ("ood", ood)):
             if data is None or isinstance(data, (str, Iterator)):
                 raise InputError(f"got {type(data).__name__}", argument=name, cure="give an array, a loader or a list")
+        if not 0.0 < share <= 1.0:
+            raise InputError(f"must lie in (0, 1], got {share!r}", argument="share")
         self.source = source
         self.data = {"id_data": (id_data, ids, share), "ood": (ood, None, 1.0)}
         self.seed = seed
@@ -123,36 +125,37 @@ class Validation:
         A sample is used if its own uniform number is below the share, which is halved when they are too many.
         """
         data, ids, share = self.data[name]
-        whole: list[Keys] = []
+        whole = np.empty(0, dtype=np.uint64)  # all keys of rows without ids, which may be equal
         identified = True
-        used: list[tuple[Keys, Any]] = []
-        parts: list[list[Outputs]] = []
-        copies = np.empty(0, dtype=np.int64)
-
-        def select(keys: Keys, is_identified: bool) -> Tensor:
-            nonlocal identified, copies
-            identified = identified and is_identified
-            copies = np.zeros(len(keys), np.int64)
-            if not is_identified:
-                copies = occurrences(keys, np.concatenate(whole) if whole else None)
-                whole.append(keys)
-            rows = draw(keys, copies, share, self.seed)
-            copies = copies[rows]
-            return torch.from_numpy(rows)
-
-        for keys, outputs in self.source.steps(data, detector, epsilons, select, ids=ids, name=name):
-            used.append((keys, copies))
-            parts.append(outputs)
-            while sum(part[0].nbytes for part in parts) > self.limit:  # the same however many sizes of the step
+        parts: list[tuple[Keys, NDArray[np.float64], list[Outputs]]] = []
+        for number, item in enumerate(self.source.items(data, None, ids, name)):
+            with self.source.naming(name, number):
+                keys = self.source.read(item).keys if isinstance(item, Outputs) else item.keys
+                copies = np.zeros(len(keys), dtype=np.int64)
+                if isinstance(item, Outputs) and not item.identified:
+                    identified = False
+                    copies = occurrences(keys, whole)
+                    whole = np.append(whole, keys)
+                numbers = draw(keys, copies, self.seed)
+                rows = numbers < share
+                if rows.any():
+                    outputs = self.source.step(item[torch.from_numpy(rows)], detector, epsilons)
+                    parts.append((keys[rows], numbers[rows], outputs))
+            while sum(outputs[0].nbytes for _, _, outputs in parts) > self.limit:  # however many sizes of the step
                 share /= 2.0
-                kept = [draw(keys, copies, share, self.seed) for keys, copies in used]
-                used = [(keys[rows], copies[rows]) for (keys, copies), rows in zip(used, kept, strict=True)]
-                parts = [[part[torch.from_numpy(rows)] for part in o] for o, rows in zip(parts, kept, strict=True)]
+                parts = [_below(share, *part) for part in parts]
                 self.halved = [*dict.fromkeys([*self.halved, name])]
-        all_used = np.sort(np.concatenate([np.empty(0, np.uint64), *(keys for keys, _ in used)]))
-        drawn_from = fingerprint(np.concatenate(whole)) if whole else None
-        columns = [Outputs.concat(column) for column in zip(*parts, strict=True)]
-        return Seen(all_used, identified, drawn_from), columns
+        used = np.sort(np.concatenate([np.empty(0, np.uint64), *(keys for keys, _, _ in parts)]))
+        columns = zip(*(outputs for _, _, outputs in parts), strict=True)
+        return Seen(used, identified, None if identified else fingerprint(whole)), [*map(Outputs.concat, columns)]
+
+
+def _below(
+    share: float, keys: Keys, numbers: NDArray[np.float64], outputs: list[Outputs]
+) -> tuple[Keys, NDArray[np.float64], list[Outputs]]:
+    """The samples whose numbers are below the share."""
+    rows = numbers < share
+    return keys[rows], numbers[rows], [each[torch.from_numpy(rows)] for each in outputs]
 
 
 def tune_detector(

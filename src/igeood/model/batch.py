@@ -1,7 +1,7 @@
 """What a model takes, batch by batch: a loader's items, or one tensor, array, pair or mapping cut into pieces."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +14,6 @@ from igeood.keys import Keys, row_keys
 from igeood.outputs import OnError, note_bad_rows
 
 CHUNK = 256  # samples of a bare tensor that go through the model at a time
-LABELS = ("labels", "label")
 
 
 @dataclass(frozen=True)
@@ -71,17 +70,6 @@ class Batch:
         reasons = {new: self.reasons[old] for new, old in enumerate(places) if old in self.reasons}
         return replace(self.mapped(pick), labels=pick(self.labels), reasons=reasons)
 
-    @staticmethod
-    def concat(parts: Sequence["Batch"]) -> "Batch":
-        """All samples of several batches of the same inputs, in order, without labels."""
-        reasons: dict[int, str] = {}
-        start = 0
-        for part in parts:
-            reasons |= {start + row: reason for row, reason in part.reasons.items()}
-            start += len(part)
-        inputs = {name: torch.cat([part.inputs[name] for part in parts]) for name in parts[0].inputs}
-        return Batch(inputs, parts[0].name, None, reasons)
-
 
 def has_rows(value: Any, n: int) -> bool:
     """Whether this is a tensor with a row for each of n samples."""
@@ -134,20 +122,22 @@ def as_batch(item: Any, on_error: OnError = "raise") -> Batch:
     """
     if isinstance(item, Batch):
         return item
-    reasons: dict[int, str] = {}
-    entries = item
-    if not isinstance(item, Mapping):
-        parts = [*item, None] if isinstance(item, (tuple, list)) else [item, None]
-        entries = {"": parts[0], "labels": parts[1]}
-    inputs = {name: _tensor(value) for name, value in entries.items() if name not in LABELS}
-    tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor) and value.ndim}
+    parts = item if isinstance(item, (tuple, list)) else (item,)
+    inputs = dict(item) if isinstance(item, Mapping) else dict(zip(("", "labels"), parts, strict=False))
+    for name, value in inputs.items():
+        if isinstance(value, np.ndarray):
+            inputs[name] = torch.from_numpy(np.require(value, requirements=["C", "W"]))
+    labels = inputs.pop("labels", inputs.pop("label", None))
+    if isinstance(labels, (list, tuple)) and labels and all(isinstance(label, (int, np.integer)) for label in labels):
+        labels = torch.tensor(labels)
+    tensors = [name for name, value in inputs.items() if isinstance(value, Tensor) and value.ndim]
     if not tensors:
         given = f"a mapping of {sorted(map(str, item))}" if isinstance(item, Mapping) else type(item).__name__
         raise InputError(f"expected a tensor, a tuple (x, y) or a mapping with tensors, got {given}")
-    name = min(tensors, key=lambda name: ("mask" in name, not tensors[name].is_floating_point()))
-    labels = next((entries[name] for name in LABELS if name in entries), None)
-    inputs[name] = _checked_input(tensors[name], reasons, on_error)
-    return Batch(inputs, name, _label_tensor(labels), reasons)
+    name = min(tensors, key=lambda name: ("mask" in name, not inputs[name].is_floating_point()))
+    reasons: dict[int, str] = {}
+    inputs[name] = _checked_input(inputs[name], reasons, on_error)
+    return Batch(inputs, name, labels, reasons)
 
 
 def _checked_input(x: Tensor, reasons: dict[int, str], on_error: OnError) -> Tensor:
@@ -159,14 +149,3 @@ def _checked_input(x: Tensor, reasons: dict[int, str], on_error: OnError) -> Ten
     is_bad = ~x.isfinite().reshape(len(x), -1).all(dim=1)
     note_bad_rows(is_bad, "inputs", "NaN or infinity", "look where they come from", reasons, on_error)
     return x.masked_fill(is_bad.view(-1, *[1] * (x.ndim - 1)), 0.0) if reasons else x
-
-
-def _tensor(value: Any) -> Any:
-    return torch.from_numpy(np.require(value, requirements=["C", "W"])) if isinstance(value, np.ndarray) else value
-
-
-def _label_tensor(value: Any) -> Any:
-    """Labels that can be cut like the inputs, where they are numbers."""
-    if isinstance(value, (list, tuple)) and value and all(isinstance(item, (int, np.integer)) for item in value):
-        return torch.tensor(value)
-    return _tensor(value)

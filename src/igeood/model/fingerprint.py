@@ -52,17 +52,18 @@ class Versions:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._tensors = [*model.parameters(), *model.buffers()]  # held: no other tensor gets their identity
-        self._stamps = [_stamp(tensor) for tensor in self._tensors]
+        self._stamps = _stamps(model)
 
     def changed(self) -> bool:
         """Whether a tensor was replaced, moved or written to since this was made."""
-        tensors = [*self._model.parameters(), *self._model.buffers()]
-        return [_stamp(tensor) for tensor in tensors] != self._stamps
+        return _stamps(self._model) != self._stamps
 
 
-def _stamp(tensor: Tensor) -> tuple[int, int, int]:
-    """A tensor's identity, place in memory and version, where it has them."""
-    if is_lazy(tensor):
-        return id(tensor), 0, 0
-    place = tensor.data_ptr() if tensor.layout is torch.strided else 0
-    return id(tensor), place, 0 if tensor.is_inference() else tensor._version
+def _stamps(model: nn.Module) -> list[tuple[int, int, int]]:
+    """Identity, place in memory and version of each tensor, where it has them."""
+    stamps = []
+    for tensor in (*model.parameters(), *model.buffers()):
+        is_placed = not is_lazy(tensor) and tensor.layout is torch.strided
+        version = 0 if is_lazy(tensor) or tensor.is_inference() else tensor._version
+        stamps.append((id(tensor), tensor.data_ptr() if is_placed else 0, version))
+    return stamps

@@ -51,7 +51,7 @@ def known_layers(modules: Mapping[str, nn.Module], names: Iterable[str]) -> list
     """The unique names as `named_modules` has them; raises unless each is there, with or without wrappers' prefixes."""
     layers: dict[str, None] = {}
     for name in names:
-        layer = name if name in modules else strip(str(name))
+        layer = name if name in modules else strip(name)
         if layer not in modules:
             close = difflib.get_close_matches(layer, modules, n=3, cutoff=0.3) or list(modules)[:3]
             raise InputError(f"no {name!r} in the model", argument="layers", cure=f"near names: {', '.join(close)}")

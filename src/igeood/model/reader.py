@@ -4,6 +4,7 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from statistics import mode
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,7 +22,6 @@ from igeood.summary.needs import Needs
 
 Hook = Callable[[nn.Module, Any, Any], None]
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
-_making = threading.Lock()
 
 
 class Reader:
@@ -34,14 +34,17 @@ class Reader:
     model : Module
         The classifier; of wrapped ones (`DataParallel`, `torch.compile`) the bare model is read.
     layers : names
-        Keys of `model.named_modules()`.
+        Keys of `model.named_modules()`, or blocks of them; `HEAD` for the input of the last linear layer.
     layouts : mapping
-        For each layer which axis has the channels: "flat", "second" or "last"; for `HEAD`, if its input is read too,
-        the linear layer's name.
-    pool : callable, optional
-        Makes features (N, m) of a layer's `Call`; by default the mean.
-    ending : str
-        What the names of blocks have after the layer's.
+        For each layer which axis has the channels: "flat" (the default), "second" or "last"; for `HEAD` the linear
+        layer's name.
+    needs : Needs
+        How layers are pooled, and how their blocks are named.
+
+    Attributes
+    ----------
+    blocks : dict of str
+        The layer of each block of features.
     """
 
     def __init__(
@@ -49,9 +52,7 @@ class Reader:
         model: nn.Module,
         layers: Sequence[str] = (),
         layouts: Mapping[str, str] | None = None,
-        *,
-        pool: Callable[[Call], Tensor] | None = None,
-        ending: str = "",
+        needs: Needs = Needs(),  # noqa: B008 (it is frozen)
     ) -> None:
         if not isinstance(model, nn.Module):
             cure = f"did you mean method={model!r}?" if isinstance(model, str) else "give the classifier itself"
@@ -59,48 +60,45 @@ class Reader:
         self.model = model
         self.bare = bare(model)
         self.modules = named_modules(model)
-        self.layers = known_layers(self.modules, layers)
-        self.layouts = dict(layouts or {})
-        self._pool = pool or mean
-        self._blocks = {f"{layer}{ending}": layer for layer in self.layers}  # the layer of each block
-        if HEAD in self.layouts:
-            (self._blocks[HEAD],) = known_layers(self.modules, [self.layouts[HEAD]])
-        self._hooked = list(dict.fromkeys(self.modules[layer] for layer in self._blocks.values()))
-        weights = list(model.parameters())
-        dtypes = [weight.dtype for weight in weights if weight.is_floating_point()]
-        fitting = (weight for weight in weights if not dtypes or weight.dtype == mode(dtypes))
-        self._weight = next(fitting, None)  # has the model's device and precision
+        self._pool = needs.pool or mean
+        names = (str(name).removesuffix(needs.ending) for name in layers if name != HEAD)
+        self.layers = known_layers(self.modules, names)
+        self.blocks = dict(zip(needs.named(self.layers), self.layers, strict=True))
+        layouts = layouts or {}
+        self.layouts = {layer: layouts.get(layer, "flat") for layer in self.layers}
+        if HEAD in layers:
+            self.layouts[HEAD] = layouts[HEAD]
+            (self.blocks[HEAD],) = known_layers(self.modules, [layouts[HEAD]])
+        self._hooked = {self.modules[layer] for layer in self.blocks.values()}
+        weights = [weight for weight in model.parameters() if weight.is_floating_point()] or [*model.parameters()]
+        dtype = mode(weight.dtype for weight in weights) if weights else None
+        self._weight = next((each for each in weights if each.dtype == dtype), None)  # has device and precision
 
     def place(self, batch: Batch) -> Batch:
         """A copy of the batch on the model's device, in its precision: the model may work in place."""
         weight = self._weight
+        inputs = dict(batch.inputs)
+        for name, value in inputs.items():
+            if isinstance(value, Tensor):
+                like = value if weight is None else weight
+                is_float = like.is_floating_point() and value.is_floating_point()
+                inputs[name] = value.to(like.device, like.dtype if is_float else value.dtype, copy=True)
+        return replace(batch, inputs=inputs)
 
-        def placed(value: Any) -> Any:
-            if not isinstance(value, Tensor):
-                return value
-            if weight is None or not (weight.is_floating_point() and value.is_floating_point()):
-                return value.to(value.device if weight is None else weight.device, copy=True)
-            return value.to(weight.device, weight.dtype, copy=True)
-
-        return batch.mapped(placed)
-
-    def _run(self, model: nn.Module, batch: Batch, hooks: Iterable[tuple[nn.Module, Hook]]) -> Tensor:
-        """Logits of a batch, in one pass with hooks and in evaluation mode; everything is put back afterwards."""
+    def _run(self, model: nn.Module, batch: Batch, hook: Hook, modules: Iterable[nn.Module]) -> Tensor:
+        """Logits of a batch, in one pass with a hook and in evaluation mode; everything is put back afterwards."""
         inputs = self.place(batch).inputs
-        with _making:
-            lock = _locks.setdefault(self.bare, threading.RLock())
-        with lock, ExitStack() as stack:
+        with _locks.setdefault(self.bare, threading.RLock()), ExitStack() as stack:
             for module in list(self.model.modules()):
                 if module.training:
                     module.training = False
                     stack.callback(setattr, module, "training", True)
-            for module, hook in hooks:
+            for module in modules:
                 stack.callback(module.register_forward_hook(hook).remove)
             logits = logits_of(model(**inputs) if batch.name else model(inputs[""]))
         if logits.ndim == 2 and logits.shape[0] != batch.x.shape[0]:
-            raise InputError(
-                f"{len(logits)} rows for {len(batch)} samples", argument="model", cure="return one for each"
-            )
+            problem = f"{len(logits)} rows for {len(batch)} samples"
+            raise InputError(problem, argument="model", cure="return one for each")
         return logits
 
     def trace(self, batch: Batch) -> Trace:
@@ -118,18 +116,17 @@ class Reader:
 
         inner = [m for m in self.bare.modules() if m is not self.bare and not isinstance(m, torch.jit.ScriptModule)]
         with torch.no_grad():
-            logits = self._run(self.bare, sample, [(module, note) for module in inner])
-        once = {module: found[0] for module, found in calls.items() if len(found) == 1}
+            logits = self._run(self.bare, sample, note, inner)
+        once = (each[0] for each in calls.values() if len(each) == 1)
         names = {module: name for name, module in self.modules.items()}
-        fitting = {module: call for module, call in once.items() if len(call.output) == len(sample)}
-        return Trace(self.bare, fitting, names, logits)
+        return Trace(self.bare, {call.module: call for call in once if len(call.output) == len(sample)}, names, logits)
 
     @property
     def head(self) -> tuple[Tensor, Tensor] | None:
         """Weight and bias of the linear layer whose input is read, on the CPU."""
-        if HEAD not in self._blocks:
+        if HEAD not in self.blocks:
             return None
-        linear: Any = self.modules[self._blocks[HEAD]]
+        linear: Any = self.modules[self.blocks[HEAD]]
         weight = linear.weight.detach().cpu().clone()
         return weight, weight.new_zeros(len(weight)) if linear.bias is None else linear.bias.detach().cpu().clone()
 
@@ -145,24 +142,24 @@ class Reader:
 
     def tensors(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Logits and blocks of features of one batch, as the model has them: nothing is checked."""
-        features: dict[str, Tensor] = {}
+        features: dict[str, Any] = dict.fromkeys(self.blocks)
         thread = threading.get_ident()
 
         def keep(module: nn.Module, inputs: Any, output: Any) -> None:
             if threading.get_ident() != thread:  # somebody else runs the model by itself
                 return
-            for block, layer in self._blocks.items():
+            for block, layer in self.blocks.items():
                 if self.modules[layer] is module:
-                    if block in features:
+                    if features[block] is not None:
                         raise InputError(f"{layer!r} is called twice", argument="layers", cure="name another")
                     features[block] = self._features(block, layer, inputs, output, batch)
 
-        hooks = [(module, keep) for module in self._hooked]
-        logits = self._run(self.bare if hooks else self.model, batch, hooks)
-        for block, layer in self._blocks.items():
-            if block not in features:
-                raise InputError(f"{layer!r} is not called in a forward pass", argument="layers", cure="name another")
-        return logits, {block: features[block] for block in self._blocks}
+        logits = self._run(self.bare if self.blocks else self.model, batch, keep, self._hooked)
+        for block, value in features.items():
+            if value is None:
+                problem = f"{self.blocks[block]!r} is not called in a forward pass"
+                raise InputError(problem, argument="layers", cure="name another")
+        return logits, features
 
     def _features(self, block: str, layer: str, inputs: Any, output: Any, batch: Batch) -> Tensor:
         """Features (N, m) of what a layer was given and returned."""
@@ -214,22 +211,19 @@ def reader_for(model: nn.Module, batch: Batch, needs: Needs, layers: Sequence[st
     if len(batch) == 0:
         raise InputError("empty", argument="x", cure="a sample is needed to find the layers: give one")
     trace = Reader(model, layers or ()).trace(batch)
-    names = list(layers or ())
-    if layers is None and needs.layers != "none":
-        names = needs.layers(trace) if callable(needs.layers) else trace.block_ends()
-    available = names if trace.head is None else [*names, HEAD]
-    blocks = Needs(layers=needs.layers, head=needs.head).blocks(available) if layers is None else names
-    if needs.head and trace.head is not None and HEAD not in blocks and needs.layers != "any":
-        blocks = [*blocks, HEAD]
-    if not blocks:
+    head = [] if trace.head is None else [HEAD]
+    if layers is None:
+        ends = needs.layers(trace) if callable(needs.layers) else trace.block_ends()
+        chosen = needs.blocks([*needs.named(ends), *head])
+    else:
+        chosen = [*layers, *(head if needs.head and needs.layers != "any" else [])]
+    if not chosen:
         raise UnsuitedError("the model has none to read", argument="layers", cure="name layers, or use another method")
-    modules = named_modules(model)
-    chosen = known_layers(modules, [name for name in blocks if name != HEAD])
-    calls = {name: trace.calls.get(modules[name]) for name in chosen}
-    layouts = {name: "flat" if call is None else call.layout for name, call in calls.items()}
-    if HEAD in blocks:
-        layouts[HEAD] = str(trace.head)
-    return Reader(model, chosen, layouts, pool=needs.pool, ending=needs.ending)
+    reader = Reader(model, chosen, {HEAD: str(trace.head)}, needs)
+    for layer in reader.layers:
+        call = trace.calls.get(reader.modules[layer])
+        reader.layouts[layer] = "flat" if call is None else call.layout
+    return reader
 
 
 @contextmanager

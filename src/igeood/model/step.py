@@ -74,39 +74,41 @@ def stepped(
     detector: Detector,
     epsilons: Sequence[float],
     std: Channels = 1.0,
-    read: Callable[[Outputs], Outputs] = lambda outputs: outputs,
     on_error: OnError = "raise",
-) -> tuple[Outputs, list[Outputs]]:
-    """Clean outputs, and for each size those after a step that lowers the detector's score (Eq. 6).
+) -> list[Outputs]:
+    """Outputs for each size after a step that lowers the detector's score (Eq. 6), with the answer on the clean input.
 
-    One forward pass gives the clean outputs and the gradient, which all sizes share. `read` prepares outputs for the
-    detector. A row that is not valid in one of the passes is not valid after the step.
+    One forward pass gives the clean outputs and the gradient, which all sizes share. A row that is not valid in one of
+    the passes is not valid after the step.
     """
     batch = reader.place(batch)
     passes: list[Outputs] = []
     targets: list[tuple[str, ...] | None] = []  # for each gradient the layers that are read after its step; None: all
 
+    def read(x: Tensor) -> Outputs:
+        outputs = reader(batch.with_x(x), on_error=on_error)
+        return outputs.from_probabilities(on_error) if detector.probabilities else outputs
+
     def objectives(x: Tensor) -> list[Tensor]:
-        passes.append(read(reader(batch.with_x(x), on_error=on_error)))
-        steps = detector.step_scores(passes[0])
-        targets.extend(layers for _, layers in steps)
-        return [score for score, _ in steps]
+        passes.append(read(x))
+        scores, layers = zip(*detector.step_scores(passes[0]), strict=True)
+        targets.extend(layers)
+        return list(scores)
 
     gradients = input_gradients(objectives, batch.x)
     clean = passes[0].detached()
 
     def after(epsilon: float) -> Outputs:
-        moved = [batch.with_x(signed_step(batch.x, gradient, -epsilon, std)) for gradient in gradients]
-        parts = [read(reader(part, on_error=on_error)) for part in moved]
+        parts = [read(signed_step(batch.x, gradient, -epsilon, std)) for gradient in gradients]
         reasons = {row: reason for part in (*parts, clean) for row, reason in part.reasons.items()}
         if targets == [None]:
-            return parts[0].replace(reasons=reasons)
+            return parts[0].replace(reasons=reasons, _predicted=clean.predicted)
         pairs = zip(parts, targets, strict=True)
         features = {layer: part.features[layer] for part, layers in pairs for layer in layers or ()}
         return clean.replace(features=features, reasons=reasons)
 
     with torch.inference_mode(False), torch.no_grad():
-        return clean, [after(epsilon) if epsilon else clean for epsilon in epsilons]
+        return [after(epsilon) if epsilon else clean for epsilon in epsilons]
 
 
 def check_epsilon(epsilon: float, name: str = "epsilon") -> None:

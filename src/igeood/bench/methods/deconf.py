@@ -56,13 +56,10 @@ def mean_scores(guard: igeood.Guard, id_data: Any, epsilons: Sequence[float] = E
     epsilons : sequence of float
         Sizes to try, in pixel units.
     """
-
-    def select(keys: Any, identified: bool) -> Tensor:  # noqa: ARG001
-        return torch.ones(len(keys), dtype=torch.bool)
-
     total = torch.zeros(len(epsilons), dtype=torch.float64)
     n = 0
-    for keys, outputs in guard.source.steps(id_data, guard.detector, epsilons, select, name="id_data"):
+    for batch in guard.source.items(id_data, name="id_data"):
+        outputs = guard.source.step(batch, guard.detector, epsilons)
         total += torch.stack([guard.detector.score(each).sum().cpu() for each in outputs])
-        n += len(keys)
+        n += len(batch)
     return dict(zip(epsilons, (total / n).tolist(), strict=True))
