@@ -32,12 +32,7 @@ import igeood
 from igeood.export.graph import graph_inputs
 from igeood.outputs import Outputs
 
-HEADS = (
-    "msp", "odin", "energy", "max-logit", "entropy", "gen", "igeood-logits", "igeood-logits-min",
-    "evidence", "probe", "igeood", "igeood+", "mahalanobis", "relative-mahalanobis",
-    "mahalanobis++", "relative-mahalanobis++", "cadref", "nci", "knn", "nnguide", "vim", "fdbd", "react", "ash", "scale",
-    "she",
-)  # fmt: skip
+HEADS = tuple(name for name, method in igeood.METHODS.items() if method.needs.pool is None)
 MODELS = ("evidence", "igeood", "mahalanobis", "igeood-logits")
 EXAMPLE = Path(__file__).parent.parent / "examples" / "browser"
 NEAR = 1e-4  # of the threshold's size: so near a verdict may differ

@@ -23,6 +23,7 @@ from igeood.outputs import Outputs
 from igeood.summary import Needs, Summary
 from igeood.summary.needs import check_covers, merge_needs
 
+LOGITS = "logits"  # what a method reads, where it is compared without layers
 LABORATORY = "igeood.bench"  # whose methods are compared only if they are named
 
 
@@ -128,6 +129,9 @@ def compare(
     features = getattr(train, "features", {}) if model is None else None
     source = Source(model, layers if features is None or features else ())
     wanted = _detectors(_usual_methods(features) if methods is None else methods)
+    if source.wanted != []:  # what reads layers where there are some is compared without them too
+        blind = {n: one for n, one in wanted.items() if one.needs.layers == "any" and not one.probabilities}
+        wanted |= {f"{name} ({LOGITS})": copy.copy(one) for name, one in blind.items()}
     source.probabilities = any(one.probabilities for one in wanted.values())
     if source.probabilities and not all(one.probabilities for one in wanted.values()):
         raise InputError("some take probabilities and some logits", argument="methods", cure="compare them apart")
@@ -149,7 +153,7 @@ def _usual_methods(features: Mapping[str, Any] | None) -> list[str]:
     """Methods that need no tuning and that one pass serves; of arrays, those that find their features."""
     core = {name: method for name, method in METHODS.items() if not method.kind.__module__.startswith(LABORATORY)}
     usual = {name: m.needs for name, m in core.items() if m.tunes != "only" and m.needs.pool is None}
-    return [n for n, needs in usual.items() if features is None or not needs.reads_layers or needs.blocks(features)]
+    return [n for n, needs in usual.items() if features is None or not needs.must_read_layers or needs.blocks(features)]
 
 
 def _detectors(methods: Iterable[str | Detector]) -> dict[str, Detector]:
@@ -174,14 +178,17 @@ def _fit(
     if others:
         raise InputError("they pool layers differently", argument="methods", cure="compare them apart")
     summaries = [Summary(needs, model=source.weights()) for needs in wanted]
+    blind = [Summary(needs) for needs in wanted if needs.layers == "any"]
     for outputs, _ in _outputs(source, train, "train", read):
         for summary in summaries:
             summary.head = source.reader.head if source.reader is not None else None
             summary.add(outputs)
+        for summary in blind:
+            summary.add(outputs.only(()))
     fitted: dict[str, Detector] = {}
     left_out: dict[str, str] = {}
     for name, one in detectors.items():
-        covering = next(summary for summary in summaries if _covers(summary, one))
+        covering = next(summary for summary in (blind if _is_blind(name) else summaries) if _covers(summary, one))
         try:
             fitted[name] = copy.copy(one).learn(covering)
         except UnsuitedError as error:
@@ -189,6 +196,10 @@ def _fit(
                 raise
             left_out[name] = str(error)
     return fitted, left_out
+
+
+def _is_blind(name: str) -> bool:
+    return name.endswith(f"({LOGITS})")
 
 
 def _covers(summary: Summary, detector: Detector) -> bool:
@@ -228,9 +239,10 @@ def _scores(
     for outputs, spent in _outputs(source, data, name):
         seconds[""] += spent
         for method, detector in detectors.items():
+            seen = outputs.only(()) if _is_blind(method) else outputs
             if not parts[method]:
-                detector.score(outputs)  # a first call may prepare something
+                detector.score(seen)  # a first call may prepare something
             start = time.perf_counter()
-            parts[method].append(detector.score(outputs).cpu())
+            parts[method].append(detector.score(seen).cpu())
             seconds[method] += time.perf_counter() - start
     return {method: torch.cat(scores) for method, scores in parts.items()}

@@ -22,6 +22,7 @@ from igeood.summary.needs import Needs
 
 Hook = Callable[[nn.Module, Any, Any], None]
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+_making = threading.Lock()
 
 
 class Reader:
@@ -88,7 +89,9 @@ class Reader:
     def _run(self, model: nn.Module, batch: Batch, hook: Hook, modules: Iterable[nn.Module]) -> Tensor:
         """Logits of a batch, in one pass with a hook and in evaluation mode; everything is put back afterwards."""
         inputs = self.place(batch).inputs
-        with _locks.setdefault(self.bare, threading.RLock()), ExitStack() as stack:
+        with _making:
+            lock = _locks.setdefault(self.bare, threading.RLock())
+        with lock, ExitStack() as stack:
             for module in list(self.model.modules()):
                 if module.training:
                     module.training = False
