@@ -1,4 +1,4 @@
-"""The nearest class: the same as float64's whatever the data, by a bound that is proven and here measured."""
+"""The nearest class: the same as float64's whatever the data."""
 
 import math
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from igeood.geometry import gaussian, nearest
+from igeood.geometry import gaussian
 
 
 def brute(x: Tensor, means: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
@@ -36,25 +36,15 @@ def sample(n: int, n_classes: int, k: int, spread: float, seed: int = 0) -> tupl
     return tuple(torch.from_numpy(array) for array in (x, means, std))
 
 
-@pytest.fixture(autouse=True)
-def _no_small_path(monkeypatch):
-    """Small tables are computed directly; the tests of the search are small."""
-    monkeypatch.setattr(nearest, "SMALL", 0)
-
-
 @pytest.mark.parametrize("spread", [0.0, 1e-6, 0.1, 0.6, 2.0, 50.0])
 @pytest.mark.parametrize(("n_classes", "k"), [(2, 1), (10, 342), (100, 64), (400, 20)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("small", [0, 1 << 30])
-def test_same_as_the_whole_table(n_classes, k, spread, dtype, small, monkeypatch):
-    monkeypatch.setattr(nearest, "SMALL", small)
+def test_same_as_the_whole_table(n_classes, k, spread, dtype):
     x, means, std = sample(100 if k > 50 else 300, n_classes, k, spread)
     assert_the_same(x.to(dtype), means, std)
 
 
-@pytest.mark.parametrize("small", [0, 1 << 30])
-def test_same_far_away_with_tiny_deviations_and_at_ties(small, monkeypatch):
-    monkeypatch.setattr(nearest, "SMALL", small)
+def test_same_far_away_with_tiny_deviations_and_at_ties():
     x, means, std = sample(200, 50, 40, 0.6)
     assert_the_same(x + 1e8, means + 1e8, std)
     for far in (10.0, 1e10, 1e300):
@@ -76,12 +66,11 @@ def test_rows_alone_in_chunks_with_gaps_and_with_threads(monkeypatch):
     x, means, std = sample(400, 60, 60, 0.6)
     parts = x[::2, ::2], means[:, ::2], std[::2]
     distance, label = gaussian.nearest_distance(*parts)
-    prepared = gaussian.prepare_nearest(*parts[1:])
-    alone = [gaussian.nearest_prepared(row[None], prepared) for row in parts[0]]
+    alone = [gaussian.nearest(row[None], *parts[1:]) for row in parts[0]]
     ways = [tuple(torch.cat(values) for values in zip(*alone, strict=True))]
     threads = torch.get_num_threads()
     torch.set_num_threads(2 if threads == 1 else 1)
-    ways.append(gaussian.nearest_prepared(parts[0], prepared))
+    ways.append(gaussian.nearest(*parts))
     torch.set_num_threads(threads)
     monkeypatch.setattr("igeood.geometry.precision.CHUNK_ELEMENTS", 1000)
     ways.append(gaussian.nearest_distance(*(part.contiguous() for part in parts)))
@@ -92,41 +81,8 @@ def test_rows_alone_in_chunks_with_gaps_and_with_threads(monkeypatch):
     assert distance.tolist() == label.tolist() == [0, 0, 0]  # without a channel
 
 
-def approximation(x: Tensor, means: Tensor, nodes: tuple[int, ...], monkeypatch) -> tuple[Tensor, Tensor]:
-    """How far off the sums are (N, C), of x and means in units of 1/scale, and the bound (C,), with so many nodes."""
-    monkeypatch.setattr(nearest, "_NODES", nodes)
-    prepared = nearest.prepare(means, torch.ones(means.shape[1], dtype=torch.float64))
-    sums, bound = nearest._approximate(x, prepared)
-    moved = x - prepared.centre
-    left_out = torch.zeros(len(x), dtype=torch.float64)
-    for group in prepared.groups:
-        if group.table is not None:
-            node = nearest.nodes(1 + len(group.table))[0] * group.reach
-            left_out += torch.asinh(moved[:, group.channels] - node).square().sum(dim=1)
-    exact = torch.asinh(moved[:, None] - (means - prepared.centre)).square().sum(dim=-1)
-    return sums.double() + left_out[:, None] - exact, bound
-
-
-@pytest.mark.parametrize("n", [0, *nearest._NODES])
-@pytest.mark.parametrize("reach", [0.0, 1e-3, 0.1, 0.4, 0.8, 1.4])
-@pytest.mark.parametrize("k", [1, 30])
-def test_the_bound_holds(n, reach, k, monkeypatch):
-    """Where the remainder is greatest and rounding worst: about the classes, at their ends, far and very far."""
-    monkeypatch.setattr(nearest, "_TOLERANCE", math.inf)
-    generator = torch.Generator().manual_seed(k)
-    means = reach * (2 * torch.rand(200, k, generator=generator, dtype=torch.float64) - 1)
-    means[0], means[1] = reach, -reach
-    near = torch.linspace(-2 * reach - 2, 2 * reach + 2, 300, dtype=torch.float64)
-    far = torch.logspace(0, 17, 300, dtype=torch.float64)
-    x = torch.cat([near, far, -far, means[:2, 0], torch.zeros(1)])[:, None]
-    x = x * (torch.rand(k, generator=generator, dtype=torch.float64) if k > 1 else 1)
-    for part in x.split(100):  # the bound grows with the greatest of the rows
-        error, bound = approximation(part, means, (n,) if n else (), monkeypatch)
-        assert (error.abs() <= bound).all()
-
-
 def test_asinh_to_the_last_digits_and_where_its_square_overflows():
     x = torch.logspace(-150, 300, 91, dtype=torch.float64)
     with mpmath.workdps(40):
         expected = [float(mpmath.asinh(mpmath.mpf(v))) for v in x.tolist()]
-    np.testing.assert_allclose(nearest.asinh(-x).numpy(), expected, rtol=1e-15)
+    np.testing.assert_allclose(gaussian.asinh(-x).numpy(), expected, rtol=1e-15)

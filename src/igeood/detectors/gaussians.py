@@ -121,13 +121,10 @@ class IgeoodFeatures(LayerDetector):
                 self.findings_.append(Finding("dead-channels", "info", message, "their deviation is a floor"))
         return self
 
-    @cached_property
-    def _classes(self) -> dict[str, Any]:
-        return {layer: gaussian.prepare_nearest(self.mean_[layer], self.std_[layer]) for layer in self.widths_}
-
     def layer_score(self, outputs: Outputs, layer: str) -> tuple[Tensor, Tensor]:
         """FR_ℓ and the nearest class (Eq. 10–11)."""
-        return gaussian.nearest_prepared(outputs.features[layer], self._classes[layer])
+        x = outputs.features[layer]
+        return gaussian.nearest(x, self.mean_[layer].to(x.device), self.std_[layer].to(x.device))
 
     def channel_parts(self, x: Tensor, nearest: Tensor, layer: str) -> Tensor:
         """ρ² of each channel (Eq. 9)."""

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from igeood.errors import InputError
-from igeood.geometry.nearest import Prepared, asinh, nearest, prepare
-from igeood.geometry.precision import exporting, result_dtype, row_chunks, wide
+from igeood.geometry.precision import by_rows, exporting, result_dtype, row_chunks, wide
 
 _TWO_SQRT2 = 2.0 * math.sqrt(2.0)
 
@@ -103,24 +102,34 @@ def nearest_distance(x: Tensor, means: Tensor, std: Tensor) -> tuple[Tensor, Ten
         shapes = f"{tuple(x.shape)}, {tuple(means.shape)} and {tuple(std.shape)}"
         raise InputError(f"expected shapes (N, k), (C, k) and (k,), got {shapes}", argument="x, means, std")
     _check_values(x=x, means=means, std=std)
-    distance, label = nearest_prepared(x, prepare_nearest(means, std))
+    distance, label = nearest(x, means, std)
     return distance.to(result_dtype(x, means, std)), label
 
 
-def prepare_nearest(means: Tensor, std: Tensor) -> Prepared:
-    """What `nearest_prepared` needs of the class means (C, k) and their standard deviation (k,)."""
-    return prepare(wide(means), 1.0 / (_TWO_SQRT2 * wide(std)))
-
-
-def nearest_prepared(x: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor]:
-    """`nearest_distance` of rows (N, k) in float64, with prepared classes and without checks."""
+def nearest(x: Tensor, means: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
+    """`nearest_distance` of rows (N, k) in float64, without checks."""
+    means = wide(means)
+    scale = 1.0 / (_TWO_SQRT2 * wide(std))
     with torch.no_grad():
-        label = nearest(x, prepared)
+        label = by_rows(lambda rows: _squares(rows[:, None], means, scale).argmin(dim=1), x, means.numel())
     lengths = []
     for rows in row_chunks(x.shape[0], x.shape[1]):
-        rho = asinh((wide(x[rows]) - prepared.means[label[rows]]) * prepared.scale)  # (n, k)
+        rho = asinh((wide(x[rows]) - means[label[rows]]) * scale)  # (n, k)
         lengths.append(_TWO_SQRT2 * torch.linalg.vector_norm(rho, dim=-1))
     return torch.cat(lengths), label
+
+
+def _squares(x: Tensor, means: Tensor, scale: Tensor) -> Tensor:
+    """Sums over channels of asinh²((x − μ)·scale): (..., k) → (...)."""
+    return asinh((wide(x) - means) * scale).square_().sum(dim=-1)
+
+
+def asinh(t: Tensor) -> Tensor:
+    """Compute asinh |t|, differentiable and exact to the last digits; torch.asinh is slow on a CPU."""
+    size = t.abs()
+    root = size.clamp(max=1e150)  # whose square is finite; beyond, the fraction is 1
+    fraction = root / (1.0 + (1.0 + root * root).sqrt())
+    return torch.log1p(size + size * fraction)
 
 
 def _check_values(**tensors: Tensor) -> None:
