@@ -63,7 +63,7 @@ class Explanation:
         lines = []
         for row, score in enumerate(self.score.tolist()):
             places = self._rarest(row) if self.rarity is not None else self._largest(row)
-            of = f": {', '.join(places[:SHOWN])}" if self.columns != ["output"] else ""
+            of = f"; {', '.join(places[:SHOWN])}" if self.columns != ["output"] else ""
             lines.append(f"sample {row}: score {score:.4g}{of}{self._of_output(row)}")
         return "\n".join(lines)
 
@@ -78,7 +78,7 @@ class Explanation:
         rarest: dict[str, float] = {}
         for name, share in sorted(self.rarities(row).items(), key=lambda pair: pair[1]):
             rarest.setdefault(name.rpartition(": ")[0], share)
-        return [f"{place} {one_in(share)}{self._near(place, row)}" for place, share in rarest.items()]
+        return [f"{place}: {one_in(share)}{self._near(place, row)}" for place, share in rarest.items()]
 
     def rarities(self, row: int) -> dict[str, float]:
         """The share of known inputs that are as extreme, by column, for one sample; empty if the method has none."""

@@ -317,7 +317,8 @@ def _restore(record: dict[str, Any], tensors: dict[str, Tensor], needs: Needs | 
     dtypes = {name: getattr(torch, dtype) for name, dtype in record["dtypes"].items()}
     features = {str(b): torch.empty(0, width, dtype=dtypes.get("features")) for b, width in record["widths"]}
     labels = torch.empty(0, dtype=torch.int64) if record["labelled"] else None
-    summary._start(Outputs.checked(torch.empty(0, record["n_classes"], dtype=dtypes.get("logits")), features, labels))
+    dtype = dtypes.get("logits", dtypes.get("features"))
+    summary._start(Outputs.checked(torch.empty(0, record["n_classes"], dtype=dtype), features, labels))
     summary.counts = tensors["counts"]
     summary.identified = record["identified"]
     summary._keys = [tensors["keys"].numpy().view(np.uint64)]
