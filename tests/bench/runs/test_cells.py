@@ -205,7 +205,7 @@ def test_what_cannot_be_measured_is_an_error_first(world, network, plan, tmp_pat
 
 
 def test_every_method_is_measured_on_all_test_images(world, network, plan, tmp_path):
-    names = ("msp", "fisher-rao-product", "react", "gram")
+    names = ("msp", "evidence", "react", "gram")
     cells = run([network], plan(settings=("untuned",), methods=names), tmp_path, root=world).cells.records
     assert {(c["method"], c["validation"], c["id_images"]) for c in cells} == {(name, "none", 80) for name in names}
     untuned = {name for name, method in METHODS.items() if method.tunes != "only"}
