@@ -1,7 +1,7 @@
 """Folders of image files as the inputs of a guarded model."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +43,12 @@ class ImageFolder:
         With "refuse", a file that does not decode is black, and has its reason in the batch's `reasons`.
     classes : tuple of str or None
         Names of the sub-folders that are classes.
+    report : callable
+        Gets the number of images that are done, and of all, after each batch.
     """
 
     on_error = "raise"
+    report: Callable[[int, int | None], None] = staticmethod(lambda *_: None)
 
     def __init__(self, name: str, guard: Guard, *, batch: int, training: bool) -> None:
         if guard.preparation is None:
@@ -74,6 +77,7 @@ class ImageFolder:
             labels = None if self.labels is None else self.labels[rows]
             names = [str(path) for path in self.paths[rows]] if ids else range(rows.start, rows.stop)
             yield Batch({"": x}, labels=labels, reasons=reasons), names
+            self.report(rows.stop, self.rows)
 
     def _read(self, paths: Sequence[Path]) -> tuple[Pixels, dict[int, str]]:
         size = self.preparation["size"]

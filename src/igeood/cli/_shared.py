@@ -2,8 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from glob import glob
 from pathlib import Path
@@ -147,19 +146,26 @@ def health(guard: "Guard", as_json: bool) -> Options:
 
 
 def open_samples(
-    names: Sequence[str], guard: "Guard", options: Options, *, training: bool = False
+    names: Sequence[str], guard: "Guard", options: Options, report: Progress, what: str, *, training: bool = False
 ) -> "LogitsFile | ImageFolder":
-    """Samples for a guard: images if it has a model, else logits files with the features that it reads."""
+    """Samples for a guard: images if it has a model, else logits files with the features that it reads.
+
+    Reading them is reported as `what`.
+    """
+    samples: LogitsFile | ImageFolder
     if guard.source.model is not None:
         from igeood.images import ImageFolder
 
         if len(names) > 1:
             problem = "a guard with a model takes one set of images"
             raise InputError(problem, place=names[1], cure="put them into one folder")
-        return ImageFolder(names[0], guard, batch=options["batch"], training=training)
-    from igeood.work.scoring import open_logits
+        samples = ImageFolder(names[0], guard, batch=options["batch"], training=training)
+    else:
+        from igeood.work.scoring import open_logits
 
-    return open_logits(guard, names, column_names(options), labelled=training)
+        samples = open_logits(guard, names, column_names(options), labelled=training)
+    samples.report = partial(report, what)
+    return samples
 
 
 def column_names(options: Options) -> dict[str, str | None]:
@@ -197,22 +203,6 @@ def show_files(as_json: bool, record: Options, failed: dict[str, IgeoodError]) -
     if failed:
         cure = "fix them and repeat the command, which continues with them"
         raise InputError(f"{len(failed)} of {record['files']} files failed", cure=cure)
-
-
-@dataclass(frozen=True)
-class Watched:
-    """Samples whose reading is reported; they can be read again."""
-
-    dataset: "LogitsFile | ImageFolder"
-    what: str
-    report: Progress
-
-    def __iter__(self) -> Iterator[Any]:
-        done = 0
-        for batch in self.dataset:
-            yield batch
-            done += len(batch)
-            self.report(self.what, done, self.dataset.rows)
 
 
 def check_out(

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from igeood.cli import _shared
-from igeood.cli._shared import Watched, check_out, load_guard, open_samples
+from igeood.cli._shared import check_out, load_guard, open_samples
 from igeood.terminal import progress_bars, show
 
 KIND = click.Choice(["marginal", "tolerance"])
@@ -29,7 +29,7 @@ def calibrate(guard: str, id_data: tuple[str, ...], out: str | None, as_json: bo
     target = check_out(out, options["force"], *id_data, replaced=guard)
     loaded = load_guard(guard, options)
     with progress_bars() as report:
-        samples = Watched(open_samples(id_data, loaded, options), "calibrate", report)
+        samples = open_samples(id_data, loaded, options, report, "calibrate")
         promised = {name: options[name] for name in ("tpr", "guarantee", "confidence")}
         loaded.calibrate(samples, **promised).save(target)
     calibration: Any = loaded.calibration

@@ -47,7 +47,7 @@ def _example(name: str | None, guard: "Guard", options: dict[str, Any]) -> Any:
     if name is None:
         return None
     if guard.source.model is None or (guard.preparation is not None and not name.endswith(".npz")):
-        return open_samples([name], guard, options)
+        return open_samples([name], guard, options, lambda *_: None, "example")
     return _arrays(name)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from igeood.cli import _shared
-from igeood.cli._shared import Options, Watched, check_out, health, is_folder, load_model, open_samples
+from igeood.cli._shared import Options, check_out, health, is_folder, load_model, open_samples
 from igeood.errors import InputError
 from igeood.terminal import FILE, method_option, progress_bars, show
 
@@ -70,9 +70,9 @@ def fit(train: tuple[str, ...], out: str | None, summary: str | None, **options:
     if is_folder(summary) or any(options[name] for name in ("engine", "workers", "address")):
         _fit_each(guard, train, out, summary, options)
         return
-    samples = open_samples(train, guard, options, training=True)
     with progress_bars() as report:
-        total = summarise(guard, Watched(samples, "fit", report), budget=options["budget"])
+        samples = open_samples(train, guard, options, report, "fit", training=True)
+        total = summarise(guard, samples, budget=options["budget"])
     total.about |= {} if guard.preparation is None else {"preparation": guard.preparation}
     write(guard, total, out, summary, options)
 

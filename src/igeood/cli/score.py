@@ -50,9 +50,9 @@ def score(guard: str, data: tuple[str, ...], out: str | None, **options: Any) ->
 
     as_json = options["as_json"]
     loaded = load_guard(guard, options)
-    samples = open_samples(data, loaded, options)
     with progress_bars() as report:
-        counts = write_scores(loaded, samples, out, report, on_error=options["on_error"], as_json=as_json)
+        samples = open_samples(data, loaded, options, report, "score")
+        counts = write_scores(loaded, samples, out, on_error=options["on_error"], as_json=as_json)
     record = _report(loaded, counts)
     if out is not None:
         show(as_json, {"out": out, **record})
