@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import igeood
-from igeood.cli._evidence import POINTS, Trace
 from igeood.guard.file import load_calibration
 
 KINDS = ("parquet", "csv", "jsonl")
@@ -222,15 +221,3 @@ def test_without_matplotlib_a_picture_is_an_error_that_says_what_to_install(run,
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     result = run("monitor", "guard.safetensors", *names("csv"), "--picture", "p.png")
     assert (result.exit_code, "igeood[report]" in result.stderr, Path("p.png").exists()) == (2, True, False)
-
-
-@pytest.mark.parametrize("inputs", [1, POINTS, POINTS + 1, 7 * POINTS + 3, 100_000])
-def test_few_points_keep_every_peak(inputs):
-    evidence, trace = np.random.default_rng(0).random(inputs), Trace(1000)
-    for part in np.array_split(evidence, 7):
-        trace.add(part)
-    numbers, peaks = trace.points()
-    assert len(numbers) == len(peaks) <= POINTS
-    assert numbers[-1] == 1000 + inputs - 1
-    starts = np.append(0, numbers[:-1] - 999)
-    assert peaks.tolist() == np.maximum.reduceat(evidence, starts).tolist()

@@ -16,8 +16,8 @@ _GUARANTEE = "The share holds on average over calibration sets, or for this set 
 @click.argument("guard", type=click.Path())
 @click.argument("id_data", metavar="ID...", nargs=-1, required=True, type=click.Path())
 @_shared.tpr_option
-@click.option("--guarantee", type=KIND, default="marginal", show_default=True, help=_GUARANTEE)
-@click.option("--confidence", default=0.95, show_default=True, help="Confidence of the tolerance guarantee.")
+@click.option("--guarantee", type=KIND, default="marginal", help=_GUARANTEE)
+@click.option("--confidence", default=0.95, help="Confidence of the tolerance guarantee.")
 @_shared.out_option
 @_shared.guard_options
 def calibrate(guard: str, id_data: tuple[str, ...], out: str | None, as_json: bool, **options: Any) -> None:

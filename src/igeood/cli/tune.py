@@ -16,7 +16,7 @@ from igeood.terminal import method_option, progress_bars, seed_option, show
 @click.option("--summary", metavar="FILES", help="Instead of --train: what `igeood fit --summary` wrote.")
 @click.option("--id", "id_data", metavar="DATA", required=True, help="In-distribution samples not used in training.")
 @click.option("--ood", metavar="DATA", required=True, multiple=True, help="Samples to refuse. Repeatable.")
-@click.option("--share", default=0.5, show_default=True, help="Share of --id to use; `igeood calibrate` uses the rest.")
+@click.option("--share", default=0.5, help="Share of --id to use; `igeood calibrate` uses the rest.")
 @_shared.tpr_option
 @method_option
 @seed_option
