@@ -86,17 +86,6 @@ def test_a_summary_of_images_keeps_how_they_were_prepared(good, images, monkeypa
     assert good("score", "g", "folder:held", *model) == good("score", "whole", "folder:held", *model)
 
 
-def test_summaries_of_a_method_with_sums_of_its_own_add_up(good, images, tmp_path, monkeypatch):
-    pytest.importorskip("igeood.bench.methods.gram")
-    monkeypatch.chdir(images)
-    monkeypatch.syspath_prepend(str(images))
-    options = ["--model", "nets:make", "--method", "gram"]
-    for part in ("train", "held"):
-        good("fit", part, *options, "--size", 24, "--summary", tmp_path / part)
-    merged = good("merge", tmp_path / "train", tmp_path / "held", *options, "--out", tmp_path / "g", "--json")
-    assert json.loads(merged)["samples"] == 150
-
-
 WRONG = {  # a line, and what its error has to name
     "fit train.parquet": "--out",
     "merge s": "--out",

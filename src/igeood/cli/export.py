@@ -57,7 +57,8 @@ def _arrays(name: str) -> Any:
     import torch
 
     try:
-        with np.load(name, allow_pickle=False) as file:
+        with Path(name).open("rb") as content:
+            file = np.load(content, allow_pickle=False)
             arrays = {key: torch.from_numpy(file[key]) for key in file.files if key not in ("labels", "label")}
     except Exception as error:  # of zip files and arrays, there are many
         cure = "write one with numpy.savez, an array of numbers for each input"

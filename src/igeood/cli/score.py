@@ -2,6 +2,7 @@
 
 import os
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -39,11 +40,12 @@ def score(guard: str, data: tuple[str, ...], out: str | None, **options: Any) ->
     their input has changed, so the same command continues after an interruption. With --force they are made again, and
     files of another guard or of inputs that no longer exist are removed. A file that fails does not stop the others.
     """
-    if out is not None and is_folder(out):
+    is_spread = any(options[name] for name in ("engine", "workers", "address"))
+    if out is not None and (is_folder(out) or (is_spread and not Path(out).suffix)):
         _score_each(guard, data, out, options)
         return
-    if any(options[name] for name in ("engine", "workers", "address")):
-        raise InputError("one file is scored in one process", argument="out", cure="name a folder, with / at its end")
+    if is_spread:
+        raise InputError("one file is scored in one process", argument="out", cure="name a folder")
     if out is not None:
         check_out(out, options["force"], guard, *data, guard=False)
     from igeood.work.scoring import write_scores
@@ -89,6 +91,7 @@ def _report(guard: "Guard", counts: Options) -> Options:
         click.echo(message, err=True)
     if guard.calibration is None:
         click.echo("igeood: the guard is not calibrated: scores only; run `igeood calibrate` first", err=True)
-    click.echo(f"{counts['refused']:,} of {rows:,} refused" if guard.calibration else f"{rows:,} scored", err=True)
+    elif rows:
+        click.echo(f"{counts['refused']:,} of {rows:,} refused", err=True)
     record = {"rows": rows, "refused": counts["refused"] if guard.calibration else None}
     return {**record, "unread": unread} if unread else record

@@ -19,7 +19,7 @@ from igeood.serve.batching import Batcher, Job
 from igeood.serve.flagged import Flagged
 from igeood.serve.log import say
 from igeood.serve.metrics import Metrics, Recent
-from igeood.serve.served import Served, check_read
+from igeood.serve.served import Served
 from igeood.version import __version__
 from igeood.work.verdicts import open_monitor
 
@@ -96,13 +96,10 @@ class Service:
         """Answer jobs of one guard, then count their inputs."""
         served, refuses = jobs[0].key[:2]
         tensors = {name: torch.cat([job.data[name] for job in jobs]) for name in jobs[0].data}
-        verdict = served.predict(tensors)
+        verdict = served.predict(tensors, "refuse" if refuses else "raise")
         columns = verdict.to_dict()
-        reasons = columns.pop("reason", [None] * len(verdict))
         if refuses:
-            columns["reason"] = reasons
-        else:
-            check_read(dict(enumerate(reasons)))
+            columns.setdefault("reason", [None] * len(verdict))
         start = 0
         for job in jobs:
             job.future.set_result({name: values[start : start + job.rows] for name, values in columns.items()})

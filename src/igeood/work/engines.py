@@ -71,9 +71,11 @@ def in_processes(workers: int, work: Work, units: Units) -> Iterator[tuple[str, 
                     cure = "make the file smaller, or run fewer {workers}"
                     yield name, InputError(f"its worker died {TRIES} times", cure=cure) if is_dead else future.result()
     finally:
-        for child in multiprocessing.active_children() if running else ():
-            child.terminate()  # a worker then removes what it has half written
-        for pool in [*pools, *(pool for _, _, pool in running.values())]:
+        for _, _, pool in running.values():
+            for process in pool._processes.values():  # from Python 3.14 on: terminate_workers
+                process.terminate()  # it then removes what it has half written
+            pools.append(pool)
+        for pool in pools:
             pool.shutdown(cancel_futures=True)
 
 
