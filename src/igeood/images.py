@@ -69,28 +69,23 @@ class ImageFolder:
 
     def blocks(self, *, ids: bool = False) -> Iterator[tuple[Batch, list[str] | range]]:
         """Batches of inputs (n, 3, size, size) with the files' names, or else the images' numbers."""
-        mean, std = self.preparation["mean"], self.preparation["std"]
+        size = self.preparation["size"]
         for start in range(0, self.rows, self.batch):
             rows = slice(start, min(start + self.batch, self.rows))
-            pixels, reasons = self._read(self.paths[rows])
-            x = normalised(pixels, mean, std).contiguous()
+            pixels = np.zeros((rows.stop - start, 3, size, size), np.uint8)
+            reasons: dict[int, str] = {}
+            for row, path in enumerate(self.paths[rows]):
+                try:
+                    pixels[row] = read_image(path, size)
+                except InputError as error:  # noqa: PERF203
+                    if self.on_error == "raise":
+                        raise
+                    reasons[row] = str(error)
+            x = normalised(pixels, self.preparation["mean"], self.preparation["std"]).contiguous()
             labels = None if self.labels is None else self.labels[rows]
-            names = [str(path) for path in self.paths[rows]] if ids else range(rows.start, rows.stop)
+            names = [str(path) for path in self.paths[rows]] if ids else range(start, rows.stop)
             yield Batch({"": x}, labels=labels, reasons=reasons), names
             self.report(rows.stop, self.rows)
-
-    def _read(self, paths: Sequence[Path]) -> tuple[Pixels, dict[int, str]]:
-        size = self.preparation["size"]
-        pixels = np.zeros((len(paths), 3, size, size), np.uint8)
-        reasons: dict[int, str] = {}
-        for row, path in enumerate(paths):
-            try:
-                pixels[row] = read_image(path, size)
-            except InputError as error:  # noqa: PERF203
-                if self.on_error == "raise":
-                    raise
-                reasons[row] = str(error)
-        return pixels, reasons
 
 
 def prepare(guard: Guard, size: int | None, mean: str | None, std: str | None) -> None:

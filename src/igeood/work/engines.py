@@ -72,7 +72,7 @@ def in_processes(workers: int, work: Work, units: Units) -> Iterator[tuple[str, 
                     yield name, InputError(f"its worker died {TRIES} times", cure=cure) if is_dead else future.result()
     finally:
         for _, _, pool in running.values():
-            for process in pool._processes.values():  # from Python 3.14 on: terminate_workers
+            for process in list(pool._processes.values()):  # from Python 3.14 on: terminate_workers
                 process.terminate()  # it then removes what it has half written
             pools.append(pool)
         for pool in pools:
