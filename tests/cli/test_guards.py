@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import igeood
+from igeood.work import engines
 
 GUARDS = [
     ("parquet", [], igeood.black_box),
@@ -141,6 +142,14 @@ def test_existing_files_are_not_overwritten(run, good, files):
     good("calibrate", "fitted.safetensors", "held_out.npz", "--out", "new/other.safetensors")  # the folder is made
     guards = [igeood.load(path) for path in ("fitted.safetensors", "new/other.safetensors")]
     assert [guard.calibration is None for guard in guards] == [True, False]
+
+
+def test_files_are_scored_one_by_one_into_a_folder(run, files, monkeypatch):
+    monkeypatch.setattr("igeood.work.engines.in_processes", lambda _, *work: engines.here(*work))
+    for is_done in (False, True):
+        result = run("score", "guard.safetensors", "test.npz", "ood.npz", "--out", "scores", "--workers", 2)
+        assert (result.exit_code, "of 800" in result.stderr) == (0, not is_done)
+        assert len(list(Path("scores").glob("*.npz.parquet"))) == 2
 
 
 def test_ids_of_two_kinds_are_kept_as_text(good, files, known):

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import multiprocessing
 import os
 import secrets
 import signal
@@ -168,6 +169,17 @@ def test_a_unit_whose_workers_die_is_tried_ten_times_and_the_others_are_done(mon
     ends = dict(engines.in_processes(2, str.upper, {name: (name,) for name in ("poison", "a", "b", "c")}))
     assert isinstance(ends.pop("poison"), InputError)
     assert (ends, Pool.calls) == ({"a": "A", "b": "B", "c": "C"}, 3 + engines.TRIES)
+
+
+def test_who_stops_early_ends_its_own_workers_only():
+    bystander = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(PATIENCE,))
+    bystander.start()
+    results = engines.in_processes(1, time.sleep, {"short": (0,), "long": (PATIENCE,)})
+    assert next(results) == ("short", None)
+    results.close()
+    assert multiprocessing.active_children() == [bystander]
+    bystander.terminate()
+    bystander.join()
 
 
 def writers(folder):

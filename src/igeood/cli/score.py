@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from igeood.guard import Guard
 
 ON_ERROR = click.Choice(["raise", "refuse"])
-_OUT = "A .parquet, .jsonl or .csv file; or a folder, with / at its end. Default: CSV on stdout."
+_OUT = "A .parquet, .jsonl or .csv file; or a folder, whose name ends with /. Default: CSV on stdout."
 
 
 @click.command()
