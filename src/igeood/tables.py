@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from glob import glob
+from glob import glob, has_magic
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -32,7 +32,6 @@ LONGEST = 1 << 22  # bytes of text that are parsed at a time; a row may not be l
 Types = Mapping[str, pa.DataType]  # columns to read, and their types where the file is text
 _TYPES = {"label": pa.int64(), "id": pa.string()}
 _ENDINGS = (".parquet", ".npz", ".csv", ".jsonl")
-_WILD = set("*?[")
 
 
 def find_files(name: str) -> tuple[Path, list[Path]]:
@@ -44,11 +43,11 @@ def find_files(name: str) -> tuple[Path, list[Path]]:
     path = Path(name)
     if path.is_dir():
         folder, hits = path, [path]
-    elif path.exists() or not _WILD & set(name):
+    elif path.exists() or not has_magic(name):
         is_mark = path.name.startswith("_") and path.suffix not in _ENDINGS  # a shell wrote it for `parts/*`
         return path.parent, [] if is_mark else [path]
     else:
-        folder = next(parent for parent in path.parents if not _WILD & set(str(parent)))
+        folder = next(parent for parent in path.parents if not has_magic(str(parent)))
         hits = [Path(hit) for hit in sorted(glob(name, recursive=True))]  # noqa: PTH207 (a pattern may be absolute)
     files = [file for hit in hits for file in (sorted(hit.rglob("*")) if hit.is_dir() else [hit])]
     tables = [file for file in dict.fromkeys(files) if file.suffix in _ENDINGS]
@@ -123,7 +122,8 @@ def _text(file: IO[bytes], open_reader: Callable[[IO[bytes], Types], Any]) -> Ta
     def chosen(inferred: pa.DataType, wanted: pa.DataType) -> pa.DataType:
         if pa.types.is_list(inferred):
             return pa.list_(wanted)
-        return inferred if open_reader is _open_json and pa.types.is_integer(inferred) else wanted  # ids
+        is_number_of_json = open_reader is _open_json and pa.types.is_integer(inferred)
+        return inferred if is_number_of_json and wanted == pa.string() else wanted  # an id
 
     def batches(types: Types) -> Iterator[pa.RecordBatch]:
         file.seek(0)

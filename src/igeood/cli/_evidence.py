@@ -1,16 +1,13 @@
 """A picture of a monitor's evidence."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from igeood.errors import InputError, import_extra
 from igeood.files import whole
-
-if TYPE_CHECKING:
-    from igeood.monitor import Monitor
+from igeood.monitor import Monitor
 
 POINTS = 2000
 _LINE, _ALARM = "#0072B2", "#D55E00"
@@ -23,7 +20,7 @@ def check_picture(path: str) -> None:
     import_extra("matplotlib.figure", "report")
 
 
-def draw(monitor: "Monitor", blocks: list[NDArray[np.float64]], path: str) -> None:
+def draw(monitor: Monitor, blocks: list[NDArray[np.float64]], path: str) -> None:
     """Write a picture of the evidence after each input of the last blocks, and of the alarms among them.
 
     The curve shows the largest evidence in each of at most 2,000 runs of inputs.

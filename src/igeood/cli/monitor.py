@@ -1,15 +1,12 @@
 """`igeood monitor`: whether the inputs have changed, from verdict files."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from igeood.cli._shared import Options, check_out
+from igeood.cli._shared import check_out
 from igeood.errors import InputError
 from igeood.terminal import FILE, SEED, force_option, json_option, progress_bars, show
-
-if TYPE_CHECKING:
-    from igeood.monitor import Monitor
 
 KIND = click.Choice(["p-values", "flags"])
 _LENGTH = "Minimum mean number of inputs before a false alarm.  [default: 1000000]"
@@ -42,7 +39,8 @@ def monitor(guard: str, verdicts: tuple[str, ...], state: str | None, picture: s
     """
     from igeood.cli import _evidence
     from igeood.guard.file import load_calibration
-    from igeood.work.verdicts import open_monitor, watch
+    from igeood.monitor import open_monitor
+    from igeood.work.verdicts import watch
 
     if options["acknowledge"] and state is None:
         raise InputError("needs a state whose alarms it forgets", argument="acknowledge", cure="name it with {state}")
@@ -64,14 +62,10 @@ def monitor(guard: str, verdicts: tuple[str, ...], state: str | None, picture: s
     if state is not None:
         watcher.save(state)
     record = {name: getattr(watcher, name) for name in ("inputs", "unread", "evidence", "alarm", "since")}
-    record |= {"new_alarms": watcher.alarm_count - alarms_before, "alarms": _alarms(watcher, ids)}
+    alarms = [{**one._asdict(), "id": ids.get(one.at), "since_id": ids.get(one.since)} for one in watcher.alarms]
+    record |= {"new_alarms": watcher.alarm_count - alarms_before, "alarms": alarms}
     record |= {"warning" if watcher.calibration.trained_on else "promise": watcher.promise}
     record |= {name: getattr(watcher, name) for name in ("run_length", "kind", "seed")}
     if not options["as_json"]:
-        record["alarms"] = record["alarms"][:1] or None  # the first
+        record["alarms"] = alarms[:1] or None  # the first
     show(options["as_json"], {**record, "state": state, "picture": picture})
-
-
-def _alarms(watcher: "Monitor", ids: dict[int, Any]) -> list[Options]:
-    """The alarms, with the ids of their inputs."""
-    return [{**one._asdict(), "id": ids.get(one.at), "since_id": ids.get(one.since)} for one in watcher.alarms]

@@ -3,7 +3,7 @@
 import os
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -11,9 +11,6 @@ from igeood.cli import _shared
 from igeood.cli._shared import Options, check_out, is_folder, load_guard, open_samples
 from igeood.errors import InputError
 from igeood.terminal import progress_bars, show
-
-if TYPE_CHECKING:
-    from igeood.guard import Guard
 
 ON_ERROR = click.Choice(["raise", "refuse"])
 _OUT = "A .parquet, .jsonl or .csv file; or a folder, whose name ends with /. Default: CSV on stdout."
@@ -55,7 +52,7 @@ def score(guard: str, data: tuple[str, ...], out: str | None, **options: Any) ->
     with progress_bars() as report:
         samples = open_samples(data, loaded, options, report, "score")
         counts = write_scores(loaded, samples, out, on_error=options["on_error"], as_json=as_json)
-    record = _report(loaded, counts)
+    record = _report(counts, is_calibrated=loaded.calibration is not None)
     if out is not None:
         show(as_json, {"out": out, **record})
 
@@ -80,18 +77,19 @@ def _score_each(guard: str, data: tuple[str, ...], out: str, options: Options) -
     done, failed, files = _shared.do_files(find_units(data, out), out, recipe, work, options)
     counts: Options = {name: sum(each[name] for each in done.values()) for name in ("rows", "refused", "unread")}
     counts["first"] = next((f"{name}: {each['first']}" for name, each in done.items() if each["first"]), "")
-    _shared.show_files(options["as_json"], {"out": out, **files, **_report(loaded, counts)}, failed)
+    record = {"out": out, **files, **_report(counts, is_calibrated=loaded.calibration is not None)}
+    _shared.show_files(options["as_json"], record, failed)
 
 
-def _report(guard: "Guard", counts: Options) -> Options:
+def _report(counts: Options, *, is_calibrated: bool) -> Options:
     """Print how many rows were refused; return it for the result."""
     rows, unread = counts["rows"], counts["unread"]
     if unread:
         message = f"{unread:,} of {rows:,} rows could not be read and are refused; first: {counts['first']}"
         click.echo(message, err=True)
-    if guard.calibration is None:
+    if not is_calibrated:
         click.echo("igeood: the guard is not calibrated: scores only; run `igeood calibrate` first", err=True)
     elif rows:
         click.echo(f"{counts['refused']:,} of {rows:,} refused", err=True)
-    record = {"rows": rows, "refused": counts["refused"] if guard.calibration else None}
+    record = {"rows": rows, "refused": counts["refused"] if is_calibrated else None}
     return {**record, "unread": unread} if unread else record

@@ -13,7 +13,7 @@ from torch import nn
 from igeood.errors import IgeoodError
 from igeood.files import only_one, record_head, write_whole
 from igeood.guard import Guard, Verdict, load
-from igeood.monitor import Monitor
+from igeood.monitor import Monitor, open_monitor
 from igeood.serve import Options
 from igeood.serve.batching import Batcher, Job
 from igeood.serve.flagged import Flagged
@@ -21,7 +21,6 @@ from igeood.serve.log import say
 from igeood.serve.metrics import Metrics, Recent
 from igeood.serve.served import Served
 from igeood.version import __version__
-from igeood.work.verdicts import open_monitor
 
 LOOKED_EVERY = 0.5  # seconds between two states of the monitor, and between two looks at the guard's file
 MONITOR = ("kind", "run_length", "evidence", "alarm", "since", "alarm_count", "inputs", "unread", "promise")

@@ -1,6 +1,6 @@
-"""A monitor that continues from its state, and verdict files, which `igeood score` writes, read back for it."""
+"""Verdict files, which `igeood score` writes, read back block by block for a monitor."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,29 +9,14 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from igeood.calibration import Calibration
 from igeood.errors import InputError
-from igeood.files import PathLike
-from igeood.guard import Guard, Verdict
+from igeood.guard import Verdict
 from igeood.monitor import Monitor
 from igeood.tables import check_columns, find_files, open_table
 from igeood.terminal import Progress
 
 _NUMBER = pa.float64()
 _TYPES = {"score": _NUMBER, "is_ood": pa.bool_(), "p_value": _NUMBER, "reason": pa.string(), "id": pa.string()}
-
-
-def open_monitor(guard: Guard | Calibration, state: PathLike | None, options: Mapping[str, Any]) -> Monitor:
-    """A monitor with these options; where the file `state` exists, the one that it describes, if it has them."""
-    if state is None or not Path(state).exists():
-        return Monitor(guard, **options)
-    monitor = Monitor.load(state, guard)
-    for name, value in options.items():
-        before = getattr(monitor, name)
-        if before != value:
-            cure = f"give {{{name}={before}}}, or another {{state}}"
-            raise InputError(f"{state} has {before}, not {value}", argument=name, cure=cure)
-    return monitor
 
 
 def watch(
