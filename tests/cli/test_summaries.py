@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import igeood
+from igeood.cli._shared import size_of
 from igeood.model.factory import make_model
 
 
@@ -125,10 +126,6 @@ def test_what_does_not_add_up(good, run, files, known):
         )
 
 
-def test_sizes_of_memory(good, files):
-    kept = []
-    for text in ("20kB", "0.02 mb", "20000", "20KiB"):
-        words = ["--summary", "s", "--memory", text, "--force", "--json"]
-        kept.append(json.loads(good("fit", "train.npz", *words))["kept"]["features"])
-    assert kept[0] == kept[1] == kept[2]
-    assert 0 < kept[0] < kept[3] < 400
+def test_sizes_of_memory():
+    sizes = {"20kB": 20_000, "0.02 mb": 20_000, "20000": 20_000, "20KiB": 20_480, "1.5g": 1_500_000_000}
+    assert {text: size_of(None, None, text) for text in sizes} == sizes

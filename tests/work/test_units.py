@@ -144,7 +144,7 @@ def test_folders_and_engines_that_make_no_sense(few, monkeypatch):
             find_units(names, out)
     with pytest.raises(InputError):
         engines.choose(None, None, "h:1")
-    monkeypatch.setattr(engines, "find_spec", lambda _: None)
+    monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError):
         engines.choose("ray", None, None)
 

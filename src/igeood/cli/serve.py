@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from igeood.cli._shared import load_model, model_options, quantity, size_of
-from igeood.errors import MissingExtraError
+from igeood.errors import import_extra
 from igeood.serve import Options
 from igeood.terminal import FILE, FOLDER, seed_option
 
@@ -50,13 +50,13 @@ def serve(guard: str, host: str, port: int, key_file: str | None, max_body: int,
     A changed guard file is loaded again, also on SIGHUP; a broken one leaves the old guard in place. SIGTERM finishes
     the requests in flight. The monitor continues after a restart.
     """
-    try:
-        from igeood.serve.app import App
-        from igeood.serve.log import json_log
-        from igeood.serve.run import listen, read_keys, run
-        from igeood.serve.service import Service
-    except ImportError as error:
-        raise MissingExtraError(f"{error.name} is needed", cure="pip install 'igeood[serve]'") from error
+    for module in ("orjson", "prometheus_client", "starlette", "uvicorn"):
+        import_extra(module, "serve")
+    from igeood.serve.app import App
+    from igeood.serve.log import json_log
+    from igeood.serve.run import listen, read_keys, run
+    from igeood.serve.service import Service
+
     click.get_current_context().with_resource(json_log())
     keys = read_keys(Path(key_file)) if key_file else []
     options |= {name: options[name] and Path(options[name]) for name in ("state", "keep_flagged")}
