@@ -26,7 +26,7 @@ def parts(files, known):
 def test_a_merged_guard_is_that_of_all_rows(good, parts, known, options):
     for i in range(4):
         good("fit", f"parts/{i}.parquet", "--summary", f"sums/{i}.safetensors", *options)
-    whole = json.loads(good("fit", "train.parquet", "--out", "whole.safetensors", *options, "--json"))
+    whole = json.loads(good("fit", "parts", "--out", "whole.safetensors", *options, "--json"))
     merged = json.loads(good("merge", "sums/*.safetensors", "--out", "g.safetensors", *options, "--json"))
     assert merged == {**whole, "out": "g.safetensors"}
     expected = igeood.load("whole.safetensors").score(known.test)
