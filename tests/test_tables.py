@@ -8,7 +8,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-import igeood
 from igeood import tables
 from igeood.errors import InputError
 from igeood.outputs import Outputs, id_keys, row_keys
@@ -22,22 +21,6 @@ CSV = "id,label,logit_10,logit_9\n007,1,0.5,1\n,0,2,-3e-1\n"
 
 def lists(values):
     return pa.array([list(map(float, row)) for row in values], pa.list_(pa.float32()))
-
-
-@pytest.mark.parametrize("suffix", [*SUFFIXES, ".csv"])
-def test_a_file_is_opened_once_to_be_scored(tmp_path, monkeypatch, suffix):
-    path = tmp_path / f"all{suffix}"
-    if suffix == ".csv":
-        path.write_text("logit_0,logit_1,logit_2\n" + "\n".join(",".join(map(str, row)) for row in ROWS.tolist()))
-    else:
-        write_logits(path, ROWS)
-    guard = igeood.black_box(method="energy").fit(ROWS)
-    file = read_logits(path, logits="logit_*" if suffix == ".csv" else "logits")
-    opened = []
-    open_path = Path.open
-    monkeypatch.setattr(Path, "open", lambda self, *how: opened.append(self) or open_path(self, *how))
-    assert len(guard.score(file)) == len(ROWS)
-    assert opened == [path]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -54,17 +37,8 @@ def test_what_is_written_comes_back(tmp_path, suffix, ids):
         assert (back.numpy, file.rows) == (True, 50)
     names = [str(name) for _, names in file.blocks(ids=True) for name in names]
     assert names == list(map(str, range(50) if ids is None else ids))
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_labels_and_features_are_read_where_they_are_asked_for(tmp_path, suffix):
-    path, labels = tmp_path / f"a{suffix}", np.arange(50) % 3
-    write_logits(path, Outputs(ROWS), labels, features={"a": ROWS, "b": ROWS + 1})
-    (block,) = read_logits(path)
-    assert np.array_equal(block.labels, labels)
-    assert np.array_equal(block.features["b"], ROWS + 1)
-    (some,) = read_logits(path, layers=["a"], labelled=False)
-    assert (list(some.features), some.labels) == (["a"], None)
+    (some,) = read_logits(path, layers=["early"], labelled=False)
+    assert (list(some.features), some.labels) == (["early"], None)
     write_logits(path, ROWS[:0])
     assert [len(block) for block in read_logits(path)] == [0]
 
@@ -96,7 +70,7 @@ def test_blocks_are_bounded_and_add_up_to_the_whole(tmp_path, monkeypatch, group
         assert np.array_equal(Outputs.concat(blocks).logits, values)
 
 
-def test_a_folder_or_a_pattern_is_its_files_in_order(tmp_path):
+def test_a_folder_or_a_pattern_is_its_files_in_order(tmp_path, refused):
     write_logits(tmp_path / "sub" / "b.npz", ROWS[30:], ids=[f"b{i}" for i in range(20)])
     write_logits(tmp_path / "a.parquet", ROWS[:30], ids=[f"a{i}" for i in range(30)])
     (tmp_path / "sub" / "b.npz").rename(tmp_path / "sub" / "b.parquet")  # the content tells the format, not the name
@@ -104,25 +78,19 @@ def test_a_folder_or_a_pattern_is_its_files_in_order(tmp_path):
         (tmp_path / hidden).parent.mkdir(exist_ok=True)
         (tmp_path / hidden).write_text("not a table")
     (tmp_path / "none").mkdir()
-    for name in (
-        tmp_path,
-        tmp_path / "*",
-        tmp_path / "**",
-        [tmp_path / "a.parquet", tmp_path / "_SUCCESS", tmp_path / "s*"],
-    ):
+    several = [tmp_path / "a.parquet", tmp_path / "_SUCCESS", tmp_path / "s*"]
+    for name in (tmp_path, tmp_path / "*", tmp_path / "**", several):
         file = read_logits(name)
         assert np.array_equal(Outputs.concat(file).logits, ROWS)
         assert [str(name) for _, ids in file.blocks(ids=True) for name in ids][29:31] == ["a29", "b0"]
     assert find_files(str(tmp_path / "s*"))[0] == tmp_path
     for name in ("none", "x*"):
-        with pytest.raises(InputError) as caught:
+        with refused(None, str(tmp_path / name)):
             read_logits(tmp_path / name)
-        assert caught.value.place == str(tmp_path / name)
-    for bad in (NAN, ROWS[:, :2]):
+    for bad, argument in ((NAN, None), (ROWS[:, :2], "logits")):
         np.savez(tmp_path / "c.npz", logits=bad, id=np.arange(50))
-        with pytest.raises(InputError, match=r"row (44|0)\b") as caught:
+        with refused(argument, str(tmp_path / "c.npz")):
             list(read_logits([tmp_path / "a.parquet", tmp_path / "c.npz"]))
-        assert caught.value.place == str(tmp_path / "c.npz")
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -148,11 +116,10 @@ def test_ids_identify_samples_where_they_are_asked_for_or_unique_texts(tmp_path,
 
 
 @pytest.mark.parametrize("ids", [pa.array(["a", "b", "a"]).dictionary_encode(), pa.array(["a", None, None])])
-def test_ids_that_do_not_identify_still_name_rows(tmp_path, ids):
+def test_ids_that_do_not_identify_still_name_rows(tmp_path, ids, refused):
     pq.write_table(pa.table({"logits": lists(ROWS[:3]), "id": ids}), tmp_path / "a.parquet")
-    with pytest.raises(InputError) as caught:
+    with refused("id"):
         list(read_logits(tmp_path / "a.parquet", identity="id"))
-    assert caught.value.argument == "id"
     ((block, names),) = read_logits(tmp_path / "a.parquet").blocks(ids=True)
     assert (len(block), names.to_pylist()) == (3, ids.to_pylist())
 
@@ -204,19 +171,18 @@ def test_a_bad_row_is_refused_or_an_error_that_says_where(tmp_path, monkeypatch,
         (None, {"logits": np.zeros((2, 0))}),
     ],
 )
-def test_a_table_of_no_use_is_an_error(tmp_path, argument, columns):
+def test_a_table_of_no_use_is_an_error(tmp_path, argument, columns, refused):
     path = tmp_path / "bad.parquet"
     if isinstance(columns.get("logits"), np.ndarray):
         with path.open("wb") as file:
             np.savez(file, **columns)
     else:
         pq.write_table(pa.table(columns), path)
-    with pytest.raises(InputError) as caught:
+    with refused(argument, str(path)):
         list(read_logits(path))
-    assert (caught.value.argument, caught.value.place) == (argument, str(path))
 
 
-def test_columns_of_either_name_and_those_that_are_missing_or_double(tmp_path):
+def test_columns_of_either_name_and_those_that_are_missing_or_double(tmp_path, refused):
     np.savez(tmp_path / "a.npz", logits=np.eye(3), label=np.arange(3))
     pq.write_table(pa.table({"logits": list(np.eye(3)), "labels": np.arange(3)}), tmp_path / "a.parquet")
     for name in ("a.npz", "a.parquet"):
@@ -228,9 +194,8 @@ def test_columns_of_either_name_and_those_that_are_missing_or_double(tmp_path):
     cases = [({name: value}, "feature.x" if name == "layers" else "x") for name, value in options.items()]
     pq.write_table(pa.Table.from_arrays([lists(ROWS)] * 2, names=["logits"] * 2), tmp_path / "double.parquet")
     for file, options, argument in [(path, *case) for case in cases] + [(tmp_path / "double.parquet", {}, "logits")]:
-        with pytest.raises(InputError) as caught:
+        with refused(argument):
             list(read_logits(file, **options))
-        assert caught.value.argument == argument
 
 
 def test_text_is_read_as_it_is_meant(tmp_path):
@@ -269,25 +234,23 @@ def test_bad_text_is_one_line_that_says_where(tmp_path, change, fact):
     assert (fact in str(caught.value), "\n" in str(caught.value)) == (True, False)
 
 
-def test_files_of_other_columns_are_an_error(tmp_path):
+def test_files_of_other_columns_are_an_error(tmp_path, refused):
     (tmp_path / "a.csv").write_text(CSV.replace("logit_10", "logit_8"))
     (tmp_path / "b.csv").write_text(CSV)
-    with pytest.raises(InputError) as caught:
+    with refused("logit_*", str(tmp_path / "b.csv")):
         list(read_logits(tmp_path / "?.csv", logits="logit_*"))
-    assert (caught.value.argument, caught.value.place) == ("logit_*", str(tmp_path / "b.csv"))
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_writing_what_does_not_fit(tmp_path, suffix):
+def test_writing_what_does_not_fit(tmp_path, suffix, refused):
     for arguments, options, argument in (
         ((NAN,), {}, "logits"),
         ((ROWS, [0]), {}, "labels"),
         ((ROWS,), {"features": {"a": ROWS[1:]}}, "features['a']"),
         ((ROWS,), {"ids": ["a", "b"]}, "ids"),
     ):
-        with pytest.raises(InputError) as caught:
+        with refused(argument):
             write_logits(tmp_path / f"a{suffix}", *arguments, **options)
-        assert caught.value.argument == argument
     assert list(tmp_path.iterdir()) == []
 
 

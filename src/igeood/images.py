@@ -1,7 +1,7 @@
 """Folders of image files as the inputs of a guarded model."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +43,12 @@ class ImageFolder:
         With "refuse", a file that does not decode is black, and has its reason in the batch's `reasons`.
     classes : tuple of str or None
         Names of the sub-folders that are classes.
+    report : callable
+        Gets the number of images that are done, and of all, after each batch.
     """
 
     on_error = "raise"
+    report: Callable[[int, int | None], None] = staticmethod(lambda *_: None)
 
     def __init__(self, name: str, guard: Guard, *, batch: int, training: bool) -> None:
         if guard.preparation is None:
@@ -66,27 +69,23 @@ class ImageFolder:
 
     def blocks(self, *, ids: bool = False) -> Iterator[tuple[Batch, list[str] | range]]:
         """Batches of inputs (n, 3, size, size) with the files' names, or else the images' numbers."""
-        mean, std = self.preparation["mean"], self.preparation["std"]
+        size = self.preparation["size"]
         for start in range(0, self.rows, self.batch):
             rows = slice(start, min(start + self.batch, self.rows))
-            pixels, reasons = self._read(self.paths[rows])
-            x = normalised(pixels, mean, std).contiguous()
+            pixels = np.zeros((rows.stop - start, 3, size, size), np.uint8)
+            reasons: dict[int, str] = {}
+            for row, path in enumerate(self.paths[rows]):
+                try:
+                    pixels[row] = read_image(path, size)
+                except InputError as error:  # noqa: PERF203
+                    if self.on_error == "raise":
+                        raise
+                    reasons[row] = str(error)
+            x = normalised(pixels, self.preparation["mean"], self.preparation["std"]).contiguous()
             labels = None if self.labels is None else self.labels[rows]
-            names = [str(path) for path in self.paths[rows]] if ids else range(rows.start, rows.stop)
+            names = [str(path) for path in self.paths[rows]] if ids else range(start, rows.stop)
             yield Batch({"": x}, labels=labels, reasons=reasons), names
-
-    def _read(self, paths: Sequence[Path]) -> tuple[Pixels, dict[int, str]]:
-        size = self.preparation["size"]
-        pixels = np.zeros((len(paths), 3, size, size), np.uint8)
-        reasons: dict[int, str] = {}
-        for row, path in enumerate(paths):
-            try:
-                pixels[row] = read_image(path, size)
-            except InputError as error:  # noqa: PERF203
-                if self.on_error == "raise":
-                    raise
-                reasons[row] = str(error)
-        return pixels, reasons
+            self.report(rows.stop, self.rows)
 
 
 def prepare(guard: Guard, size: int | None, mean: str | None, std: str | None) -> None:

@@ -13,6 +13,7 @@ so that E[L | past] = 1 and M_t − t is a martingale. The evidence is the mean 
 import json
 import math
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -272,6 +273,19 @@ class Monitor:
     def __repr__(self) -> str:
         state = f"alarm since input {self.since:,}" if self.alarm else "no alarm"
         return f"Monitor({self.kind}: {self.inputs:,} inputs, evidence {self.evidence:.3g}, {state})"
+
+
+def open_monitor(guard: Guard | Calibration, state: PathLike | None, options: Mapping[str, Any]) -> Monitor:
+    """A monitor with these options; where the file `state` exists, the one that it describes, if it has them."""
+    if state is None or not Path(state).exists():
+        return Monitor(guard, **options)
+    monitor = Monitor.load(state, guard)
+    for name, value in options.items():
+        before = getattr(monitor, name)
+        if before != value:
+            cure = f"give {{{name}={before}}}, or another {{state}}"
+            raise InputError(f"{state} has {before}, not {value}", argument=name, cure=cure)
+    return monitor
 
 
 def _calibration(guard: Guard | Calibration) -> Calibration:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from glob import glob
+from glob import glob, has_magic
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -32,7 +32,6 @@ LONGEST = 1 << 22  # bytes of text that are parsed at a time; a row may not be l
 Types = Mapping[str, pa.DataType]  # columns to read, and their types where the file is text
 _TYPES = {"label": pa.int64(), "id": pa.string()}
 _ENDINGS = (".parquet", ".npz", ".csv", ".jsonl")
-_WILD = set("*?[")
 
 
 def find_files(name: str) -> tuple[Path, list[Path]]:
@@ -44,11 +43,11 @@ def find_files(name: str) -> tuple[Path, list[Path]]:
     path = Path(name)
     if path.is_dir():
         folder, hits = path, [path]
-    elif path.exists() or not _WILD & set(name):
+    elif path.exists() or not has_magic(name):
         is_mark = path.name.startswith("_") and path.suffix not in _ENDINGS  # a shell wrote it for `parts/*`
         return path.parent, [] if is_mark else [path]
     else:
-        folder = next(parent for parent in path.parents if not _WILD & set(str(parent)))
+        folder = next(parent for parent in path.parents if not has_magic(str(parent)))
         hits = [Path(hit) for hit in sorted(glob(name, recursive=True))]  # noqa: PTH207 (a pattern may be absolute)
     files = [file for hit in hits for file in (sorted(hit.rglob("*")) if hit.is_dir() else [hit])]
     tables = [file for file in dict.fromkeys(files) if file.suffix in _ENDINGS]
@@ -123,7 +122,8 @@ def _text(file: IO[bytes], open_reader: Callable[[IO[bytes], Types], Any]) -> Ta
     def chosen(inferred: pa.DataType, wanted: pa.DataType) -> pa.DataType:
         if pa.types.is_list(inferred):
             return pa.list_(wanted)
-        return inferred if open_reader is _open_json and pa.types.is_integer(inferred) else wanted  # ids
+        is_number_of_json = open_reader is _open_json and pa.types.is_integer(inferred)
+        return inferred if is_number_of_json and wanted == pa.string() else wanted  # an id
 
     def batches(types: Types) -> Iterator[pa.RecordBatch]:
         file.seek(0)
@@ -163,6 +163,10 @@ class LogitsFile:
         Number of rows; None until it is known, which is when the last file is opened, or read if it is text.
     on_error : {"raise", "refuse"}
         Whether a row with NaN, null or of another width is an error, or a row that is not valid.
+    widths : dict of int
+        Expected values in a row, by the name of the column; those of the first block where nothing else is expected.
+    report : callable
+        Gets the number of rows that are done, and `rows`, after each block.
     """
 
     paths: Sequence[Path]
@@ -173,7 +177,8 @@ class LogitsFile:
     labelled: bool
     on_error: OnError = "raise"
     rows: int | None = None
-    _widths: dict[str, int] = field(default_factory=dict)
+    widths: dict[str, int] = field(default_factory=dict)
+    report: Callable[[int, int | None], None] = lambda *_: None
 
     def __iter__(self) -> Iterator[Outputs]:
         return (block for block, _ in self.blocks())
@@ -204,9 +209,11 @@ class LogitsFile:
                         names = names.cast(pa.string())
                     yield block, names
                     number += len(batch)
+                    self.report(number, self.rows)
         self.rows = number
         if not number:
-            yield Outputs(np.empty((0, 2))), np.arange(0)
+            empty = {name.removeprefix(FEATURE): np.empty((0, width)) for name, width in self.widths.items()}
+            yield Outputs(empty.pop(self.logits, np.empty((0, 2))), empty), np.arange(0)
 
     def _choose(self, table: Table, before: dict[str, list[str]]) -> tuple[dict[str, list[str]], dict[str, str]]:
         """The columns of each matrix, in the first file's order, and those of the label and the id."""
@@ -232,7 +239,7 @@ class LogitsFile:
         self, batch: pa.RecordBatch, matrices: dict[str, list[str]], labels: Any, ids: Any, first: int
     ) -> Outputs:
         reasons: dict[int, str] = {}
-        features = {name: self._matrix(batch, name, columns, reasons) for name, columns in matrices.items()}
+        features = {name: self._matrix(batch, name, columns, reasons, first) for name, columns in matrices.items()}
         logits = features.pop(self.logits)
         features = {name.removeprefix(FEATURE): matrix for name, matrix in features.items()}
         ids = ids if ids is not None and self._identify(ids) else None
@@ -249,16 +256,19 @@ class LogitsFile:
             raise InputError("rows share an id", argument=self.identity, cure="name a column of unique ids, or none")
         return self.identity is not None or (is_unique and _are_names(ids))
 
-    def _matrix(self, batch: pa.RecordBatch, name: str, columns: list[str], reasons: dict[int, str]) -> NDArray[Any]:
+    def _matrix(
+        self, batch: pa.RecordBatch, name: str, columns: list[str], reasons: dict[int, str], first: int
+    ) -> NDArray[Any]:
         """A matrix (n, width) from one column of lists, or from several columns; rows of another width are bad."""
         if len(columns) > 1:
+            self._width(name, len(columns), first)
             return np.column_stack([batch[column] for column in columns])
         column = batch[columns[0]]
         if not hasattr(column.type, "value_type"):
             raise InputError(f"expected lists of numbers, got {column.type}", argument=name, cure="try 'logit_*'")
         lengths = np.asarray(pc.list_value_length(column).fill_null(0))
         values = np.asarray(column.flatten())
-        width = self._widths.setdefault(name, int(np.bincount(lengths[lengths > 0], minlength=1).argmax()))
+        width = self._width(name, int(np.bincount(lengths[lengths > 0], minlength=1).argmax()), first)
         is_whole = lengths == width
         for row in np.flatnonzero(~is_whole).tolist():
             reasons.setdefault(row, f"{name}: {lengths[row]} values, expected {width}")
@@ -266,19 +276,23 @@ class LogitsFile:
         matrix[is_whole] = values[np.repeat(is_whole, lengths)].reshape(is_whole.sum(), width)
         return matrix
 
+    def _width(self, name: str, usual: int, first: int) -> int:
+        """The expected width of a matrix; raise if that is not the usual one (0 for nulls) of a file's first rows."""
+        width = self.widths.setdefault(name, usual) if usual else self.widths.get(name, 0)
+        if first == 0 and usual not in (0, width):
+            problem = f"{usual} values in row 0 and others, expected {width}"
+            raise InputError(problem, argument=name, cure="give outputs of the same classifier")
+        return width
+
 
 def _are_names(ids: pa.Array) -> bool:
     """Whether ids may name samples across files: texts that are neither numbers nor a count such as "row 7"."""
     if not pa.types.is_string(ids.type):
         return False
-    digits = pc.replace_substring_regex(ids, r"\D", "")
-    if pc.all(pc.equal(digits, ids)).as_py():
-        return False
-    try:
-        numbers = np.sort(np.asarray(digits.cast(pa.int64())))
-    except pa.ArrowInvalid:  # no digits, or too many
-        return True
-    return len(ids) == 1 or bool((np.diff(numbers) != 1).any())
+    texts = ids.fill_null("").to_pylist()
+    numbers = sorted(int(f"0{re.sub(r'[^0-9]', '', text)[:18]}") for text in texts)
+    is_count = len(numbers) > 1 and numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    return not is_count and not all(text.isdecimal() for text in texts)
 
 
 def read_logits(

@@ -17,9 +17,8 @@ FILE, FOLDER = click.Path(dir_okay=False), click.Path(file_okay=False)
 force_option: Decorator = click.option("--force", is_flag=True, help="Replace existing files.")
 json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 root_option: Decorator = click.option("--root", type=FOLDER, help="Folder of the data; default: $IGEOOD_DATA.")
-seed_option: Decorator = click.option(
-    "--seed", default=0, show_default=True, type=click.IntRange(0, 2**32 - 1), help="Seed for everything random."
-)
+SEED = click.IntRange(0, 2**32 - 1)
+seed_option: Decorator = click.option("--seed", default=0, type=SEED, help="Seed for everything random.")
 
 
 def _named(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dict[str, Any]:

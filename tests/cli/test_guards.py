@@ -5,12 +5,12 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
 import igeood
+from igeood.work import engines
 
 GUARDS = [
     ("parquet", [], igeood.black_box),
@@ -144,65 +144,12 @@ def test_existing_files_are_not_overwritten(run, good, files):
     assert [guard.calibration is None for guard in guards] == [True, False]
 
 
-def write_parts(files, n):
-    """The test set in n parts, as Spark leaves them: some are empty, some in folders, and not all files are data."""
-    table, ends = pq.read_table("test.parquet"), np.linspace(0, 400, n - 1).astype(int)
-    for i, (start, end) in enumerate(zip([0, *ends], [*ends, 400], strict=True)):
-        folder = files / "parts" / f"day={i // 4:02}"
-        folder.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table.slice(start, end - start), folder / f"part-{i:05}.snappy.parquet")
-        (folder / f".part-{i:05}.snappy.parquet.crc").write_bytes(b"crc")
-    (files / "parts" / "_SUCCESS").touch()
-    (files / "parts" / "_temporary").mkdir()
-    (files / "parts" / "_temporary" / "a.parquet").write_bytes(b"half")
-
-
-def test_parts_are_scored_fitted_and_tuned_on_as_the_one_file(good, files, monkeypatch):
-    write_parts(files, 10)
-    monkeypatch.setattr("igeood.tables.BLOCK_VALUES", 640)  # no part ends with a block
-    parts = sorted(map(str, Path("parts").rglob("part-*.parquet")))
-    expected = rounded(rows_of(good("score", "guard.safetensors", "test.parquet")))
-    for names in (["parts"], ["parts/*/*.parquet"], ["parts/*"], ["parts/day=00", "parts/_SUCCESS", *parts[4:]]):
-        assert rounded(rows_of(good("score", "guard.safetensors", *names))) == expected
-    results = []
-    for train, held_out, ood in (
-        ("test.parquet", "held_out.parquet", "ood.parquet"),
-        ("parts/*", "held*.parquet", "ood*.parquet"),
-    ):
-        good("fit", train, "--out", "g.safetensors", "--force")
-        good("tune", "g.safetensors", "--train", train, "--id", held_out, "--ood", ood)
-        good("calibrate", "g.safetensors", held_out)
-        results.append(Path("g.safetensors").read_bytes())
-    assert results[0] == results[1]
-
-
-def write_kind(path, columns):
-    """A file of the kind that its name says."""
-    if path.endswith("npz"):
-        np.savez(path, **columns)
-    elif path.endswith("jsonl"):
-        rows = pa.table({name: list(column) for name, column in columns.items()}).to_pylist()
-        Path(path).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    else:
-        pyarrow.csv.write_csv(pa.table(columns), path)
-
-
-@pytest.mark.parametrize("kind", ["csv", "jsonl", "npz"])
-def test_every_kind_of_file_and_of_columns_is_scored_as_parquet(good, files, known, kind):
-    """One column for each logit, in any order, or lists; ids are kept."""
-    logits = known.test.logits.numpy()
-    others = {"id": [f"test-{3 * i}" for i in range(400)], "label": known.test.labels.numpy()}
-    write_kind(f"wide.{kind}", {**others, **{f"logit_{i}": logits[:, i] for i in reversed(range(10))}})
-    sources = [("wide", "logit_*"), ("wide", "*")]
-    if kind != "csv":
-        write_kind(f"lists.{kind}", {**others, "logits": logits})
-        sources.append(("lists", "logits"))
-    expected = rows_of(good("score", "guard.safetensors", "test.parquet"))
-    for name, column in sources:
-        rows = rows_of(good("score", "guard.safetensors", f"{name}.{kind}", "--logits-column", column))
-        assert [row["id"] for row in rows] == [row["id"] for row in expected]
-        scores = [[float(row["score"]) for row in each] for each in (rows, expected)]
-        np.testing.assert_allclose(*scores, rtol=1e-4)  # text has more digits than float32
+def test_files_are_scored_one_by_one_into_a_folder(run, files, monkeypatch):
+    monkeypatch.setattr("igeood.work.engines.in_processes", lambda _, *work: engines.here(*work))
+    for is_done in (False, True):
+        result = run("score", "guard.safetensors", "test.npz", "ood.npz", "--out", "scores", "--workers", 2)
+        assert (result.exit_code, "of 800" in result.stderr) == (0, not is_done)
+        assert len(list(Path("scores").glob("*.npz.parquet"))) == 2
 
 
 def test_ids_of_two_kinds_are_kept_as_text(good, files, known):

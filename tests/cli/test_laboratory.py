@@ -27,15 +27,6 @@ def test_bench_then_paper_then_report_and_bench_on_the_sets_that_are_there(run, 
     assert "gaussian" in line  # what it was trained on is left out
 
 
-def test_train(run, laboratory, tmp_path):
-    out = tmp_path / "net.safetensors"
-    line = ["train", "resnet-10-16", "--epochs", 1, "--batch", 20, "--limit", 20, "--out", out]
-    result = run(*line, "--json", root=laboratory)
-    assert set(json.loads(result.stdout)) == {"network", "head", "data", "out", "accuracy"}
-    line[-1] = tmp_path / "other.safetensors"
-    assert run(*line, root=tmp_path / "none").exit_code == 2
-
-
 def test_data(good, laboratory):
     listed = good("data", "list", root=laboratory)
     assert [line.split()[0] for line in listed.splitlines()] == list(DATASETS)

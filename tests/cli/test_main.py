@@ -84,6 +84,8 @@ MESSAGES = {  # a line, and what it has to name: an option, or a file
     "score m.safetensors x --model other:make": "--model",
     "score guard.safetensors test.npz --model nets:make": "--model",
     "score m.safetensors a b --model nets:make": "b",
+    "score guard.safetensors test.npz one.npz": "one.npz",
+    "calibrate fitted.safetensors narrow.npz": "narrow.npz",
     "score guard.safetensors test.npz --workers 2": "--out",
     "score guard.safetensors test.npz --out o/ --address h:1": "--address",
 }
@@ -96,6 +98,7 @@ def test_messages_of_the_library_are_spelt_as_on_the_command_line(run, files, kn
     np.savez("shares.npz", logits=known.train.logits.softmax(1), labels=known.train.labels)
     np.savez("one.npz", logits=np.zeros((3, 1)))
     np.savez("few.npz", logits=known.train.logits[:9])
+    np.savez("narrow.npz", logits=known.train.logits[:, :9])
     monkeypatch.syspath_prepend(images)
     Path("other.py").write_text("from nets import make as old\n\ndef make():\n    return old().half()\n")
     seen = ["--out", "m.safetensors", "--model", "nets:make", "--size", "8", "--method", "msp"]

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import igeood
+from igeood.cli._shared import size_of
 from igeood.model.factory import make_model
 
 
@@ -25,7 +26,7 @@ def parts(files, known):
 def test_a_merged_guard_is_that_of_all_rows(good, parts, known, options):
     for i in range(4):
         good("fit", f"parts/{i}.parquet", "--summary", f"sums/{i}.safetensors", *options)
-    whole = json.loads(good("fit", "train.parquet", "--out", "whole.safetensors", *options, "--json"))
+    whole = json.loads(good("fit", "parts", "--out", "whole.safetensors", *options, "--json"))
     merged = json.loads(good("merge", "sums/*.safetensors", "--out", "g.safetensors", *options, "--json"))
     assert merged == {**whole, "out": "g.safetensors"}
     expected = igeood.load("whole.safetensors").score(known.test)
@@ -86,17 +87,6 @@ def test_a_summary_of_images_keeps_how_they_were_prepared(good, images, monkeypa
     assert good("score", "g", "folder:held", *model) == good("score", "whole", "folder:held", *model)
 
 
-def test_summaries_of_a_method_with_sums_of_its_own_add_up(good, images, tmp_path, monkeypatch):
-    pytest.importorskip("igeood.bench.methods.gram")
-    monkeypatch.chdir(images)
-    monkeypatch.syspath_prepend(str(images))
-    options = ["--model", "nets:make", "--method", "gram"]
-    for part in ("train", "held"):
-        good("fit", part, *options, "--size", 24, "--summary", tmp_path / part)
-    merged = good("merge", tmp_path / "train", tmp_path / "held", *options, "--out", tmp_path / "g", "--json")
-    assert json.loads(merged)["samples"] == 150
-
-
 WRONG = {  # a line, and what its error has to name
     "fit train.parquet": "--out",
     "merge s": "--out",
@@ -136,10 +126,6 @@ def test_what_does_not_add_up(good, run, files, known):
         )
 
 
-def test_sizes_of_memory(good, files):
-    kept = []
-    for text in ("20kB", "0.02 mb", "20000", "20KiB"):
-        words = ["--summary", "s", "--memory", text, "--force", "--json"]
-        kept.append(json.loads(good("fit", "train.npz", *words))["kept"]["features"])
-    assert kept[0] == kept[1] == kept[2]
-    assert 0 < kept[0] < kept[3] < 400
+def test_sizes_of_memory():
+    sizes = {"20kB": 20_000, "0.02 mb": 20_000, "20000": 20_000, "20KiB": 20_480, "1.5g": 1_500_000_000}
+    assert {text: size_of(None, None, text) for text in sizes} == sizes

@@ -20,9 +20,10 @@ import uvicorn
 from torch import nn
 
 import igeood
+from igeood.serve import Options
 from igeood.serve import service as module
 from igeood.serve.app import App
-from igeood.serve.service import Options, Service
+from igeood.serve.service import Service
 
 PATIENCE = 60  # seconds, on a busy machine
 module.LOOKED_EVERY = 3600.0  # in this process tests say when to save and to reload

@@ -13,9 +13,10 @@ import igeood
 from igeood.calibration import Calibration
 from igeood.monitor import Monitor
 from igeood.outputs import as_tensor
+from igeood.serve import Options
 from igeood.serve import metrics as module
 from igeood.serve.metrics import Recent
-from igeood.serve.service import Options, Service
+from igeood.serve.service import Service
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "service"
 
@@ -101,7 +102,7 @@ def test_a_state_of_another_guard_or_of_other_options_is_refused(guards, copied,
         Service(path)
     with pytest.raises(igeood.errors.InputError) as caught:
         Service(path, options=Options(run_length=7.0))
-    assert caught.value.argument == "state"
+    assert caught.value.argument == "run_length"
     path.write_bytes(guards.named.path.read_bytes())
     with pytest.raises(igeood.errors.InputError):
         Service(path)

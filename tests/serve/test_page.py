@@ -10,6 +10,7 @@ import shutil
 import pytest
 from playwright.sync_api import sync_playwright
 
+from igeood.serve import Options
 from igeood.serve import service as serve
 from igeood.serve.app import _page
 
@@ -25,7 +26,7 @@ def base(guards, tmp_path_factory):
     """The status of a service that has just started."""
     path = tmp_path_factory.mktemp("page") / "guard"
     path.write_bytes(guards.named.path.read_bytes())
-    service = serve.Service(path, options=serve.Options(name="pets"))
+    service = serve.Service(path, options=Options(name="pets"))
     service.close()
     return json.loads(json.dumps(service.record()))
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import multiprocessing
 import os
 import secrets
 import signal
@@ -21,9 +22,8 @@ import igeood
 from igeood.errors import InputError, MissingExtraError
 from igeood.files import record_head
 from igeood.work import engines
-from igeood.work.fitting import summarise_file
 from igeood.work.scoring import score_file
-from igeood.work.units import MANIFEST, do_units, find_units, read_manifest, remove_units
+from igeood.work.units import MANIFEST, do_units, find_units
 
 IGEOOD = [sys.executable, "-c", "from igeood.cli import main; main()"]
 COLUMNS = {"logits": "logits", "label": None, "identity": None}
@@ -120,13 +120,12 @@ def test_what_is_there_is_left_unless_its_input_changed_or_force_is_given(made, 
 
 
 @pytest.mark.parametrize("damage", [{"units": {"../guard": [0, 0, 0]}}, {"schema": 0}, {"units": 3}, None])
-def test_a_foreign_or_damaged_manifest_is_refused_even_by_force(made, few, damage):
+def test_a_foreign_or_damaged_manifest_is_refused_even_by_force(made, few, damage, refused):
     score(made / "guard.safetensors", ["in"], "out")
     manifest = Path("out", MANIFEST)
     manifest.write_text("{" if damage is None else json.dumps({**json.loads(manifest.read_text()), **damage}))
-    with pytest.raises(InputError) as caught:
+    with refused("out"):
         score(made / "guard.safetensors", ["in"], "out", force=True)
-    assert caught.value.argument == "out"
 
 
 def test_a_file_that_fails_does_not_stop_the_others(made, few):
@@ -145,28 +144,9 @@ def test_folders_and_engines_that_make_no_sense(few, monkeypatch):
             find_units(names, out)
     with pytest.raises(InputError):
         engines.choose(None, None, "h:1")
-    monkeypatch.setattr(engines, "find_spec", lambda _: None)
+    monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError):
         engines.choose("ray", None, None)
-
-
-def test_summaries_of_files_add_up_to_that_of_all_rows_and_are_removed(few):
-    labels = np.arange(90) % 3
-    logits = np.random.default_rng(2).normal(size=(90, 3)) + 5 * np.eye(3)[labels]
-    for i in range(3):
-        igeood.write_logits(f"train/{i}.parquet", logits[30 * i : 30 * i + 30], labels[30 * i : 30 * i + 30])
-    options = {"access": None, "method": "energy", "temperature": None, "probabilities": None, "layers": None}
-    units = find_units(["train"], "sums", ".safetensors", ())
-    make = partial(engines.here, partial(summarise_file, {**options, "options": {}}, COLUMNS, 1 << 20))
-    assert do_units(units, "sums", {}, make, lambda *_: None, force=False) == dict.fromkeys(units, 30)
-    summaries = [igeood.Summary.load(Path("sums", unit)) for unit in units]
-    total = summaries[0] + summaries[1] + summaries[2]
-    scores = [igeood.black_box(method="energy").fit(*data).score(logits) for data in ((total,), (logits, labels))]
-    np.testing.assert_allclose(*scores)
-    Path("sums/.mine").touch()
-    remove_units("sums", units)
-    assert [path.name for path in Path("sums").iterdir()] == [".mine"]
-    assert read_manifest(Path("sums")) == ({}, {})
 
 
 def test_a_unit_whose_workers_die_is_tried_ten_times_and_the_others_are_done(monkeypatch):
@@ -189,6 +169,17 @@ def test_a_unit_whose_workers_die_is_tried_ten_times_and_the_others_are_done(mon
     ends = dict(engines.in_processes(2, str.upper, {name: (name,) for name in ("poison", "a", "b", "c")}))
     assert isinstance(ends.pop("poison"), InputError)
     assert (ends, Pool.calls) == ({"a": "A", "b": "B", "c": "C"}, 3 + engines.TRIES)
+
+
+def test_who_stops_early_ends_its_own_workers_only():
+    bystander = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(PATIENCE,))
+    bystander.start()
+    results = engines.in_processes(1, time.sleep, {"short": (0,), "long": (PATIENCE,)})
+    assert next(results) == ("short", None)
+    results.close()
+    assert multiprocessing.active_children() == [bystander]
+    bystander.terminate()
+    bystander.join()
 
 
 def writers(folder):

@@ -80,7 +80,7 @@ def _echo(text: str) -> None:
     click.echo(f"igeood: {' '.join(text.split())}", err=True)
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(__version__, prog_name="igeood")
 def main() -> None:
     """Detect inputs that a trained classifier was not made for.

@@ -2,8 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from glob import glob
 from pathlib import Path
@@ -26,29 +25,32 @@ if TYPE_CHECKING:
 
 Options = dict[str, Any]
 SHOWN = 20  # files that failed
-_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
-def size_of(_: click.Context, __: click.Parameter, text: str) -> int:
-    """Bytes from text such as 512MB or 1.5GiB."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]?)(i?)b?", text.strip().lower())
-    if match is None or not float(match[1]):
-        raise click.BadParameter(f"expected a size such as 512MB, got {text!r}")
-    number, unit, binary = match.groups()
-    return int(float(number) * (1024 if binary else 1000) ** _UNITS[unit])
+def quantity(units: Mapping[str, float], example: str) -> Callable[[click.Context, click.Parameter, str], float]:
+    """A callback that reads a number with one of these units, such as the example."""
+
+    def read(_: click.Context, __: click.Parameter, text: str) -> float:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?) *([a-z]*?)b?", text.strip().lower())
+        if match is None or match[2] not in units:
+            raise click.BadParameter(f"expected a text such as {example}, got {text!r}")
+        unit = units[match[2]]
+        return type(unit)(float(match[1]) * unit)
+
+    return read
 
 
 def column_option(name: str, text: str, default: str | None = None) -> Decorator:
     """An option that names a column."""
-    return click.option(f"--{name}-column", metavar="NAME", default=default, show_default=True, help=text)
+    return click.option(f"--{name}-column", metavar="NAME", default=default, help=text)
 
 
 _MEMORY = "Memory for training rows, such as 512MB; with more rows, a sample of each class is kept."
 out_option: Decorator = click.option("--out", type=FILE, help="Write the guard here instead of replacing GUARD.")
-tpr_option: Decorator = click.option("--tpr", default=0.95, show_default=True, help="Share of ID samples to keep.")
-memory_option: Decorator = click.option(
-    "--memory", "budget", metavar="SIZE", default="256MiB", show_default=True, callback=size_of, help=_MEMORY
-)
+tpr_option: Decorator = click.option("--tpr", default=0.95, help="Share of ID samples to keep.")
+size_of = quantity(_BYTES, "512MB")
+memory_option: Decorator = click.option("--memory", "budget", default="256MiB", callback=size_of, help=_MEMORY)
 _ENGINE = (
     click.option("--workers", type=click.IntRange(1, 4096), help="Number of processes; default: this process."),
     click.option("--engine", type=click.Choice(["ray"]), help="Run on Ray; without --address, on this machine."),
@@ -62,7 +64,7 @@ _SAMPLES = (
     column_option("logits", "Column of logits; a pattern such as `logit_*` takes one column for each class.", "logits"),
     column_option("label", "Column of true classes; default: `label` or `labels`."),
     column_option("id", "Column that identifies samples across files; default: `id` if it holds unique names."),
-    click.option("--batch", default=100, show_default=True, type=click.IntRange(min=1), help="Images in a batch."),
+    click.option("--batch", default=100, type=click.IntRange(min=1), help="Images in a batch."),
 )
 
 
@@ -147,19 +149,25 @@ def health(guard: "Guard", as_json: bool) -> Options:
 
 
 def open_samples(
-    names: Sequence[str], guard: "Guard", options: Options, *, training: bool = False
+    names: Sequence[str], guard: "Guard", options: Options, report: Progress, what: str, *, training: bool = False
 ) -> "LogitsFile | ImageFolder":
-    """Samples for a guard: images if it has a model, else logits files with the features that it reads."""
+    """Samples for a guard: images if it has a model, else logits files with the features that it reads.
+
+    Reading them is reported as `what`.
+    """
     if guard.source.model is not None:
         from igeood.images import ImageFolder
 
         if len(names) > 1:
             problem = "a guard with a model takes one set of images"
             raise InputError(problem, place=names[1], cure="put them into one folder")
-        return ImageFolder(names[0], guard, batch=options["batch"], training=training)
-    from igeood.work.scoring import open_logits
+        samples: Any = ImageFolder(names[0], guard, batch=options["batch"], training=training)
+    else:
+        from igeood.work.scoring import open_logits
 
-    return open_logits(guard, names, column_names(options), labelled=training)
+        samples = open_logits(guard, names, column_names(options), labelled=training)
+    samples.report = partial(report, what)
+    return cast("LogitsFile | ImageFolder", samples)
 
 
 def column_names(options: Options) -> dict[str, str | None]:
@@ -197,22 +205,6 @@ def show_files(as_json: bool, record: Options, failed: dict[str, IgeoodError]) -
     if failed:
         cure = "fix them and repeat the command, which continues with them"
         raise InputError(f"{len(failed)} of {record['files']} files failed", cure=cure)
-
-
-@dataclass(frozen=True)
-class Watched:
-    """Samples whose reading is reported; they can be read again."""
-
-    dataset: "LogitsFile | ImageFolder"
-    what: str
-    report: Progress
-
-    def __iter__(self) -> Iterator[Any]:
-        done = 0
-        for batch in self.dataset:
-            yield batch
-            done += len(batch)
-            self.report(self.what, done, self.dataset.rows)
 
 
 def check_out(

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from igeood.cli import _shared
-from igeood.cli._shared import Watched, check_out, load_guard, open_samples
+from igeood.cli._shared import check_out, load_guard, open_samples
 from igeood.terminal import progress_bars, show
 
 KIND = click.Choice(["marginal", "tolerance"])
@@ -16,8 +16,8 @@ _GUARANTEE = "The share holds on average over calibration sets, or for this set 
 @click.argument("guard", type=click.Path())
 @click.argument("id_data", metavar="ID...", nargs=-1, required=True, type=click.Path())
 @_shared.tpr_option
-@click.option("--guarantee", type=KIND, default="marginal", show_default=True, help=_GUARANTEE)
-@click.option("--confidence", default=0.95, show_default=True, help="Confidence of the tolerance guarantee.")
+@click.option("--guarantee", type=KIND, default="marginal", help=_GUARANTEE)
+@click.option("--confidence", default=0.95, help="Confidence of the tolerance guarantee.")
 @_shared.out_option
 @_shared.guard_options
 def calibrate(guard: str, id_data: tuple[str, ...], out: str | None, as_json: bool, **options: Any) -> None:
@@ -29,7 +29,7 @@ def calibrate(guard: str, id_data: tuple[str, ...], out: str | None, as_json: bo
     target = check_out(out, options["force"], *id_data, replaced=guard)
     loaded = load_guard(guard, options)
     with progress_bars() as report:
-        samples = Watched(open_samples(id_data, loaded, options), "calibrate", report)
+        samples = open_samples(id_data, loaded, options, report, "calibrate")
         promised = {name: options[name] for name in ("tpr", "guarantee", "confidence")}
         loaded.calibrate(samples, **promised).save(target)
     calibration: Any = loaded.calibration

@@ -47,24 +47,20 @@ def _example(name: str | None, guard: "Guard", options: dict[str, Any]) -> Any:
     if name is None:
         return None
     if guard.source.model is None or (guard.preparation is not None and not name.endswith(".npz")):
-        return open_samples([name], guard, options)
+        return open_samples([name], guard, options, lambda *_: None, "example")
     return _arrays(name)
 
 
 def _arrays(name: str) -> Any:
     """What an .npz file has for a model: an array for each keyword, or one; labels apart."""
     import numpy as np
+    import torch
 
     try:
         with Path(name).open("rb") as content:
             file = np.load(content, allow_pickle=False)
-            arrays = {key: file[key] for key in file.files if key not in ("labels", "label")}
+            arrays = {key: torch.from_numpy(file[key]) for key in file.files if key not in ("labels", "label")}
     except Exception as error:  # of zip files and arrays, there are many
-        cure = "write one with numpy.savez, an array for each input"
-        raise InputError(f"{name} is not a sound .npz file", argument="example", cure=cure) from error
-    for key, array in arrays.items():
-        if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
-            problem = f"{key} in {name} has values of type {array.dtype}"
-            raise InputError(problem, argument="example", cure="give numbers of 64 bits or less")
-        arrays[key] = array.astype(array.dtype.newbyteorder("="), copy=False)
+        cure = "write one with numpy.savez, an array of numbers for each input"
+        raise InputError(f"{name} is no .npz file of numbers ({error})", argument="example", cure=cure) from error
     return next(iter(arrays.values())) if len(arrays) == 1 else arrays

@@ -1,5 +1,6 @@
 """`igeood fit`: a guard from training samples."""
 
+import shutil
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from igeood.cli import _shared
-from igeood.cli._shared import Options, Watched, check_out, health, is_folder, load_model, open_samples
+from igeood.cli._shared import Options, check_out, health, is_folder, load_model, open_samples
 from igeood.errors import InputError
 from igeood.terminal import FILE, method_option, progress_bars, show
 
@@ -70,9 +71,9 @@ def fit(train: tuple[str, ...], out: str | None, summary: str | None, **options:
     if is_folder(summary) or any(options[name] for name in ("engine", "workers", "address")):
         _fit_each(guard, train, out, summary, options)
         return
-    samples = open_samples(train, guard, options, training=True)
     with progress_bars() as report:
-        total = summarise(guard, Watched(samples, "fit", report), budget=options["budget"])
+        samples = open_samples(train, guard, options, report, "fit", training=True)
+        total = summarise(guard, samples, budget=options["budget"])
     total.about |= {} if guard.preparation is None else {"preparation": guard.preparation}
     write(guard, total, out, summary, options)
 
@@ -80,7 +81,7 @@ def fit(train: tuple[str, ...], out: str | None, summary: str | None, **options:
 def _fit_each(guard: "Guard", train: tuple[str, ...], out: str | None, summary: str | None, options: Options) -> None:
     """Summarise each file in a folder, add the summaries in the order of the files, and fit the guard."""
     from igeood.work.fitting import BUILD, summarise_file
-    from igeood.work.units import find_units, remove_units
+    from igeood.work.units import find_units
 
     if guard.source.model is not None:
         cure = "leave {workers} and {engine} out, and name one file"
@@ -103,7 +104,7 @@ def _fit_each(guard: "Guard", train: tuple[str, ...], out: str | None, summary: 
         total = _shared.sum_of([str(Path(folder, unit)) for unit in units], report, guard.detector.needs)
     write(guard, total, out, None if keeps_parts else summary, options)
     if not keeps_parts:
-        remove_units(folder, units)
+        shutil.rmtree(folder)
 
 
 def check_targets(out: str | None, summary: str | None, force: bool, sources: Sequence[str]) -> None:

@@ -1,16 +1,12 @@
 """`igeood monitor`: whether the inputs have changed, from verdict files."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from igeood.cli._shared import Options, check_out
+from igeood.cli._shared import check_out
 from igeood.errors import InputError
-from igeood.terminal import FILE, force_option, json_option, progress_bars, show
-
-if TYPE_CHECKING:
-    from igeood.monitor import Monitor
+from igeood.terminal import FILE, SEED, force_option, json_option, progress_bars, show
 
 KIND = click.Choice(["p-values", "flags"])
 _LENGTH = "Minimum mean number of inputs before a false alarm.  [default: 1000000]"
@@ -22,7 +18,7 @@ _WATCHED = "Watch the p-values of the scores, or the share of refused inputs.  [
 @click.argument("verdicts", metavar="VERDICTS...", nargs=-1, required=True, type=click.Path())
 @click.option("--run-length", type=float, help=_LENGTH)
 @click.option("--kind", type=KIND, help=_WATCHED)
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Seed of the numbers that break ties.  [default: 0]")
+@click.option("--seed", type=SEED, help="Seed of the numbers that break ties.  [default: 0]")
 @click.option("--state", type=FILE, help="Continue from this file if it exists, and write it.")
 @click.option("--acknowledge", is_flag=True, help="Forget the alarms in --state first.")
 @click.option("--picture", type=FILE, help="Draw the evidence: a .png or .svg file.")
@@ -43,6 +39,7 @@ def monitor(guard: str, verdicts: tuple[str, ...], state: str | None, picture: s
     """
     from igeood.cli import _evidence
     from igeood.guard.file import load_calibration
+    from igeood.monitor import open_monitor
     from igeood.work.verdicts import watch
 
     if options["acknowledge"] and state is None:
@@ -52,42 +49,23 @@ def monitor(guard: str, verdicts: tuple[str, ...], state: str | None, picture: s
         _evidence.check_picture(picture)
     if state is not None:
         check_out(state, True, guard, *verdicts, guard=False, what="state")
-    watcher = _open(load_calibration(guard), state, {name: options[name] for name in ("run_length", "kind", "seed")})
+    chosen = {name: options[name] for name in ("run_length", "kind", "seed") if options[name] is not None}
+    watcher = open_monitor(load_calibration(guard), state, chosen)
     if options["acknowledge"]:
         watcher.acknowledge()
     alarms_before = watcher.alarm_count
-    trace = _evidence.Trace(watcher.inputs)
+    evidence: list[Any] = []
     with progress_bars() as report:
-        ids = watch(watcher, verdicts, report, trace.add)
+        ids = watch(watcher, verdicts, report, evidence.append if picture else lambda _: None)
     if picture is not None:
-        _evidence.draw(watcher, trace, picture)
+        _evidence.draw(watcher, evidence, picture)
     if state is not None:
         watcher.save(state)
     record = {name: getattr(watcher, name) for name in ("inputs", "unread", "evidence", "alarm", "since")}
-    record |= {"new_alarms": watcher.alarm_count - alarms_before, "alarms": _alarms(watcher, ids)}
+    alarms = [{**one._asdict(), "id": ids.get(one.at), "since_id": ids.get(one.since)} for one in watcher.alarms]
+    record |= {"new_alarms": watcher.alarm_count - alarms_before, "alarms": alarms}
     record |= {"warning" if watcher.calibration.trained_on else "promise": watcher.promise}
     record |= {name: getattr(watcher, name) for name in ("run_length", "kind", "seed")}
     if not options["as_json"]:
-        record["alarms"] = record["alarms"][:1] or None  # the first
+        record["alarms"] = alarms[:1] or None  # the first
     show(options["as_json"], {**record, "state": state, "picture": picture})
-
-
-def _open(calibration: Any, state: str | None, options: Options) -> "Monitor":
-    """A monitor with these options, where they are given; one that goes on must have them."""
-    from igeood.monitor import Monitor
-
-    chosen = {name: value for name, value in options.items() if value is not None}
-    if state is None or not Path(state).exists():
-        return Monitor(calibration, **chosen)
-    watcher = Monitor.load(state, calibration)
-    for name, value in chosen.items():
-        before = getattr(watcher, name)
-        if before != value:
-            cure = "leave it out, or name another {state}"
-            raise InputError(f"{state} has {before}, not {value}", argument=name, cure=cure)
-    return watcher
-
-
-def _alarms(watcher: "Monitor", ids: dict[int, Any]) -> list[Options]:
-    """The alarms, with the ids of their inputs."""
-    return [{**one._asdict(), "id": ids.get(one.at), "since_id": ids.get(one.since)} for one in watcher.alarms]

@@ -2,7 +2,8 @@
 
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import click
 
@@ -11,11 +12,8 @@ from igeood.cli._shared import Options, check_out, is_folder, load_guard, open_s
 from igeood.errors import InputError
 from igeood.terminal import progress_bars, show
 
-if TYPE_CHECKING:
-    from igeood.guard import Guard
-
 ON_ERROR = click.Choice(["raise", "refuse"])
-_OUT = "A .parquet, .jsonl or .csv file; or a folder, with / at its end. Default: CSV on stdout."
+_OUT = "A .parquet, .jsonl or .csv file; or a folder, whose name ends with /. Default: CSV on stdout."
 
 
 @click.command()
@@ -39,21 +37,22 @@ def score(guard: str, data: tuple[str, ...], out: str | None, **options: Any) ->
     their input has changed, so the same command continues after an interruption. With --force they are made again, and
     files of another guard or of inputs that no longer exist are removed. A file that fails does not stop the others.
     """
-    if out is not None and is_folder(out):
+    is_spread = any(options[name] for name in ("engine", "workers", "address"))
+    if out is not None and (is_folder(out) or (is_spread and not Path(out).suffix)):
         _score_each(guard, data, out, options)
         return
-    if any(options[name] for name in ("engine", "workers", "address")):
-        raise InputError("one file is scored in one process", argument="out", cure="name a folder, with / at its end")
+    if is_spread:
+        raise InputError("one file is scored in one process", argument="out", cure="name a folder")
     if out is not None:
         check_out(out, options["force"], guard, *data, guard=False)
     from igeood.work.scoring import write_scores
 
     as_json = options["as_json"]
     loaded = load_guard(guard, options)
-    samples = open_samples(data, loaded, options)
     with progress_bars() as report:
-        counts = write_scores(loaded, samples, out, report, on_error=options["on_error"], as_json=as_json)
-    record = _report(loaded, counts)
+        samples = open_samples(data, loaded, options, report, "score")
+        counts = write_scores(loaded, samples, out, on_error=options["on_error"], as_json=as_json)
+    record = _report(counts, is_calibrated=loaded.calibration is not None)
     if out is not None:
         show(as_json, {"out": out, **record})
 
@@ -78,17 +77,19 @@ def _score_each(guard: str, data: tuple[str, ...], out: str, options: Options) -
     done, failed, files = _shared.do_files(find_units(data, out), out, recipe, work, options)
     counts: Options = {name: sum(each[name] for each in done.values()) for name in ("rows", "refused", "unread")}
     counts["first"] = next((f"{name}: {each['first']}" for name, each in done.items() if each["first"]), "")
-    _shared.show_files(options["as_json"], {"out": out, **files, **_report(loaded, counts)}, failed)
+    record = {"out": out, **files, **_report(counts, is_calibrated=loaded.calibration is not None)}
+    _shared.show_files(options["as_json"], record, failed)
 
 
-def _report(guard: "Guard", counts: Options) -> Options:
+def _report(counts: Options, *, is_calibrated: bool) -> Options:
     """Print how many rows were refused; return it for the result."""
     rows, unread = counts["rows"], counts["unread"]
     if unread:
         message = f"{unread:,} of {rows:,} rows could not be read and are refused; first: {counts['first']}"
         click.echo(message, err=True)
-    if guard.calibration is None:
+    if not is_calibrated:
         click.echo("igeood: the guard is not calibrated: scores only; run `igeood calibrate` first", err=True)
-    click.echo(f"{counts['refused']:,} of {rows:,} refused" if guard.calibration else f"{rows:,} scored", err=True)
-    record = {"rows": rows, "refused": counts["refused"] if guard.calibration else None}
+    elif rows:
+        click.echo(f"{counts['refused']:,} of {rows:,} refused", err=True)
+    record = {"rows": rows, "refused": counts["refused"] if is_calibrated else None}
     return {**record, "unread": unread} if unread else record

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from igeood.cli import _shared
-from igeood.cli._shared import Watched, open_samples
+from igeood.cli._shared import open_samples
 from igeood.terminal import method_option, progress_bars, seed_option, show
 
 
@@ -16,7 +16,7 @@ from igeood.terminal import method_option, progress_bars, seed_option, show
 @click.option("--summary", metavar="FILES", help="Instead of --train: what `igeood fit --summary` wrote.")
 @click.option("--id", "id_data", metavar="DATA", required=True, help="In-distribution samples not used in training.")
 @click.option("--ood", metavar="DATA", required=True, multiple=True, help="Samples to refuse. Repeatable.")
-@click.option("--share", default=0.5, show_default=True, help="Share of --id to use; `igeood calibrate` uses the rest.")
+@click.option("--share", default=0.5, help="Share of --id to use; `igeood calibrate` uses the rest.")
 @_shared.tpr_option
 @method_option
 @seed_option
@@ -39,13 +39,12 @@ def tune(
     loaded = loaded.with_options(**options["options"]) if options["options"] else loaded
     budget = options["budget"]
     with progress_bars() as report:
-        id_samples = Watched(open_samples([id_data], loaded, options), "in-distribution", report)
-        ood_samples = Watched(open_samples(ood, loaded, options), "OOD", report)
+        id_samples = open_samples([id_data], loaded, options, report, "in-distribution")
+        ood_samples = open_samples(ood, loaded, options, report, "OOD")
         if summary is not None:
             loaded.fit(_shared.sum_of([summary], report, loaded.detector.needs))
         else:
-            samples = open_samples([str(train)], loaded, options, training=True)
-            loaded.fit(Watched(samples, "fit", report), budget=budget)
+            loaded.fit(open_samples([str(train)], loaded, options, report, "fit", training=True), budget=budget)
         chosen = {name: options[name] for name in ("share", "tpr", "seed")}
         loaded.tune(id_samples, ood_samples, budget=budget, progress=partial(report, "temperatures"), **chosen)
     loaded.save(target)

@@ -29,7 +29,6 @@ CHALLENGE = {"www-authenticate": 'Basic realm="igeood"'}  # a browser asks for a
 OPEN = ("/v2/health/live", "/v2/health/ready")  # for those who watch over processes, without a key
 LONGEST = 500  # characters of a message: it may quote what was sent
 MODEL = "/v2/models/{model}"
-VERSION = MODEL + "/versions/{version}"
 Handler = Callable[["App", Request], Awaitable[Any]]
 
 
@@ -56,7 +55,8 @@ class App:
         self._keys = [key.encode() for key in keys]
         self._max_body = max_body
         self._quiet = quiet
-        self._routes = {path.format(model=self._name, version=1): route for path, route in self.ROUTES.items()}
+        models = (self._name, f"{self._name}/versions/1")
+        self._routes = {path.format(model=model): route for path, route in self.ROUTES.items() for model in models}
         self._page = _page()
         document = (files("igeood.serve") / "openapi.json").read_bytes()
         self._openapi = Response(document.replace(b"0.0.0", __version__.encode()), headers=JSON)
@@ -215,9 +215,6 @@ class App:
         MODEL: ("GET", model),
         f"{MODEL}/ready": ("GET", model_ready),
         f"{MODEL}/infer": ("POST", infer),
-        VERSION: ("GET", model),
-        f"{VERSION}/ready": ("GET", model_ready),
-        f"{VERSION}/infer": ("POST", infer),
     }
 
 

@@ -14,7 +14,7 @@ from igeood.errors import IgeoodError, InputError
 from igeood.guard import Guard, Verdict
 from igeood.model.batch import Batch, as_batch
 from igeood.monitor import Monitor
-from igeood.outputs import Outputs
+from igeood.outputs import OnError, Outputs
 from igeood.serve.batching import Job
 from igeood.serve.protocol import OUTPUTS, Query
 from igeood.tables import FEATURE
@@ -70,8 +70,10 @@ class Served:
         if self.model is None and query.inputs.keys() != self.shapes.keys():
             raise InputError(f"got {', '.join(query.inputs)}", argument="inputs", cure=f"send {', '.join(self.shapes)}")
         tensors = {name: self._tensor(array, query.is_typed) for name, array in sorted(query.inputs.items())}
-        if not query.refuses:
-            check_read(self.as_data(tensors).reasons)
+        reasons = {} if query.refuses else self.as_data(tensors).reasons
+        if reasons:
+            row = min(reasons)
+            raise InputError(reasons[row], cure="correct that row, or send on_error 'refuse'", place=f"row {row}")
         key = (self, query.refuses, *((name, tensor.dtype, tensor.shape[1:]) for name, tensor in tensors.items()))
         return Job(tensors, rows.pop(), key)
 
@@ -84,10 +86,10 @@ class Served:
         stays = is_typed or (takes_integers and not tensor.is_floating_point())
         return tensor if stays else tensor.float()
 
-    def predict(self, tensors: Tensors) -> Verdict:
+    def predict(self, tensors: Tensors, on_error: OnError = "refuse") -> Verdict:
         """The guard's verdict; what the model raises is an error of the inputs, unless it is of the machine."""
         try:
-            return self.guard.predict(self.as_data(tensors), on_error="refuse")
+            return self.guard.predict(self.as_data(tensors), on_error=on_error)
         except (IgeoodError, OSError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
@@ -102,10 +104,3 @@ class Served:
             features = {name.removeprefix(FEATURE): tensors[name] for name in tensors if name != "logits"}
             return Outputs(tensors["logits"], features, on_error="refuse")
         return as_batch(tensors["x"] if set(tensors) == {"x"} else tensors, "refuse")
-
-
-def check_read(reasons: Mapping[int, str | None]) -> None:
-    """Raise the reason of the first row that could not be read."""
-    for row, reason in sorted(reasons.items()):
-        if reason is not None:
-            raise InputError(reason, cure="correct that row, or send on_error 'refuse'", place=f"row {row}")

@@ -4,42 +4,26 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from igeood.errors import IgeoodError, InputError
+from igeood.errors import IgeoodError
 from igeood.files import only_one, record_head, write_whole
-from igeood.guard import Verdict, load
-from igeood.monitor import Kind, Monitor
+from igeood.guard import Guard, Verdict, load
+from igeood.monitor import Monitor, open_monitor
+from igeood.serve import Options
 from igeood.serve.batching import Batcher, Job
 from igeood.serve.flagged import Flagged
 from igeood.serve.log import say
 from igeood.serve.metrics import Metrics, Recent
-from igeood.serve.served import Served, check_read
+from igeood.serve.served import Served
 from igeood.version import __version__
 
 LOOKED_EVERY = 0.5  # seconds between two states of the monitor, and between two looks at the guard's file
 MONITOR = ("kind", "run_length", "evidence", "alarm", "since", "alarm_count", "inputs", "unread", "promise")
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a service works; `igeood serve` passes its own defaults, which are these (cli/serve.py)."""
-
-    name: str = "guard"
-    max_waiting: int = 256
-    max_batch: int = 64
-    max_delay: float = 0.002
-    state: Path | None = None
-    run_length: float = 1_000_000
-    kind: Kind = "p-values"
-    keep_flagged: Path | None = None
-    keep: int = 100
-    seed: int = 0
 
 
 class Service:
@@ -66,8 +50,7 @@ class Service:
         self.served = self._load()
         with ExitStack() as stack:
             stack.enter_context(only_one(self._state.with_name(f".{self._state.name}.lock"), "state"))
-            if self._state.exists():
-                self.served.monitor = self._saved_monitor()
+            self.served.monitor = self._monitor(self.served.guard, self._state)
             self._claim = stack.pop_all()
         self.batcher = Batcher(self._answer, options.max_waiting, options.max_batch, options.max_delay)
         self.flagged = Flagged(options.keep_flagged, options.keep, options.seed) if options.keep_flagged else None
@@ -102,27 +85,20 @@ class Service:
 
     def _load(self) -> Served:
         guard = load(self._path, self._model)
-        monitor = Monitor(guard, self.options.run_length, self.options.kind, seed=self.options.seed)
-        return Served(guard, monitor, str(record_head(self._path).get("sha256")))
+        return Served(guard, self._monitor(guard), str(record_head(self._path).get("sha256")))
 
-    def _saved_monitor(self) -> Monitor:
-        monitor = Monitor.load(self._state, self.served.guard)
-        if (monitor.run_length, monitor.kind) != (self.options.run_length, self.options.kind):
-            cure = f"give {{run_length={monitor.run_length:g}}} and {{kind={monitor.kind!r}}}, or another {{state}}"
-            raise InputError(f"{self._state} is of a monitor with other options", argument="state", cure=cure)
-        return monitor
+    def _monitor(self, guard: Guard, state: Path | None = None) -> Monitor:
+        options = {name: getattr(self.options, name) for name in ("run_length", "kind", "seed")}
+        return open_monitor(guard, state, options)
 
     def _answer(self, jobs: list[Job]) -> None:
         """Answer jobs of one guard, then count their inputs."""
         served, refuses = jobs[0].key[:2]
         tensors = {name: torch.cat([job.data[name] for job in jobs]) for name in jobs[0].data}
-        verdict = served.predict(tensors)
+        verdict = served.predict(tensors, "refuse" if refuses else "raise")
         columns = verdict.to_dict()
-        reasons = columns.pop("reason", [None] * len(verdict))
         if refuses:
-            columns["reason"] = reasons
-        else:
-            check_read(dict(enumerate(reasons)))
+            columns.setdefault("reason", [None] * len(verdict))
         start = 0
         for job in jobs:
             job.future.set_result({name: values[start : start + job.rows] for name, values in columns.items()})

@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, as_completed, wait
 from contextlib import redirect_stdout
 from functools import partial
-from importlib.util import find_spec
 from threading import Thread
 from typing import Any
 
 import torch
 
-from igeood.errors import IgeoodError, InputError, MissingExtraError
+from igeood.errors import IgeoodError, InputError, import_extra
 
 Work = Callable[..., Any]  # of a module, or a partial one, so that a worker can import it
 Units = Mapping[str, tuple[Any, ...]]  # arguments by name
@@ -27,8 +26,7 @@ TRIES = 10  # for one unit whose workers die
 def choose(engine: str | None, workers: int | None, address: str | None) -> Engine:
     """The engine that the options name."""
     if engine == "ray":
-        if find_spec("ray") is None:
-            raise MissingExtraError("needs Ray", argument="engine", cure='pip install "igeood[ray]"')
+        import_extra("ray", "ray")
         return partial(on_ray, address, workers)
     if address is not None:
         raise InputError("is a Ray cluster's", argument="address", cure="give {engine=ray} too")
@@ -71,9 +69,11 @@ def in_processes(workers: int, work: Work, units: Units) -> Iterator[tuple[str, 
                     cure = "make the file smaller, or run fewer {workers}"
                     yield name, InputError(f"its worker died {TRIES} times", cure=cure) if is_dead else future.result()
     finally:
-        for child in multiprocessing.active_children() if running else ():
-            child.terminate()  # a worker then removes what it has half written
-        for pool in [*pools, *(pool for _, _, pool in running.values())]:
+        for _, _, pool in running.values():
+            for process in list(pool._processes.values()):  # from Python 3.14 on: terminate_workers
+                process.terminate()  # it then removes what it has half written
+            pools.append(pool)
+        for pool in pools:
             pool.shutdown(cancel_futures=True)
 
 

@@ -16,23 +16,26 @@ from igeood.errors import InputError
 from igeood.files import record_head, whole
 from igeood.guard import Guard, load
 from igeood.outputs import OnError, Outputs
-from igeood.tables import LogitsFile, read_logits
-from igeood.terminal import Progress
+from igeood.tables import FEATURE, LogitsFile, read_logits
 
 COLUMNS = ("score", "p_value", "is_ood", "label")
 Columns = Mapping[str, str | None]  # arguments of `read_logits`: the names of `logits`, `label` and `identity`
 
 
 def open_logits(guard: Guard, names: Sequence[str], columns: Columns, *, labelled: bool = False) -> LogitsFile:
-    """Logits files with the features that a guard reads."""
+    """Logits files with the features that a guard reads, of the widths that it was fitted on."""
     is_white = guard.detector.needs.reads_layers and guard.source.wanted != []
     layers = guard.layers or (None if is_white else ())
     options: dict[str, Any] = dict(columns)
-    return read_logits(names, layers=layers, labelled=labelled, **options)
+    file = read_logits(names, layers=layers, labelled=labelled, **options)
+    if hasattr(guard.detector, "n_classes_"):
+        widths = {FEATURE + layer: width for layer, width in guard.detector.widths_.items()}
+        file.widths = {file.logits: guard.detector.n_classes_, **widths}
+    return file
 
 
 def write_scores(
-    guard: Guard, source: Any, out: str | None, report: Progress, *, on_error: OnError | None, as_json: bool = False
+    guard: Guard, source: Any, out: str | None, *, on_error: OnError | None, as_json: bool = False
 ) -> dict[str, Any]:
     """Write the verdict on each row; return the numbers of `rows`, `refused`, `unread`, and the `first` unread.
 
@@ -44,8 +47,6 @@ def write_scores(
         The samples.
     out : str, optional
         A .parquet or .jsonl file, or else CSV; by default stdout.
-    report : callable
-        Gets what is done.
     on_error : {"raise", "refuse"}, optional
         At a row that cannot be read; default: refuse, raise for a single row.
     as_json : bool
@@ -65,7 +66,6 @@ def write_scores(
             counts["unread"] += len(unread)
             counts["refused"] += int(np.sum(columns.get("is_ood", 0)))
             yield pa.table({"id": ids, **columns, "reason": pa.array(reasons, pa.string())})
-            report("score", counts["rows"], source.rows)
 
     with whole(out) if out else nullcontext(sys.stdout.buffer) as file:
         _write(file, Path(out).suffix if out else ".jsonl" if as_json else ".csv", tables())
@@ -74,9 +74,6 @@ def write_scores(
 
 def _verdicts(guard: Guard, block: Any, on_error: OnError) -> tuple[dict[str, Any], list[str | None]]:
     """Columns of a block, of its scores alone where the guard has no threshold; and why rows could not be read."""
-    if len(block) == 0:  # nothing tells how wide it would be
-        features = {name: np.empty((0, width)) for name, width in guard.detector.widths_.items()}
-        block = Outputs(np.empty((0, guard.detector.n_classes_)), features)
     if guard.calibration is None:
         scores = np.asarray(guard.score(block, on_error=on_error))
         read = guard.source.read(block, on_error=on_error) if isinstance(block, Outputs) else block
@@ -109,7 +106,7 @@ def _write(file: IO[bytes], ending: str, tables: Iterable[pa.Table]) -> None:
 def score_file(guard: str, fingerprint: str, columns: Columns, on_error: OnError | None, name: str, out: str) -> Any:
     """Score one logits file with the guard of another; for workers, so all arguments are plain."""
     loaded = load_once(guard, fingerprint)
-    return write_scores(loaded, open_logits(loaded, [name], columns), out, lambda *_: None, on_error=on_error)
+    return write_scores(loaded, open_logits(loaded, [name], columns), out, on_error=on_error)
 
 
 @lru_cache(maxsize=1)

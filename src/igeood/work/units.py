@@ -1,8 +1,7 @@
 """Units of work: one input file makes one output file, below a folder whose manifest says what they were made with."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -18,7 +17,6 @@ MANIFEST = "_manifest.json"  # readers of folders leave names with _ out
 KEPT = (".parquet", ".csv", ".jsonl")  # endings of inputs whose outputs have the same name
 Stamps = dict[str, list[Any]]  # path, size and time of each output's input
 Make = Callable[[Units], Iterator[tuple[str, Any]]]
-_CURE = "name another folder, or give {force}"
 
 
 def find_units(
@@ -70,8 +68,7 @@ def do_units(
         before, old = read_manifest(folder)
         new = {unit: _stamp(Path(source).absolute()) for unit, source in units.items()}
         if not force:
-            _check_recipe(folder, before, recipe)
-            _check_inputs(folder, old, new)
+            _check(folder, before, recipe, old, new)
         todo = [unit for unit in new if force or new[unit] != old.get(unit) or not (folder / unit).exists()]
         gone = [unit for unit in old if force and not (before == recipe and Path(old[unit][0]).exists())]
         for unit in [*todo, *gone]:
@@ -90,28 +87,15 @@ def _stamp(source: Path) -> list[Any]:
     return [str(source), source.stat().st_size, source.stat().st_mtime_ns]
 
 
-def _check_recipe(folder: Path, before: dict[str, Any], recipe: dict[str, Any]) -> None:
-    """Raise if the folder was made with another recipe."""
+def _check(folder: Path, before: dict[str, Any], recipe: dict[str, Any], old: Stamps, new: Stamps) -> None:
+    """Raise if the folder was made with another recipe, or a file of it of another input."""
     changed = [name for name in recipe if before and before.get(name) != recipe[name]]
-    if changed:
-        raise InputError(f"{folder} was made with another {changed[0]}", argument="out", cure=_CURE)
-
-
-def _check_inputs(folder: Path, old: Stamps, new: Stamps) -> None:
-    """Raise if a file would be replaced that was made of another input."""
+    problems = [f"{folder} was made with another {name}" for name in changed]
     for unit, (source, *_) in new.items():
         if (folder / unit).exists() and old.get(unit, [None])[0] != source:
-            raise InputError(f"{folder / unit} was not made of {source}", argument="out", cure=_CURE)
-
-
-def remove_units(out: str, units: Iterable[str]) -> None:
-    """Remove the output files of a folder and its manifest; then the folders, where nothing else is in them."""
-    folder = Path(out)
-    for name in {*units, *read_manifest(folder)[1], MANIFEST}:
-        (folder / name).unlink(missing_ok=True)
-    for inner in [*sorted(folder.rglob("*/"), reverse=True), folder]:
-        with suppress(OSError):
-            inner.rmdir()
+            problems.append(f"{folder / unit} was not made of {source}")
+    if problems:
+        raise InputError(problems[0], argument="out", cure="name another folder, or give {force}")
 
 
 def read_manifest(folder: Path) -> tuple[dict[str, Any], Stamps]:

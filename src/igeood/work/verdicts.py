@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from igeood.errors import InputError
-from igeood.guard.verdict import Verdict
+from igeood.guard import Verdict
 from igeood.monitor import Monitor
 from igeood.tables import check_columns, find_files, open_table
 from igeood.terminal import Progress
