@@ -1,6 +1,5 @@
 """`igeood fit`: a guard from training samples."""
 
-import shutil
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -81,7 +80,7 @@ def fit(train: tuple[str, ...], out: str | None, summary: str | None, **options:
 def _fit_each(guard: "Guard", train: tuple[str, ...], out: str | None, summary: str | None, options: Options) -> None:
     """Summarise each file in a folder, add the summaries in the order of the files, and fit the guard."""
     from igeood.work.fitting import BUILD, summarise_file
-    from igeood.work.units import find_units
+    from igeood.work.units import find_units, remove_units
 
     if guard.source.model is not None:
         cure = "leave {workers} and {engine} out, and name one file"
@@ -104,7 +103,7 @@ def _fit_each(guard: "Guard", train: tuple[str, ...], out: str | None, summary: 
         total = _shared.sum_of([str(Path(folder, unit)) for unit in units], report, guard.detector.needs)
     write(guard, total, out, None if keeps_parts else summary, options)
     if not keeps_parts:
-        shutil.rmtree(folder)
+        remove_units(folder, units)
 
 
 def check_targets(out: str | None, summary: str | None, force: bool, sources: Sequence[str]) -> None:

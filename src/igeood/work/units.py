@@ -1,7 +1,8 @@
 """Units of work: one input file makes one output file, below a folder whose manifest says what they were made with."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -96,6 +97,16 @@ def _check(folder: Path, before: dict[str, Any], recipe: dict[str, Any], old: St
             problems.append(f"{folder / unit} was not made of {source}")
     if problems:
         raise InputError(problems[0], argument="out", cure="name another folder, or give {force}")
+
+
+def remove_units(out: str, units: Iterable[str]) -> None:
+    """Remove the output files of a folder and its manifest; then the folders, where nothing else is in them."""
+    folder = Path(out)
+    for name in {*units, MANIFEST}:
+        (folder / name).unlink(missing_ok=True)
+    for inner in [*sorted(folder.rglob("*/"), reverse=True), folder]:
+        with suppress(OSError):
+            inner.rmdir()
 
 
 def read_manifest(folder: Path) -> tuple[dict[str, Any], Stamps]:
