@@ -50,10 +50,6 @@ def test_files_are_summarised_one_by_one_and_their_summaries_removed(good, files
     good("fit", "in.parquet", "--out", "h.safetensors")
     assert (files / "g.safetensors").read_bytes() == (files / "h.safetensors").read_bytes()
     assert not (files / "g.safetensors.parts").exists()
-    (files / "g.safetensors.parts").mkdir()
-    (files / "g.safetensors.parts" / "mine.txt").touch()
-    result = good("fit", "in.parquet", "--out", "g.safetensors", "--workers", 1, "--force")
-    assert (files / "g.safetensors.parts" / "mine.txt").exists(), result
 
 
 def test_a_guard_is_tuned_from_a_summary_as_from_the_rows(good, files):
