@@ -25,10 +25,11 @@ from igeood.summary import LengthSums, Needs, Sample, Summary, by_label, by_unhe
 TEMPERATURE = 5.0  # of the softmax whose distance to the nearest centroid is taken
 FLOOR = 1e-12  # of a distance or an energy, before its logarithm
 MOST = 3000  # rows that say what is usual
-FEWEST = 20  # such rows: fewer say too little
+FEWEST = 2  # such rows: with fewer, all rows are learnt from and say what is usual
+ENOUGH = 20  # such rows say it well
 KNOTS = 128  # of a term's quantiles, at most
 TAIL = 0.1  # the share of rows beyond the last knot
-LEAST = 1e-2  # of a term's deviation: its tail falls off no faster
+PRIOR = 5  # rows beyond the last knot that half the deviation, a Gaussian's mean excess, counts for: a few say little
 ALIKE = 1e-3  # what half precision may make of a feature
 MASKED = -103.0  # the logarithm of a probability that float32 has for 0
 CONSTANT = 1e-9  # a term that varies by no more is the same for all rows:
@@ -67,7 +68,7 @@ class Evidence(Detector):
     knots_, surprises_ : Tensor
         (P, 128) values of the terms, and their surprises: linear between them.
     excess_ : Tensor
-        (P,) the mean excess over the last knot.
+        (P,) the mean excess over the last knot, by which surprises grow beyond it.
     weights_ : Tensor
         (P,) of the surprises in the score; 0 for a term that is 0 for all rows, such as a dead layer's.
     """
@@ -79,45 +80,37 @@ class Evidence(Detector):
         """Whiten each layer, seek the centroids, and see what is usual."""
         super().learn(summary)
         sample = summary.samples["features"]
-        is_split = self._can_split(summary)
-        sums = dict(summary.sums) if is_split else all_sums(summary)
-        self.classes_ = self._kept_classes(summary, is_split)
+        kept, held = class_counts(sample)
+        is_split = int(held.sum()) >= FEWEST and bool(kept.any())
+        both = torch.full_like(held, not is_split, dtype=torch.bool)  # classes whose held rows are learnt from as well
+        sums = sums_with(summary, both)
         if HEAD in self.widths_ and any(alike(sums[HEAD], sums[layer]) for layer in list(self.widths_)[:-1]):
             del self.widths_[HEAD]  # a block ends in the head's input: once is enough
-        raw = {layer: sums[layer].raw for layer in self.widths_}
-        unit = {layer: sums[layer].unit for layer in self.widths_}
-        self.mean_ = {layer: each.mean[self.classes_] for layer, each in raw.items()}
-        self.whitening_ = {layer: inverse_root(shrunk_covariance(each)) for layer, each in raw.items()}
-        self.unit_mean_ = {layer: each.mean[self.classes_] for layer, each in unit.items()}
-        self.unit_whitening_ = {layer: inverse_root(shrunk_covariance(each)) for layer, each in unit.items()}
-        self.centroids_ = solve(lambda: pieces(sample, self.classes_, is_split), len(self.classes_), TEMPERATURE)
+        self.whitening_ = {layer: inverse_root(shrunk_covariance(sums[layer].raw)) for layer in self.widths_}
+        self.unit_whitening_ = {layer: inverse_root(shrunk_covariance(sums[layer].unit)) for layer in self.widths_}
+        self._learn_classes(sample, sums, both)
         self._learn_surprises(*usual_rows(sample, is_split))
+        alone = is_split & (kept == 0) & (held > 0)
+        if bool(alone.any()):  # these classes are known by their held rows, once those have said what is usual
+            self._learn_classes(sample, sums_with(summary, alone), alone)
+        few = int(held.sum()) if is_split else len(sample)
+        if few < ENOUGH or not is_split:
+            message = f"{few} of {summary.rows} training rows say what is usual" + (
+                "" if is_split else ", in the sums too"
+            )
+            cure = f"give {ENOUGH / TAIL:.0f} rows or more: of fewer, it is known roughly"
+            self.findings_.append(Finding("few-rows", "info", message, cure))
         return self
 
-    def _can_split(self, summary: Summary) -> bool:
-        """Whether a tenth of the rows can be held back."""
-        held = sum(len(part) for part, _ in split(summary.samples["features"], held=True, features=False))
-        distinct = len(summary.samples["features"])
-        if summary.rows >= FEWEST / TAIL and FEWEST / 2 <= held < distinct:
-            return True
-        message = (
-            f"{summary.rows} training rows, {distinct} of them distinct: all say what is usual, and are learnt from"
-        )
-        cure = f"give {FEWEST / TAIL:.0f} or more: of fewer, new inputs look too surprising"
-        self.findings_.append(Finding("few-rows", "info", message, cure))
-        return False
-
-    def _kept_classes(self, summary: Summary, is_split: bool) -> Tensor:
-        """Classes with rows that are not held back, (C',)."""
-        counts = torch.zeros_like(summary.counts)
-        for part, _ in split(summary.samples["features"], held=False if is_split else None, features=False):
-            counts += torch.bincount(by_label(part), minlength=len(counts))
-        lost = ((counts == 0) & (summary.counts > 0)).nonzero()[:, 0].tolist()
-        if lost:
-            message = f"labels: all rows of {len(lost)} classes are held back, to say what is usual: {lost[0]}, …"
-            cure = "give more rows of each class: no input counts as near to these"
-            self.findings_.append(Finding("class-held-back", "info", message, cure))
-        return counts.nonzero()[:, 0]
+    def _learn_classes(self, sample: Sample, sums: dict[str, LengthSums], both: Tensor) -> None:
+        """Means and centroids of the classes that have rows to learn from."""
+        kept, held = class_counts(sample)
+        self.classes_ = (kept + both * held).nonzero()[:, 0]
+        self.mean_ = {layer: sums[layer].raw.mean[self.classes_] for layer in self.widths_}
+        self.unit_mean_ = {layer: sums[layer].unit.mean[self.classes_] for layer in self.widths_}
+        self.centroids_ = solve(lambda: pieces(sample, self.classes_, both), len(self.classes_), TEMPERATURE)
+        for derived in ("_layers", "_roots"):
+            vars(self).pop(derived, None)
 
     def _learn_surprises(self, rows: Outputs, weights: Tensor) -> None:
         """Knots, excesses and weights of the terms, from the rows that say what is usual."""
@@ -212,36 +205,45 @@ class Evidence(Detector):
         return {"rarity": torch.exp(-self.surprises(outputs)), **channel_reasons(nearest, parts, top)}
 
 
-def split(sample: Sample, held: bool | None, *, features: bool = True) -> Iterator[tuple[Outputs, Tensor]]:
-    """The rows of a sample that are held back, or are not, or all of them (None); with their weights."""
-    for part, weights in sample.batches(features=features):
-        rows = torch.ones(len(part), dtype=torch.bool) if held is None else held_back(part) == held
-        yield part[rows], weights[rows]
+def class_counts(sample: Sample) -> Tensor:
+    """Distinct rows of each class that are not held back, and that are, (2, C)."""
+    counts = torch.zeros(2, max(sample.strata, sample.n_classes), dtype=torch.int64)
+    for part, _ in sample.batches(features=False):
+        counts.index_put_((held_back(part).long(), by_label(part)), torch.tensor(1), accumulate=True)
+    return counts
 
 
-def pieces(sample: Sample, classes: Tensor, is_split: bool) -> Iterator[Piece]:
-    """Logits, places of the labels among these classes, and weights of the rows that are not held back."""
-    for part, weights in split(sample, held=False if is_split else None, features=False):
-        yield part.logits, torch.searchsorted(classes, by_label(part)), weights
+def pieces(sample: Sample, classes: Tensor, both: Tensor) -> Iterator[Piece]:
+    """Logits, places of the labels among these classes, and weights of the rows to learn from."""
+    for part, weights in sample.batches(features=False):
+        labels = by_label(part)
+        rows = ~held_back(part) | both[labels]
+        yield part.logits[rows], torch.searchsorted(classes, labels[rows]), weights[rows]
 
 
 def usual_rows(sample: Sample, is_split: bool) -> tuple[Outputs, Tensor]:
-    """Rows that are held back, at most 3,000 of them, and their weights."""
-    parts, weights = zip(*split(sample, held=True if is_split else None), strict=True)
-    rows = Outputs.concat(parts)
-    first = torch.from_numpy(rows.keys.argsort(kind="stable")[:MOST])
-    return rows[first], torch.cat(weights)[first]
+    """Rows that are held back, or all, at most 3,000 of them; and their weights."""
+    parts: list[Outputs] = []
+    weights: list[Tensor] = []
+    for part, counts in sample.batches():
+        rows = held_back(part) | (not is_split)
+        parts.append(part[rows])
+        weights.append(counts[rows])
+    usual = Outputs.concat(parts)
+    first = torch.from_numpy(usual.keys.argsort(kind="stable")[:MOST])
+    return usual[first], torch.cat(weights)[first]
 
 
-def all_sums(summary: Summary) -> dict[str, LengthSums]:
-    """Sums of all rows, where the sample has those that were held back."""
+def sums_with(summary: Summary, both: Tensor) -> dict[str, LengthSums]:
+    """Sums with the held rows of some classes, (C,) bool, as far as the sample has them."""
     sums = dict(summary.sums)
-    for part, counts in split(summary.samples["features"], held=True):
-        repeats = counts.round().long()
-        labels = by_label(part).repeat_interleave(repeats)
+    for part, counts in summary.samples["features"].batches() if bool(both.any()) else ():
+        rows = held_back(part) & both[by_label(part)]
+        repeats = counts[rows].round().long()
+        labels = by_label(part)[rows].repeat_interleave(repeats)
         for layer, features in part.features.items():
-            rows = features.repeat_interleave(repeats, dim=0)
-            sums[layer] = sums[layer] + LengthSums.of(rows, labels, len(sums[layer].count))
+            added = LengthSums.of(features[rows].repeat_interleave(repeats, dim=0), labels, len(sums[layer].count))
+            sums[layer] = sums[layer] + added
     return sums
 
 
@@ -266,7 +268,7 @@ def tail(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     surprises : Tensor
         (128,) −log of the share of rows that are at least as large as a knot.
     excess : Tensor
-        The mean excess of the other rows over the last knot.
+        The mean excess of the other rows over the last knot, with five rows' worth of what a Gaussian would have.
     """
     order = values.argsort(stable=True)
     ordered = values[order]
@@ -274,14 +276,15 @@ def tail(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     below = shares.cumsum(dim=0)
     levels = torch.linspace(0.0, 1.0 - TAIL, KNOTS, dtype=torch.float64)
     quantiles = ordered[torch.searchsorted(below, levels - 1e-12).clamp(max=len(values) - 1)]
-    distinct = torch.unique_consecutive(quantiles)
-    before = torch.cat([below.new_zeros(1), below])[torch.searchsorted(ordered, distinct)]
+    distinct = quantiles[quantiles.diff(prepend=quantiles[:1] - 1.0) > CONSTANT]
+    before = torch.cat([below.new_zeros(1), below])[torch.searchsorted(ordered, distinct - CONSTANT)]
     padding = KNOTS - len(distinct)
     knots = torch.cat([distinct, distinct.new_full((padding,), torch.inf)])
     surprises = torch.cat([-torch.log1p(-before), before.new_zeros(padding)])
     over = (ordered - distinct[-1]).clamp(min=0.0)
-    excess = (shares * over).sum() / shares[over > 0].sum().clamp(min=1e-300)
+    mean = (shares * over).sum() / shares[over > CONSTANT].sum().clamp(min=1e-300)
     spread = (shares * (ordered - (shares * ordered).sum()).square()).sum().sqrt()
     if spread <= CONSTANT:
-        return knots + CONSTANT, surprises, excess.new_tensor(STEEPEST)
-    return knots, surprises, torch.maximum(excess, LEAST * spread)
+        return knots + CONSTANT, surprises, mean.new_tensor(STEEPEST)
+    n = (over > CONSTANT).sum()
+    return knots, surprises, (n * mean + PRIOR * 0.5 * spread) / (n + PRIOR)
