@@ -14,9 +14,10 @@ def test_figures_are_those_of_guards_from_one_reading(model, data):
     sets = {"ood": iter(data.ood), "foreign": iter([data.foreign])}  # a second reading would find nothing
     table = igeood.compare(model, iter(data.train), iter(data.held_out), sets)
     assert set(table.tnr) == set(table.auroc) == set(table.cost) >= LOGITS | {"knn", "vim", "mahalanobis"}
-    for method in ("vim", "she", "mahalanobis++", "igeood", "energy"):
-        box = igeood.white_box if igeood.METHODS[method].needs_layers else igeood.black_box
-        guard = box(model, method=method).fit(data.train)
+    for method in ("evidence", "evidence (logits)", "vim", "she", "mahalanobis++", "igeood", "energy"):
+        name = method.split()[0]
+        is_white = igeood.METHODS[name].needs_layers or method == "evidence"
+        guard = (igeood.white_box if is_white else igeood.black_box)(model, method=name).fit(data.train)
         for name in sets:
             rates = evaluate(guard.score(data.held_out), guard.score(getattr(data, name)))
             assert table.tnr[method][name] == pytest.approx(rates.tnr_at_tpr, abs=0.02)
@@ -26,7 +27,7 @@ def test_figures_are_those_of_guards_from_one_reading(model, data):
     assert [row["method"] for row in rows] == table.methods
     assert [row["tnr"] for row in rows] == sorted((row["tnr"] for row in rows), reverse=True)
     lines = repr(table).splitlines()
-    assert [line.split()[0] for line in lines[1 : 1 + len(rows)]] == table.methods
+    assert [line.split("  ")[0] for line in lines[1 : 1 + len(rows)]] == table.methods
     assert list(pytest.importorskip("pandas") and table.to_pandas().index) == table.methods
 
 
