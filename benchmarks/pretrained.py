@@ -178,23 +178,23 @@ def tiny_imagenet() -> Task:
 
 @dataclass(frozen=True)
 class HeadJob:
-    """A head for the first classes of a set on a pretrained body; with `tune`, both are then trained together."""
+    """A head for the first classes of a set on a frozen body; with `start`, body and head of that job trained on."""
 
     name: str
     body: str
     classes: int
     recipe: Recipe
-    tune: Recipe | None = None
+    start: str | None = None
 
 
 _HEAD = Recipe(epochs=40, batch=128, rate=1e-2, decay=1e-2, augment=False, optimiser="adam")
-_TUNE = Recipe(epochs=2, batch=32, rate=1e-4, decay=1e-2, augment=False, optimiser="adam")
+_TUNE = Recipe(epochs=1, batch=32, rate=1e-4, decay=1e-2, augment=False, optimiser="adam")
 JOBS = (
     HeadJob("minilm-l6-clinc-150", "minilm-l6", 150, _HEAD),
     HeadJob("efficientnet-tiny-200", "efficientnet-lite0", 200, _HEAD),
     HeadJob("efficientnet-tiny-100", "efficientnet-lite0", 100, _HEAD),
     HeadJob("efficientnet-tiny-10", "efficientnet-lite0", 10, _HEAD),
-    HeadJob("minilm-l6-clinc-150-tuned", "minilm-l6", 150, _HEAD, _TUNE),
+    HeadJob("minilm-l6-clinc-150-tuned", "minilm-l6", 150, _TUNE, "minilm-l6-clinc-150"),
 )
 
 
@@ -229,7 +229,11 @@ def pooled(name: str) -> tuple[Tensor, Tensor]:
 
 
 def learn(
-    model: nn.Module, batch: Callable[[np.ndarray], Inputs], labels: np.ndarray, recipe: Recipe, log: Log
+    model: nn.Module,
+    batch: Callable[[np.ndarray], Inputs],
+    labels: np.ndarray,
+    recipe: Recipe,
+    log: Log = lambda _: None,
 ) -> None:
     """Minimise the cross-entropy of `model(**batch(rows))`."""
     optimiser = recipe.optimiser_of(model)
@@ -246,6 +250,8 @@ def learn(
             loss.backward()
             optimiser.step()
             total += loss.item() * len(rows)
+            if start // recipe.batch % 50 == 49:
+                log(f"{start + len(rows)} of {len(order)} inputs: loss {total / (start + len(rows)):.3f}")
         log(f"epoch {epoch + 1} of {recipe.epochs}: loss {total / len(order):.3f}")
 
 
@@ -257,15 +263,15 @@ def train_head(job: HeadJob, path: Path, log: Log) -> float:
     test_rows = np.flatnonzero(task.test_labels < job.classes)
     torch.manual_seed(job.recipe.seed)
     model = body.make(job.classes).eval()  # without dropout: the body is as its user will see it
-    features, test_features = pooled(job.body)
-    learn(model.fc, lambda at: {"input": features[rows[at]]}, task.labels[rows], job.recipe, lambda _: None)
-    if job.tune is None:
+    if job.start is None:
+        features, test_features = pooled(job.body)
+        learn(model.fc, lambda at: {"input": features[rows[at]]}, task.labels[rows], job.recipe)
         logits = model.fc(test_features[test_rows])
     else:
-        learn(model, lambda at: body.prepare(task.images[rows[at]]), task.labels[rows], job.tune, log)
+        load_weights(model, path.with_name(f"{job.start}.safetensors"))
+        learn(model, lambda at: body.prepare(task.images[rows[at]]), task.labels[rows], job.recipe, log)
         logits = in_batches(model, body.prepare, task.test_images[test_rows])
     share = float((logits.argmax(dim=1).numpy() == task.test_labels[test_rows]).mean())
-    recipes = {"head": asdict(job.recipe), "tune": job.tune and asdict(job.tune)}
     about = {
         "network": job.body,
         "trained_on": task.name,
@@ -273,7 +279,7 @@ def train_head(job: HeadJob, path: Path, log: Log) -> float:
         "train_inputs": str(len(rows)),
         "test_inputs": str(len(test_rows)),
         "test_accuracy": f"{share:.4f}",
-        "training": json.dumps(recipes, sort_keys=True),
+        "training": json.dumps({"recipe": asdict(job.recipe), "start": job.start}, sort_keys=True),
     }
     write_whole(path, save({name: value.contiguous() for name, value in model.state_dict().items()}, about))
     return share
