@@ -7,14 +7,14 @@ head that is trained here, or is trained on with its head. Body and head are one
 import csv
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -193,7 +193,7 @@ JOBS = (
     HeadJob("minilm-l6-clinc-150", "minilm-l6", 150, _HEAD),
     HeadJob("efficientnet-tiny-200", "efficientnet-lite0", 200, _HEAD),
     HeadJob("efficientnet-tiny-100", "efficientnet-lite0", 100, _HEAD),
-    HeadJob("efficientnet-tiny-10", "efficientnet-lite0", 10, _HEAD),
+    HeadJob("efficientnet-tiny-10", "efficientnet-lite0", 10, replace(_HEAD, epochs=400)),  # of 400 images
     HeadJob("minilm-l6-clinc-150-tuned", "minilm-l6", 150, _TUNE, "minilm-l6-clinc-150"),
 )
 
@@ -218,14 +218,17 @@ def in_batches(function: Callable[..., Tensor], prepare: Callable[[np.ndarray], 
     return torch.cat([function(**prepare(inputs[i : i + BATCH])) for i in range(0, len(inputs), BATCH)])
 
 
-@cache
-def pooled(name: str) -> tuple[Tensor, Tensor]:
-    """What a frozen body gives the head, for training and test inputs: once for all heads."""
-    body = BODIES[name]
-    task = body.data()
-    model = body.make(2).eval()
-    learned, tested = (in_batches(model.pooled, body.prepare, inputs) for inputs in (task.images, task.test_images))
-    return learned, tested
+def pooled(name: str, folder: Path) -> tuple[Tensor, Tensor]:
+    """What a frozen body gives the head, for training and test inputs: once for all heads, kept in a file."""
+    path = folder / f"{name}.pooled"
+    if not path.exists():
+        body = BODIES[name]
+        task = body.data()
+        model = body.make(2).eval()
+        inputs = {"train": task.images, "test": task.test_images}
+        write_whole(path, save({part: in_batches(model.pooled, body.prepare, rows) for part, rows in inputs.items()}))
+    features = load_file(path)
+    return features["train"], features["test"]
 
 
 def learn(
@@ -264,7 +267,7 @@ def train_head(job: HeadJob, path: Path, log: Log) -> float:
     torch.manual_seed(job.recipe.seed)
     model = body.make(job.classes).eval()  # without dropout: the body is as its user will see it
     if job.start is None:
-        features, test_features = pooled(job.body)
+        features, test_features = pooled(job.body, path.parent)
         learn(model.fc, lambda at: {"input": features[rows[at]]}, task.labels[rows], job.recipe)
         logits = model.fc(test_features[test_rows])
     else:
