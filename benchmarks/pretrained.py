@@ -191,6 +191,7 @@ _HEAD = Recipe(epochs=40, batch=128, rate=1e-2, decay=1e-2, augment=False, optim
 _TUNE = Recipe(epochs=1, batch=32, rate=1e-4, decay=1e-2, augment=False, optimiser="adam")
 JOBS = (
     HeadJob("minilm-l6-clinc-150", "minilm-l6", 150, _HEAD),
+    HeadJob("minilm-l6-clinc-100", "minilm-l6", 100, _HEAD),
     HeadJob("efficientnet-tiny-200", "efficientnet-lite0", 200, _HEAD),
     HeadJob("efficientnet-tiny-100", "efficientnet-lite0", 100, _HEAD),
     HeadJob("efficientnet-tiny-10", "efficientnet-lite0", 10, replace(_HEAD, epochs=400)),  # of 400 images

@@ -269,12 +269,12 @@ def part_of_classes(whole: Observed, head: nn.Linear, classes: int) -> Observed:
         return {**blocks, "logits": head(blocks[HEAD]).detach()}
 
     parts = {name: part(name, whole.parts[name]["labels"] < classes) for name in ("train", "held out")}
-    near = "the other classes"
-    parts[near] = part("held out", whole.parts["held out"]["labels"] >= classes)
-    parts[near].pop("labels")
-    parts |= {name: part(name, slice(None)) for name in whole.far}
+    others = "the other classes"
+    parts[others] = part("held out", whole.parts["held out"]["labels"] >= classes)
+    parts[others].pop("labels")
+    parts |= {name: part(name, slice(None)) for name in whole.sets}
     accuracy = share_right(parts["held out"])
-    return Observed(classes, accuracy, whole.forward, [near], whole.far, head.weight, head.bias, parts)
+    return Observed(classes, accuracy, whole.forward, [others, *whole.near], whole.far, head.weight, head.bias, parts)
 
 
 class Replay(nn.Module):
@@ -307,28 +307,31 @@ def rows_of(observed: Observed, part: str) -> Tensor:
 # The table's networks, real ones first
 
 WHOLE = "EfficientNet-lite0, 200 classes of Tiny-ImageNet"
+FROZEN = "MiniLM-L6 frozen, CLINC150"
 REAL: dict[str, Callable[[Path, Path], Subject]] = {
     "MiniLM-L6 fine-tuned, CLINC150": partial(minilm, "minilm-l6-clinc-150-tuned"),
-    "MiniLM-L6 frozen, CLINC150": partial(minilm, "minilm-l6-clinc-150"),
+    FROZEN: partial(minilm, "minilm-l6-clinc-150"),
     WHOLE: efficientnet,
     "DenseNet-BC-100, CIFAR-10": densenet,
 }
-HEADS = {
-    "EfficientNet-lite0, 100 classes of Tiny-ImageNet": "efficientnet-tiny-100",
-    "EfficientNet-lite0, 10 classes of Tiny-ImageNet": "efficientnet-tiny-10",
+HEADS = {  # other heads on a body that is observed already
+    "MiniLM-L6 frozen, 100 intents of CLINC150": ("minilm-l6-clinc-100", FROZEN),
+    "EfficientNet-lite0, 100 classes of Tiny-ImageNet": ("efficientnet-tiny-100", WHOLE),
+    "EfficientNet-lite0, 10 classes of Tiny-ImageNet": ("efficientnet-tiny-10", WHOLE),
 }
 SMALL: dict[str, Callable[[Path, Path], Subject]] = {
     "ResNet-10, 8 classes of CIFAR-10": partial(eight_classes, "resnet-cifar-8"),
     "CNN, 8 classes of CIFAR-10": partial(eight_classes, "cnn-cifar-8"),
     "CNN, 8 classes of Fashion-MNIST": partial(eight_classes, "cnn-fashion-8"),
     "ViT, 8 classes of Fashion-MNIST": partial(eight_classes, "vit-fashion-8"),
+    "MLP, 8 classes of Fashion-MNIST": partial(eight_classes, "mlp-fashion-8"),
     "MLP, 8 classes of MNIST": partial(eight_classes, "mlp-mnist-8"),
     "CNN, 100 classes (two digits)": partial(several_digits, "cnn-mnist-pairs"),
     "CNN, 1,000 classes (three digits)": partial(several_digits, "cnn-mnist-triples"),
 }
 FAULTS = "CNN, 8 classes of CIFAR-10, faulty inputs"
 FAULTY: dict[str, Callable[[Path, Path], Subject]] = {FAULTS: partial(faulty, "cnn-cifar-8")}
-NETWORKS = (*list(REAL)[:3], *HEADS, *list(REAL)[3:], *SMALL)
+NETWORKS = (*sorted([*REAL, *HEADS], reverse=True), *SMALL)
 
 
 def observed(name: str, networks: Path, packages: Path, out: Path) -> Observed:
@@ -337,9 +340,9 @@ def observed(name: str, networks: Path, packages: Path, out: Path) -> Observed:
     if path.exists():
         return Observed.load(path)
     if name in HEADS:
-        whole = observed(WHOLE, networks, packages, out)
-        model = with_head(HEADS[name], networks)
-        return part_of_classes(whole, model.fc, model.fc.out_features)
+        network_name, whole = HEADS[name]
+        head = with_head(network_name, networks).fc
+        return part_of_classes(observed(whole, networks, packages, out), head, head.out_features)
     result = observe({**REAL, **SMALL, **FAULTY}[name](networks, packages))
     out.mkdir(parents=True, exist_ok=True)
     result.save(path)
