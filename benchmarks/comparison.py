@@ -9,6 +9,7 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from comparison_page import BLACK, OURS, page
 from igeood.comparison import Comparison
 from igeood.errors import InputError
 from igeood.outputs import Outputs
-from subjects import BATCH, FAULTS, HEADS, NETWORKS, REAL, WHOLE, Observed, Replay, observed, rows_of
+from subjects import BATCH, FAULTS, HEADS, NETWORKS, REAL, WHOLE, Observed, Replay, is_kept, observed, rows_of
 
 ROWS = (1, 2, 5, 20)  # training rows a class
 FEW_METHODS = (OURS, "mahalanobis", "mahalanobis++", "relative-mahalanobis", "vim", "knn")
@@ -88,6 +89,7 @@ def main() -> None:
     parser.add_argument("--packages", type=Path, default=Path("build/packages"))
     parser.add_argument("--out", type=Path, default=Path("build/comparison"))
     parser.add_argument("--only", action="append", choices=[*NETWORKS, FAULTS], help="may be repeated; no page then")
+    parser.add_argument("--kept", action="store_true", help="no forward pass: only networks whose outputs are there")
     parser.add_argument("--method", action="append", help="may be repeated; every untuned method by default")
     parser.add_argument("--few", action="append", help="method for the table of few rows; may be repeated")
     parser.add_argument("--default", default=OURS, help="the method that others are compared with")
@@ -98,7 +100,8 @@ def main() -> None:
     torch.set_num_threads(1)
     results: dict[str, Any] = {}
     few: dict[str, dict[str, float | None]] = {}
-    for name in args.only or (*NETWORKS, FAULTS):
+    names = args.only or (*NETWORKS, FAULTS)
+    for name in names if not args.kept else filter(partial(is_kept, args.out), names):
         start = time.time()
         try:
             network = observed(name, args.networks, args.packages, args.out)

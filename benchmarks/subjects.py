@@ -334,6 +334,12 @@ FAULTY: dict[str, Callable[[Path, Path], Subject]] = {FAULTS: partial(faulty, "c
 NETWORKS = (*sorted([*REAL, *HEADS], reverse=True), *SMALL)
 
 
+def is_kept(out: Path, name: str) -> bool:
+    """Whether what a network gave, or the body that it shares, is in a file."""
+    whole = HEADS[name][1] if name in HEADS else name
+    return (out / f"{whole}.safetensors").exists()
+
+
 def observed(name: str, networks: Path, packages: Path, out: Path) -> Observed:
     """From its file in `out`, or else by a forward pass over all data of the network."""
     path = out / f"{name}.safetensors"
