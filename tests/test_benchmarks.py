@@ -87,7 +87,7 @@ def test_a_part_of_the_classes_leaves_the_others_out(benchmark, subject):
     subjects = benchmark("subjects")
     whole = subjects.observe(subject)
     part = subjects.part_of_classes(whole, nn.Linear(8, 2), 2)
-    counts = [len(part.parts[name]["logits"]) for name in ("held out", *part.near)]
+    counts = [len(part.parts[name]["logits"]) for name in ("held out", "the other classes")]
     assert sum(counts) == len(whole.parts["held out"]["logits"])
     assert part.parts["train"]["labels"].max() == 1
     assert part.parts["large"]["logits"].shape == (100, 2)
