@@ -1,15 +1,14 @@
 """Every untuned method on every network of `make networks`: docs/comparison.md, by `make comparison`.
 
-The first run passes all data through the networks and keeps their outputs in --out; later runs take minutes, so that a
-new method is quickly compared. A network that is not there is left out, and named. The figures are also in
---out/figures.json.
+The first run passes all data through the networks. It keeps their outputs in --out as NAME.safetensors, and the figures
+as NAME.json: a run that was stopped goes on. `--method NAME` measures that method anew, in minutes; the figures of
+others stay. A network that is not there is left out, and named.
 """
 
 import argparse
 import json
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +82,33 @@ def few_rows(network: Observed, methods: Sequence[str]) -> dict[str, dict[str, f
     return {method: {str(count): rate(method, count) for count in ROWS} for method in methods}
 
 
+def update(name: str, args: argparse.Namespace) -> dict[str, Any] | None:
+    """The figures of a network: those that are kept, and those that have to be measured; None if it is not there."""
+    path = args.out / f"{name}.json"
+    kept = json.loads(path.read_text()) if path.exists() and not args.anew else None
+    if kept is not None and args.method is None:
+        return kept
+    start = time.time()
+    try:
+        network = observed(name, args.networks, args.packages, args.out)
+    except InputError as error:
+        print(f"{name} is left out: {error}", flush=True)
+        return None
+    read = time.time()
+    figures = measure(name, network, None if kept is None else args.method)
+    if name == WHOLE:
+        few = [method for method in args.few or FEW_METHODS if method in figures["methods"]]
+        figures["few rows"] = few_rows(network, few)
+    if kept is not None:
+        for part in ("methods", "few rows"):
+            figures[part] = {**kept.get(part, {}), **figures.get(part, {})}
+    path.write_text(json.dumps(figures, indent=1))
+    rates = sorted(((row["tnr"], method) for method, row in figures["methods"].items()), reverse=True)
+    best = ", ".join(f"{method} {100 * rate:.1f}" for rate, method in rates[:4])
+    print(f"{name}: {best} (outputs {read - start:.0f} s, methods {time.time() - read:.0f} s)", flush=True)
+    return figures
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", type=Path, default=Path("build/networks"))
@@ -90,7 +116,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("build/comparison"))
     parser.add_argument("--only", action="append", choices=[*NETWORKS, FAULTS], help="may be repeated; no page then")
     parser.add_argument("--kept", action="store_true", help="no forward pass: only networks whose outputs are there")
-    parser.add_argument("--method", action="append", help="may be repeated; every untuned method by default")
+    parser.add_argument("--method", action="append", help="measure this one anew; may be repeated")
+    parser.add_argument("--anew", action="store_true", help="measure all methods anew")
     parser.add_argument("--few", action="append", help="method for the table of few rows; may be repeated")
     parser.add_argument("--default", default=OURS, help="the method that others are compared with")
     parser.add_argument("--default-logits", default=BLACK, help="the same of those that read logits alone")
@@ -98,29 +125,12 @@ def main() -> None:
     parser.add_argument("--notes", type=Path, default=Path("benchmarks/comparison.md"))
     args = parser.parse_args()
     torch.set_num_threads(1)
-    results: dict[str, Any] = {}
-    few: dict[str, dict[str, float | None]] = {}
-    names = args.only or (*NETWORKS, FAULTS)
-    for name in names if not args.kept else filter(partial(is_kept, args.out), names):
-        start = time.time()
-        try:
-            network = observed(name, args.networks, args.packages, args.out)
-        except InputError as error:
-            print(f"{name} is left out: {error}", flush=True)
-            continue
-        read = time.time()
-        results[name] = measure(name, network, args.method)
-        if name == WHOLE:
-            few = few_rows(network, args.few or [m for m in FEW_METHODS if m in results[name]["methods"]])
-        best = [f"{method} {100 * row['tnr']:.1f}" for method, row in results[name]["methods"].items()][:4]
-        times = f"outputs {read - start:.0f} s, methods {time.time() - read:.0f} s"
-        print(f"{name}: {', '.join(best)} ({times})", flush=True)
-    faults = results.pop(FAULTS, None)
-    figures = {"networks": results, "few rows": few, "faults": faults}
-    (args.out / "figures.json").write_text(json.dumps(figures, indent=1))
+    names = [name for name in args.only or (*NETWORKS, FAULTS) if is_kept(args.out, name) or not args.kept]
+    figures = {name: update(name, args) for name in names}
+    results = {name: result for name, result in figures.items() if result is not None}
     if args.only is None:
-        text = page(args.notes.read_text(encoding="utf-8"), figures, args.default, args.default_logits)
-        args.page.write_text(text, encoding="utf-8")
+        template = args.notes.read_text(encoding="utf-8")
+        args.page.write_text(page(template, results, args.default, args.default_logits), encoding="utf-8")
 
 
 if __name__ == "__main__":

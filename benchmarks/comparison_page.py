@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 import igeood
+from subjects import FAULTS, WHOLE
 
 OURS = "evidence"
 BLACK = "evidence (logits)"
@@ -205,9 +206,9 @@ def fault_table(faults: dict[str, Any]) -> str:
     return table(["method", *faults["far"]], lines)
 
 
-def page(template: str, figures: dict[str, Any], ours: str = OURS, black: str = BLACK) -> str:
+def page(template: str, results: dict[str, Any], ours: str = OURS, black: str = BLACK) -> str:
     """The template with every `<!-- name -->` filled in."""
-    networks = figures["networks"]
+    networks = {name: result for name, result in results.items() if name != FAULTS}
     every = Figures(networks)
     logits = Figures(networks, reads_logits_alone)
     near = sum(pair.is_near for pair in every.pairs)
@@ -224,8 +225,8 @@ def page(template: str, figures: dict[str, Any], ours: str = OURS, black: str = 
         "logits": means(logits, black),
         "gap": gap(logits, black, PEER),
         "losses": losses(every, ours),
-        "few": few_table(figures["few rows"]),
-        "faults": fault_table(figures["faults"]),
+        "few": few_table(results[WHOLE]["few rows"]) if WHOLE in results else "",
+        "faults": fault_table(results[FAULTS]) if FAULTS in results else "",
         "costs": costs(networks, every.methods),
         "networks": each_network(networks),
     }

@@ -118,13 +118,13 @@ def made_up_results(rates):
 def test_the_page_fills_in_every_figure(benchmark):
     rates = {"evidence": (0.5, 1.0), "evidence (logits)": (0.2, 0.3), "gen": (0.3, 0.1), "mahalanobis": (0.9, 0.4)}
     result = made_up_results(rates)
-    figures = {"networks": {"net": result}, "few rows": {"vim": {"1": None, "5": 0.25}}, "faults": result}
     pages = benchmark("comparison_page")
-    text = pages.page((ROOT / "benchmarks" / "comparison.md").read_text(encoding="utf-8"), figures)
+    results = {pages.WHOLE: {**result, "few rows": {"vim": {"1": None, "5": 0.25}}}, pages.FAULTS: result}
+    text = pages.page((ROOT / "benchmarks" / "comparison.md").read_text(encoding="utf-8"), results)
     assert "<!--" not in text
     assert "| `vim` | – | 25.0 |" in text
     assert "| `mahalanobis` | 65.0 / 65.0 | 90.0 / 90.0 | 40.0 / 40.0 |" in text
-    every = pages.Figures(figures["networks"])
+    every = pages.Figures({"net": result})
     assert np.mean(list(every.ranks().values())) == (len(rates) + 1) / 2
     assert every.best_other("evidence", every.groups["near"]) == "mahalanobis"
-    assert set(pages.Figures(figures["networks"], pages.reads_logits_alone).methods) == {"evidence (logits)", "gen"}
+    assert set(pages.Figures({"net": result}, pages.reads_logits_alone).methods) == {"evidence (logits)", "gen"}
