@@ -18,7 +18,6 @@ import igeood
 from comparison_page import BLACK, OURS, page
 from igeood.comparison import Comparison
 from igeood.errors import InputError
-from igeood.outputs import Outputs
 from subjects import BATCH, FAULTS, HEADS, NETWORKS, REAL, WHOLE, Observed, Replay, is_kept, observed, rows_of
 
 ROWS = (1, 2, 5, 20)  # training rows a class
@@ -41,21 +40,10 @@ def compared(network: Observed, methods: Sequence[str] | None = None, rows: torc
     return igeood.compare(model, batched(train, labels), held_out, ood, methods=methods, layers=model.names)
 
 
-def of_logits(network: Observed, method: str) -> dict[str, Any]:
-    """The figures of a method that takes what it gets, here logits alone."""
-    logits = {part: blocks["logits"] for part, blocks in network.parts.items()}
-    train = Outputs(logits["train"], labels=network.parts["train"]["labels"])
-    ood = {name: list(logits[name].split(BATCH)) for name in network.sets}
-    return igeood.compare(None, train, logits["held out"], ood, methods=[method]).rows()[0]
-
-
 def measure(name: str, network: Observed, methods: Sequence[str] | None) -> dict[str, Any]:
     table = compared(network, methods)
-    rows = {row["method"]: row for row in table.rows()}
-    if OURS in rows and BLACK not in rows:
-        rows[BLACK] = of_logits(network, OURS)
     return {
-        "methods": rows,
+        "methods": {row["method"]: row for row in table.rows()},
         "left_out": table.left_out,
         "real": name in REAL or name in HEADS,
         "classes": network.classes,
