@@ -178,17 +178,17 @@ def _fit(
     if others:
         raise InputError("they pool layers differently", argument="methods", cure="compare them apart")
     summaries = [Summary(needs, model=source.weights()) for needs in wanted]
-    blind = [Summary(needs) for needs in wanted if needs.layers == "any"]
+    blind = {name: Summary(one.needs) for name, one in detectors.items() if _is_blind(name)}
     for outputs, _ in _outputs(source, train, "train", read):
         for summary in summaries:
             summary.head = source.reader.head if source.reader is not None else None
             summary.add(outputs)
-        for summary in blind:
+        for summary in blind.values():
             summary.add(outputs.only(()))
     fitted: dict[str, Detector] = {}
     left_out: dict[str, str] = {}
     for name, one in detectors.items():
-        covering = next(summary for summary in (blind if _is_blind(name) else summaries) if _covers(summary, one))
+        covering = blind.get(name) or next(summary for summary in summaries if _covers(summary, one))
         try:
             fitted[name] = copy.copy(one).learn(covering)
         except UnsuitedError as error:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import igeood
-from igeood.detectors.evidence import tail
+from igeood.detectors.evidence import tail, usual_rows
 from igeood.errors import InputError
 from igeood.metrics import evaluate
 from igeood.outputs import HEAD, Outputs
@@ -175,6 +175,32 @@ def test_of_few_rows_fewer_say_what_is_usual(known, rows):
     torch.testing.assert_close(again.score(known.test), guard.score(known.test), rtol=1e-9, atol=1e-9)
 
 
+def test_a_sample_of_few_rows_leaves_the_classes_as_they_are():
+    """Means are those of the sums, whatever the sample keeps; the rows that say what is usual are of all classes."""
+    draw = torch.Generator().manual_seed(0)
+    labels = torch.cat([torch.arange(60).repeat(40), torch.zeros(3000, dtype=torch.int64)])
+    centres = 4.0 * torch.randn(60, 8, generator=draw)
+    features = centres[labels] + torch.randn(len(labels), 8, generator=draw)
+    train = Outputs(features @ centres.T / 8, {"late": features}, labels)
+    needs = igeood.detector("evidence").needs
+    whole, part = (igeood.detector("evidence").learn(Summary.of(train, needs, budget=b)) for b in (1 << 28, 60_000))
+    assert part.classes_.tolist() == list(range(60))
+    torch.testing.assert_close(part.mean_, whole.mean_)
+    torch.testing.assert_close(part.whitening_, whole.whitening_)
+    rows, weights = usual_rows(Summary.of(train, needs, budget=400_000).samples["features"], is_split=True)
+    assert float(weights[rows.labels == 0].sum() / weights.sum()) == pytest.approx(3040 / 5400, abs=0.1)
+
+
+def test_more_rows_than_say_what_is_usual_are_cut_alike():
+    draw = torch.Generator().manual_seed(0)
+    labels = (torch.arange(40_000) % 20 == 0).long()
+    logits = 8.0 * nn.functional.one_hot(labels, 2) + torch.randn(40_000, 2, generator=draw)
+    sample = Summary.of(Outputs(logits, labels=labels), igeood.detector("evidence").needs).samples["features"]
+    rows, weights = usual_rows(sample, is_split=True)
+    assert len(rows) <= 3000
+    assert float(weights[rows.labels == 1].sum() / weights.sum()) == pytest.approx(0.05, abs=0.01)
+
+
 def odd(known, change):
     """The sets with something done to their features and logits."""
 
@@ -225,6 +251,8 @@ def test_dead_layers_and_odd_logits_leave_finite_scores_and_findings(known, chan
     train, held_out, test, ood = odd(known, change)
     with warnings.catch_warnings(action="ignore"):
         guard = igeood.white_box().fit(train).calibrate(held_out)
+    out = guard.detector.weights_ == 0
+    assert (guard.explain(ood).rarity[:, out] == 1).all()
     constant = [finding.message for finding in guard.health if finding.code == "constant-term"]
     assert [message.rpartition(": ")[0] for message in constant] == left_out
     for part in (test, ood):
@@ -283,6 +311,20 @@ def test_of_a_model_the_heads_input_counts_once(dtype):
     assert guard.score(images * 255).min() > guard.score(images).max()
     alone = igeood.white_box(model, layers=["first"]).fit([(images, torch.arange(400) % 4)])
     assert alone.layers == ["first"]
+
+
+def test_layers_can_be_given_back_and_a_probe_of_them_is_saved(tmp_path):
+    torch.manual_seed(0)
+    model, batches = Twice(), [(torch.rand(400, 3, 10, 10), torch.arange(400) % 4)]
+    probe = igeood.white_box(model, method="probe").fit(batches)
+    assert HEAD in probe.layers
+    again = igeood.white_box(model, method="probe", layers=probe.layers).fit(batches)
+    assert again.layers == probe.layers
+    probe.save(tmp_path / "guard")
+    images = batches[0][0]
+    assert torch.equal(igeood.load(tmp_path / "guard", model).score(images), probe.score(images))
+    table = igeood.compare(model, batches, images, {"ood": 255 * images}, methods=["evidence", "probe"])
+    assert set(table.tnr) == {"evidence", "evidence (logits)", "probe"}
 
 
 def test_a_grey_box_steps_along_the_evidence():

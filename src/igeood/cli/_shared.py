@@ -1,5 +1,6 @@
 """What the commands on guards share: where models and samples come from, and which files may be replaced."""
 
+import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -25,18 +26,23 @@ if TYPE_CHECKING:
 
 Options = dict[str, Any]
 SHOWN = 20  # files that failed
-_BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_PREFIXES |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_BYTES = {f"{prefix}{b}": size for prefix, size in _PREFIXES.items() for b in ("", "b")}
 
 
-def quantity(units: Mapping[str, float], example: str) -> Callable[[click.Context, click.Parameter, str], float]:
-    """A callback that reads a number with one of these units, such as the example."""
+def quantity(
+    units: Mapping[str, float], example: str, most: float = math.inf
+) -> Callable[[click.Context, click.Parameter, str], float]:
+    """A callback that reads a number with one of these units, such as the example: more than 0, and at most `most`."""
 
     def read(_: click.Context, __: click.Parameter, text: str) -> float:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?) *([a-z]*?)b?", text.strip().lower())
-        if match is None or match[2] not in units:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?) *([a-z]*)", text.strip().lower())
+        unit = None if match is None else units.get(match[2])
+        value = 0.0 if match is None or unit is None else type(unit)(float(match[1]) * unit)
+        if not 0.0 < value <= most:
             raise click.BadParameter(f"expected a text such as {example}, got {text!r}")
-        unit = units[match[2]]
-        return type(unit)(float(match[1]) * unit)
+        return value
 
     return read
 

@@ -59,7 +59,8 @@ def _arrays(name: str) -> Any:
     try:
         with Path(name).open("rb") as content:
             file = np.load(content, allow_pickle=False)
-            arrays = {key: torch.from_numpy(file[key]) for key in file.files if key not in ("labels", "label")}
+            named = {key: file[key] for key in file.files if key not in ("labels", "label")}
+            arrays = {key: torch.from_numpy(a.astype(a.dtype.newbyteorder("="))) for key, a in named.items()}
     except Exception as error:  # of zip files and arrays, there are many
         cure = "write one with numpy.savez, an array of numbers for each input"
         raise InputError(f"{name} is no .npz file of numbers ({error})", argument="example", cure=cure) from error

@@ -54,11 +54,11 @@ def monitor(guard: str, verdicts: tuple[str, ...], state: str | None, picture: s
     if options["acknowledge"]:
         watcher.acknowledge()
     alarms_before = watcher.alarm_count
-    evidence: list[Any] = []
+    trace = _evidence.Trace(watcher.inputs)
     with progress_bars() as report:
-        ids = watch(watcher, verdicts, report, evidence.append if picture else lambda _: None)
+        ids = watch(watcher, verdicts, report, trace.add)
     if picture is not None:
-        _evidence.draw(watcher, evidence, picture)
+        _evidence.draw(watcher, trace, picture)
     if state is not None:
         watcher.save(state)
     record = {name: getattr(watcher, name) for name in ("inputs", "unread", "evidence", "alarm", "since")}

@@ -20,7 +20,8 @@ NO_WEIGHT = 1e-3  # of the largest: what is less has the sign of rounding
 class CADRef(HeadDetector):
     r""":math:`\big(\lVert(ds)_+\rVert_1 / L + \lVert(-ds)_+\rVert_1 / \bar L\big) / \lVert z\rVert_1` (2025).
 
-    d is z less the mean of the predicted class c, s the signs of the head's weights of c, L = logsumexp of the logits.
+    d is z less the mean of the predicted class c, s the signs of the head's weights of c (0 for those below 1e-3 of the
+    largest), L = logsumexp of the logits.
 
     Attributes
     ----------

@@ -1,7 +1,7 @@
 """Evidence: every layer's Fisher–Rao distance and the output's, each as a surprise, added by Fisher's method."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +21,7 @@ from igeood.geometry.precision import chunk_rows, exporting, wide
 from igeood.geometry.sphere import chord_distance, sphere
 from igeood.outputs import HEAD, Outputs
 from igeood.summary import LengthSums, Needs, Sample, Summary, by_label, by_unheld_label, held_back, unit_rows
+from igeood.summary.sample import quota
 
 TEMPERATURE = 5.0  # of the softmax whose distance to the nearest centroid is taken
 FLOOR = 1e-12  # of a distance or an energy, before its logarithm
@@ -82,35 +83,50 @@ class Evidence(Detector):
         sample = summary.samples["features"]
         kept, held = class_counts(sample)
         is_split = int(held.sum()) >= FEWEST and bool(kept.any())
-        both = torch.full_like(held, not is_split, dtype=torch.bool)  # classes whose held rows are learnt from as well
-        sums = sums_with(summary, both)
+        summed = next(iter(summary.sums.values())).count > 0 if self.widths_ else kept > 0
+        alone = ~summed & (held > 0)  # classes whose rows are all held back
+        sums = dict(summary.sums) if is_split else sums_with(summary, held > 0)
         if HEAD in self.widths_ and any(alike(sums[HEAD], sums[layer]) for layer in list(self.widths_)[:-1]):
             del self.widths_[HEAD]  # a block ends in the head's input: once is enough
         self.whitening_ = {layer: inverse_root(shrunk_covariance(sums[layer].raw)) for layer in self.widths_}
         self.unit_whitening_ = {layer: inverse_root(shrunk_covariance(sums[layer].unit)) for layer in self.widths_}
-        self._learn_classes(sample, sums, both)
+        # where the sample has no other row of a class, a held one stands for its centroid
+        self._learn_classes(sample, sums, summed if is_split else summed | alone, (kept == 0) | (not is_split))
         self._learn_surprises(*usual_rows(sample, is_split))
-        alone = is_split & (kept == 0) & (held > 0)
-        if bool(alone.any()):  # these classes are known by their held rows, once those have said what is usual
-            self._learn_classes(sample, sums_with(summary, alone), alone)
+        if is_split and bool(alone.any()):  # they are known by their held rows, once those have said what is usual
+            self._learn_classes(sample, sums_with(summary, alone), summed | alone, kept == 0)
         few = int(held.sum()) if is_split else len(sample)
         if few < ENOUGH or not is_split:
             message = f"{few} of {summary.rows} training rows say what is usual" + (
                 "" if is_split else ", in the sums too"
             )
-            cure = f"give {ENOUGH / TAIL:.0f} rows or more: of fewer, it is known roughly"
-            self.findings_.append(Finding("few-rows", "info", message, cure))
+            self.findings_.append(Finding("few-rows", "info", message, f"give ten times as many as {ENOUGH}, or more"))
+        if bool((summary.counts == 1).any()):
+            message = (
+                f"{int((summary.counts == 1).sum())} classes have a single training row: their means are these rows"
+            )
+            self.findings_.append(Finding("single-sample", "info", message, "give more rows"))
         return self
 
-    def _learn_classes(self, sample: Sample, sums: dict[str, LengthSums], both: Tensor) -> None:
-        """Means and centroids of the classes that have rows to learn from."""
-        kept, held = class_counts(sample)
-        self.classes_ = (kept + both * held).nonzero()[:, 0]
+    def _learn_classes(self, sample: Sample, sums: dict[str, LengthSums], present: Tensor, both: Tensor) -> None:
+        """Means and centroids of the classes that are present, (C,) bool; of some, held rows count for centroids."""
+        self.classes_ = present.nonzero()[:, 0]
         self.mean_ = {layer: sums[layer].raw.mean[self.classes_] for layer in self.widths_}
         self.unit_mean_ = {layer: sums[layer].unit.mean[self.classes_] for layer in self.widths_}
-        self.centroids_ = solve(lambda: pieces(sample, self.classes_, both), len(self.classes_), TEMPERATURE)
+        self.centroids_ = solve(lambda: self._pieces(sample, present, both), len(self.classes_), TEMPERATURE)
         for derived in ("_layers", "_roots"):
             vars(self).pop(derived, None)
+
+    def _pieces(self, sample: Sample, present: Tensor, both: Tensor) -> Iterator[Piece]:
+        """Logits, places of the labels among the classes that are present, and weights of the rows to learn from."""
+        for part, weights in sample.batches(features=False):
+            labels = by_label(part)
+            rows = present[labels] & (~held_back(part) | both[labels])
+            yield self._finite(part.logits[rows]), torch.searchsorted(self.classes_, labels[rows]), weights[rows]
+
+    def _finite(self, logits: Tensor) -> Tensor:
+        """Logits; of probabilities, none below what float32 has for 0."""
+        return logits.clamp(min=MASKED) if self.probabilities else logits
 
     def _learn_surprises(self, rows: Outputs, weights: Tensor) -> None:
         """Knots, excesses and weights of the terms, from the rows that say what is usual."""
@@ -126,7 +142,7 @@ class Evidence(Detector):
         for name, weight, is_same in zip(self.term_names, self.weights_, is_constant, strict=True):
             if is_same:
                 message = f"{name}: the same for all training rows"
-                cure = "any other value is a surprise" if weight else "it is left out of the score"
+                cure = "a larger value is a surprise" if weight else "it is left out of the score"
                 self.findings_.append(Finding("constant-term", "info", message, cure))
 
     @cached_property
@@ -166,7 +182,7 @@ class Evidence(Detector):
         features = {layer: wide(outputs.features[layer]) for layer in self.widths_}
         columns = [raw.distance(features[layer])[0] for layer, raw, _ in self._layers]
         columns += [unit.distance(unit_rows(features[layer]))[0] for layer, _, unit in self._layers]
-        logits = outputs.logits.clamp(min=MASKED) if self.probabilities else outputs.logits
+        logits = self._finite(outputs.logits)
         roots = self._roots.to(logits.device)
         points = sphere(logits, TEMPERATURE)
         with torch.no_grad():
@@ -194,6 +210,11 @@ class Evidence(Detector):
             return self.weights_.to(outputs.logits.device) * self.surprises(outputs)
         return torch.cat([self.terms(outputs[start : start + step]) for start in range(0, len(outputs), step)])
 
+    def load_state(self, state: Mapping[str, Tensor], n_classes: int, widths: Mapping[str, int]) -> Self:
+        """Take over what `state` returned, in place of `fit`."""
+        learnt = {layer: width for layer, width in widths.items() if f"mean_:{layer}" in state}
+        return super().load_state(state, n_classes, learnt)
+
     def explain(self, outputs: Outputs, top: int) -> dict[str, Any]:
         """How rare each term is, the nearest class of each layer, and the channels that stand out."""
         nearest: dict[str, Tensor] = {}
@@ -202,7 +223,10 @@ class Evidence(Detector):
             at = raw.distance(outputs.features[layer])[1]
             parts[layer] = raw.parts(outputs.features[layer], at)
             nearest[layer] = self.classes_.to(at.device)[at]
-        return {"rarity": torch.exp(-self.surprises(outputs)), **channel_reasons(nearest, parts, top)}
+        surprises = self.surprises(outputs) * (self.weights_ > 0).to(
+            outputs.logits.device
+        )  # what is left out says nothing
+        return {"rarity": torch.exp(-surprises), **channel_reasons(nearest, parts, top)}
 
 
 def class_counts(sample: Sample) -> Tensor:
@@ -213,16 +237,8 @@ def class_counts(sample: Sample) -> Tensor:
     return counts
 
 
-def pieces(sample: Sample, classes: Tensor, both: Tensor) -> Iterator[Piece]:
-    """Logits, places of the labels among these classes, and weights of the rows to learn from."""
-    for part, weights in sample.batches(features=False):
-        labels = by_label(part)
-        rows = ~held_back(part) | both[labels]
-        yield part.logits[rows], torch.searchsorted(classes, labels[rows]), weights[rows]
-
-
 def usual_rows(sample: Sample, is_split: bool) -> tuple[Outputs, Tensor]:
-    """Rows that are held back, or all, at most 3,000 of them; and their weights."""
+    """Rows that are held back, or all, at most 3,000 of them, of each class alike; and their weights."""
     parts: list[Outputs] = []
     weights: list[Tensor] = []
     for part, counts in sample.batches():
@@ -230,20 +246,22 @@ def usual_rows(sample: Sample, is_split: bool) -> tuple[Outputs, Tensor]:
         parts.append(part[rows])
         weights.append(counts[rows])
     usual = Outputs.concat(parts)
-    first = torch.from_numpy(usual.keys.argsort(kind="stable")[:MOST])
-    return usual[first], torch.cat(weights)[first]
+    labels = by_label(usual)
+    sizes = torch.bincount(labels)
+    taken = sizes.clamp(max=quota(sizes.numpy(), MOST))
+    ranks = torch.arange(len(usual)) - (sizes.cumsum(dim=0) - sizes)[labels]  # rows are sorted by class, then by key
+    first = ranks < taken[labels]
+    return usual[first], (torch.cat(weights) * (sizes / taken.clamp(min=1))[labels])[first]
 
 
-def sums_with(summary: Summary, both: Tensor) -> dict[str, LengthSums]:
-    """Sums with the held rows of some classes, (C,) bool, as far as the sample has them."""
+def sums_with(summary: Summary, classes: Tensor) -> dict[str, LengthSums]:
+    """Sums with the held rows of some classes, (C,) bool, as far as the sample has them; equal rows count once."""
     sums = dict(summary.sums)
-    for part, counts in summary.samples["features"].batches() if bool(both.any()) else ():
-        rows = held_back(part) & both[by_label(part)]
-        repeats = counts[rows].round().long()
-        labels = by_label(part)[rows].repeat_interleave(repeats)
+    for part, _ in summary.samples["features"].batches():
+        labels = by_label(part)
+        rows = held_back(part) & classes[labels]
         for layer, features in part.features.items():
-            added = LengthSums.of(features[rows].repeat_interleave(repeats, dim=0), labels, len(sums[layer].count))
-            sums[layer] = sums[layer] + added
+            sums[layer] = sums[layer] + LengthSums.of(features[rows], labels[rows], len(sums[layer].count))
     return sums
 
 

@@ -111,7 +111,9 @@ def detector(name: str, **options: Any) -> Detector:
         raise InputError.unknown("method", name, METHODS)
     for option in options:
         if option not in method.options:
-            raise InputError(f"{name!r} takes {', '.join(method.options) or 'no options'}", argument=option)
+            others = [other for other, entry in METHODS.items() if option in entry.options][:3]
+            cure = f"methods that have it: {', '.join(others)}" if others else "leave it out"
+            raise InputError(f"{name!r} takes {', '.join(method.options) or 'no options'}", argument=option, cure=cure)
     return method.kind(**method.fixed, **options)
 
 

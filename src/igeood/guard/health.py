@@ -80,7 +80,7 @@ def of_scores(scores: Tensor, what: str) -> Iterator[Finding]:
     """Whether all scores are the same, whatever the cause."""
     spread = float(scores.max() - scores.min())
     if len(scores) >= FEW and spread <= ALIKE * float(scores.abs().max()):
-        message = f"all {len(scores)} {what} scores are equal: the guard tells no two inputs apart"
+        message = f"all {what} scores are equal: the guard tells no two inputs apart"
         yield _warning("scores-tied", message, "give logits, not answers of 0 and 1, or choose another method")
 
 

@@ -67,7 +67,7 @@ class Reader:
         self.blocks = dict(zip(needs.named(self.layers), self.layers, strict=True))
         layouts = layouts or {}
         self.layouts = {layer: layouts.get(layer, "flat") for layer in self.layers}
-        if HEAD in layers:
+        if HEAD in layers and HEAD in layouts:
             self.layouts[HEAD] = layouts[HEAD]
             (self.blocks[HEAD],) = known_layers(self.modules, [layouts[HEAD]])
         self._hooked = {self.modules[layer] for layer in self.blocks.values()}
@@ -219,7 +219,9 @@ def reader_for(model: nn.Module, batch: Batch, needs: Needs, layers: Sequence[st
         ends = needs.layers(trace) if callable(needs.layers) else trace.block_ends()
         chosen = needs.blocks([*needs.named(ends), *head])
     else:
-        chosen = [*layers, *(head if needs.head and needs.layers != "any" else [])]
+        if HEAD in layers and not head:
+            raise InputError("the model ends in no linear layer", argument="layers", cure=f"leave {HEAD!r} out")
+        chosen = [*layers, *(head if needs.head and needs.layers != "any" and HEAD not in layers else [])]
     if not chosen:
         raise UnsuitedError("the model has none to read", argument="layers", cure="name layers, or use another method")
     reader = Reader(model, chosen, {HEAD: str(trace.head)}, needs)
