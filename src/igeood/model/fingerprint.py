@@ -50,20 +50,23 @@ class Versions:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = model
         self._tensors = [*model.parameters(), *model.buffers()]  # held: no other tensor gets their identity
-        self._stamps = _stamps(model)
+        self._modules = list(model.modules())
+        self._stamps = self._look()
 
     def changed(self) -> bool:
-        """Whether a tensor was replaced, moved or written to since this was made."""
-        return _stamps(self._model) != self._stamps
+        """Whether a tensor or a module was replaced, moved or written to since this was made."""
+        return self._look() != self._stamps
 
-
-def _stamps(model: nn.Module) -> list[tuple[int, int, int]]:
-    """Identity, place in memory and version of each tensor, where it has them."""
-    stamps = []
-    for tensor in (*model.parameters(), *model.buffers()):
-        is_placed = not is_lazy(tensor) and tensor.layout is torch.strided
-        version = 0 if is_lazy(tensor) or tensor.is_inference() else tensor._version
-        stamps.append((id(tensor), tensor.data_ptr() if is_placed else 0, version))
-    return stamps
+    def _look(self) -> list[Any]:
+        """Identity, place in memory and version of each tensor, where it has them, and identities of the modules."""
+        stamps: list[Any] = []
+        for module in self._modules:
+            stamps += map(id, module._modules.values())
+            for tensor in (*module._parameters.values(), *module._buffers.values()):
+                if tensor is None:
+                    continue
+                is_placed = not is_lazy(tensor) and tensor.layout is torch.strided
+                version = 0 if is_lazy(tensor) or tensor.is_inference() else tensor._version
+                stamps.append((id(tensor), tensor.data_ptr() if is_placed else 0, version))
+        return stamps
