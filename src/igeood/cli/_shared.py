@@ -32,15 +32,15 @@ _BYTES = {f"{prefix}{b}": size for prefix, size in _PREFIXES.items() for b in ("
 
 
 def quantity(
-    units: Mapping[str, float], example: str, most: float = math.inf
+    units: Mapping[str, float], example: str, least: float, most: float = math.inf
 ) -> Callable[[click.Context, click.Parameter, str], float]:
-    """A callback that reads a number with one of these units, such as the example: more than 0, and at most `most`."""
+    """A callback that reads a number with one of these units, such as the example, from `least` to `most`."""
 
     def read(_: click.Context, __: click.Parameter, text: str) -> float:
         match = re.fullmatch(r"(\d+(?:\.\d+)?) *([a-z]*)", text.strip().lower())
         unit = None if match is None else units.get(match[2])
-        value = 0.0 if match is None or unit is None else type(unit)(float(match[1]) * unit)
-        if not 0.0 < value <= most:
+        value = math.nan if match is None or unit is None else type(unit)(float(match[1]) * unit)
+        if not least <= value <= most:
             raise click.BadParameter(f"expected a text such as {example}, got {text!r}")
         return value
 
@@ -55,7 +55,7 @@ def column_option(name: str, text: str, default: str | None = None) -> Decorator
 _MEMORY = "Memory for training rows, such as 512MB; with more rows, a sample of each class is kept."
 out_option: Decorator = click.option("--out", type=FILE, help="Write the guard here instead of replacing GUARD.")
 tpr_option: Decorator = click.option("--tpr", default=0.95, help="Share of ID samples to keep.")
-size_of = quantity(_BYTES, "512MB")
+size_of = quantity(_BYTES, "512MB", least=1)
 memory_option: Decorator = click.option("--memory", "budget", default="256MiB", callback=size_of, help=_MEMORY)
 _ENGINE = (
     click.option("--workers", type=click.IntRange(1, 4096), help="Number of processes; default: this process."),

@@ -13,7 +13,7 @@ from igeood.terminal import FILE, FOLDER, seed_option
 
 KIND = click.Choice(["p-values", "flags"])
 COUNT = click.IntRange(min=1)
-SECONDS = quantity({"ms": 1e-3, "s": 1.0, "": 1.0}, "2ms", most=10.0)
+SECONDS = quantity({"ms": 1e-3, "s": 1.0, "": 1.0}, "2ms", least=0.0, most=10.0)
 
 
 def _name(_: click.Context, __: click.Parameter, text: str) -> str:
