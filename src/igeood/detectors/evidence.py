@@ -97,14 +97,13 @@ class Evidence(Detector):
             self._learn_classes(sample, sums_with(summary, alone), summed | alone, kept == 0)
         few = int(held.sum()) if is_split else len(sample)
         if few < ENOUGH or not is_split:
-            message = f"{few} of {summary.rows} training rows say what is usual" + (
-                "" if is_split else ", in the sums too"
-            )
-            self.findings_.append(Finding("few-rows", "info", message, f"give ten times as many as {ENOUGH}, or more"))
-        if bool((summary.counts == 1).any()):
-            message = (
-                f"{int((summary.counts == 1).sum())} classes have a single training row: their means are these rows"
-            )
+            where = "" if is_split else ", in the sums too"
+            message = f"{few} of {summary.rows} training rows say what is usual{where}"
+            cure = f"give more, or a larger budget: {ENOUGH} such rows say it well"
+            self.findings_.append(Finding("few-rows", "info", message, cure))
+        single = int((next(iter(sums.values())).count == 1).sum()) if sums else 0
+        if single:
+            message = f"{single} classes are learnt from a single training row, which is their mean"
             self.findings_.append(Finding("single-sample", "info", message, "give more rows"))
         return self
 
@@ -248,7 +247,7 @@ def usual_rows(sample: Sample, is_split: bool) -> tuple[Outputs, Tensor]:
     usual = Outputs.concat(parts)
     labels = by_label(usual)
     sizes = torch.bincount(labels)
-    taken = sizes.clamp(max=quota(sizes.numpy(), MOST))
+    taken = sizes.clamp(max=max(1, quota(sizes.numpy(), MOST)))
     ranks = torch.arange(len(usual)) - (sizes.cumsum(dim=0) - sizes)[labels]  # rows are sorted by class, then by key
     first = ranks < taken[labels]
     return usual[first], (torch.cat(weights) * (sizes / taken.clamp(min=1))[labels])[first]
