@@ -222,9 +222,8 @@ class Evidence(Detector):
             at = raw.distance(outputs.features[layer])[1]
             parts[layer] = raw.parts(outputs.features[layer], at)
             nearest[layer] = self.classes_.to(at.device)[at]
-        surprises = self.surprises(outputs) * (self.weights_ > 0).to(
-            outputs.logits.device
-        )  # what is left out says nothing
+        is_used = (self.weights_ > 0).to(outputs.logits.device)  # what is left out says nothing
+        surprises = self.surprises(outputs) * is_used
         return {"rarity": torch.exp(-surprises), **channel_reasons(nearest, parts, top)}
 
 

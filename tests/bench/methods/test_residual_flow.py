@@ -31,7 +31,7 @@ def test_without_training_it_is_mahalanobis(known):
         kept = (vectors / values.sqrt())[:, -rank:]
         away = (known.test.features[layer].double()[:, None] - means) @ kept
         expected = away.square().sum(dim=2).amin(dim=1)
-        torch.testing.assert_close(2 * scores[:, column] - rank * LOG_2_PI, expected, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(2 * scores[:, column] - rank * LOG_2_PI, expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("shared", [False, True])
