@@ -10,8 +10,8 @@ Ties must stay ties: a sample scored again in another batch, thread or version m
 
 import math
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Literal
+from functools import cached_property, lru_cache
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from igeood.outputs import Array, ArrayLike, as_kind, as_vector
 
 Guarantee = Literal["marginal", "tolerance"]
 
+SHOWN = 5  # classes in a text
 ROUNDING = 1e-9  # of the scores' size: what rounding may change in a score, with much room to spare
 _SMALLEST = 1e-12  # the same where scores are about 0, from values about 1
 _ALIKE = 1e-14  # of the scores' size: scores no further apart may be those of one input
@@ -33,9 +34,43 @@ _CELL, _LEAST_CELL = 1e-5, 1e-8
 _OFF_GRID = 0.381966  # a score of 0 does not lie between two cells
 
 
-@dataclass(frozen=True, eq=False)
+class ClassShare(NamedTuple):
+    """How many of the calibration samples of one predicted class are kept, with an exact interval."""
+
+    label: int
+    n: int
+    kept: float
+    low: float
+    high: float
+    threshold: float
+
+
+class ClassRanks(NamedTuple):
+    """Scores of several groups in one order, so that one search finds a score's place in its own group.
+
+    Attributes
+    ----------
+    values : Tensor
+        (L,) the scores of all groups, ascending.
+    places : Tensor
+        (L,) g·(L+1) + the number of values below, for each score of group g; groups one after the other, ascending.
+    ends, sizes : Tensor
+        (G,) where each group ends in `places`, and its number of scores.
+    groups, thresholds : Tensor
+        (C+1,) the group and the threshold of each class; the last are those of all samples.
+    """
+
+    values: Tensor
+    places: Tensor
+    ends: Tensor
+    sizes: Tensor
+    groups: Tensor
+    thresholds: Tensor
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Calibration:
-    """A threshold with the scores and the promise it comes from.
+    """A threshold, or one for each predicted class, with the scores and the promise it comes from.
 
     Attributes
     ----------
@@ -43,24 +78,50 @@ class Calibration:
         (n,) calibration scores, ascending.
     tpr, guarantee, confidence
         As in `threshold`.
-    left_out : int
-        Samples that were offered but not used, because tuning had seen them.
+    labels : Tensor, optional
+        (n,) the classifier's answer for each of the scores.
+    n_classes : int
+        C, where there are labels.
+    per_class : bool
+        Each class that has samples enough for the promise has its own threshold and p-values; the others have those
+        of all samples.
+    left_out : array of int
+        Places of the samples that were offered but not used, because training or tuning had seen them.
     trained_on : int
-        Samples among those used that equal training samples, more than by chance: with any, nothing is promised.
+        Samples among those used that are training samples, where too few others are left: nothing is promised.
+    classes : tuple of str, optional
+        The classes' names.
     """
 
-    scores: Tensor = field(repr=False)
+    scores: Tensor
     tpr: float = 0.95
     guarantee: Guarantee = "marginal"
     confidence: float = 0.95
-    left_out: int = 0
+    labels: Tensor | None = None
+    n_classes: int = 0
+    per_class: bool = False
+    left_out: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     trained_on: int = 0
-    _place: int = field(init=False, repr=False)
+    classes: tuple[str, ...] | None = None
+    _place: int = field(init=False)
 
     def __post_init__(self) -> None:
         values, _ = as_vector(self.scores, "id_scores")
-        object.__setattr__(self, "scores", values.sort().values)
+        ordered = values.sort()
+        object.__setattr__(self, "scores", ordered.values)
+        if self.labels is not None:
+            object.__setattr__(self, "labels", self._checked_labels()[ordered.indices])
+        elif self.per_class:
+            raise InputError("none", argument="labels", cure="give the classifier's answer for each score")
         object.__setattr__(self, "_place", rank(len(values), self.tpr, self.guarantee, self.confidence) - 1)
+
+    def _checked_labels(self) -> Tensor:
+        labels = torch.as_tensor(self.labels).cpu()
+        is_fine = labels.shape == self.scores.shape and labels.dtype == torch.int64
+        if not is_fine or not bool(((labels >= 0) & (labels < self.n_classes)).all()):
+            problem = f"expected {len(self.scores)} integers below {self.n_classes}, one for each score"
+            raise InputError(problem, argument="labels")
+        return labels
 
     @cached_property
     def margin(self) -> float:
@@ -81,27 +142,95 @@ class Calibration:
 
     @cached_property
     def threshold(self) -> float:
-        """`is_ood = score > threshold`: the k-th smallest score (`rank`), raised by the margin."""
+        """`is_ood = score > threshold`: the k-th smallest score (`rank`) of all, raised by the margin."""
         return float(self.raised[self._place])
-
-    def tensor_p_values(self, scores: Tensor) -> Tensor:
-        """`p_values` (N,) with the margin, on the scores' device: a score is above the threshold if p ≤ 1 − k/(n+1)."""
-        return _p_values(self.raised.to(scores.device), scores.detach().double())
 
     @cached_property
     def raised(self) -> Tensor:
         """(n,) the scores raised by the margin, ascending."""
         return self.scores + self.margin
 
+    def thresholds(self, labels: Tensor) -> Tensor | float:
+        """The threshold for each of these answers, (N,); the one of all, if classes have none of their own."""
+        return self.ranks.thresholds.to(labels.device)[labels] if self.per_class else self.threshold
+
+    def tensor_p_values(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """`p_values` (N,) with the margin, on the scores' device, among the samples that share the threshold."""
+        scores = scores.detach().double()
+        if not self.per_class:
+            return _p_values(self.raised.to(scores.device), scores)
+        ranks = ClassRanks(*(part.to(scores.device) for part in self.ranks))
+        groups = ranks.groups[labels]
+        places = groups * (len(ranks.values) + 1) + torch.searchsorted(ranks.values, scores)
+        not_less = (ranks.ends[groups] - torch.searchsorted(ranks.places, places)).double()
+        return (1.0 + not_less) / (1.0 + ranks.sizes[groups])
+
+    @cached_property
+    def own(self) -> "dict[int, Calibration]":
+        """The calibration of each class that has samples enough for its own."""
+        if not self.per_class or self.labels is None:
+            return {}
+        needed = needed_samples(self.tpr, self.guarantee, self.confidence)
+        enough = (torch.bincount(self.labels, minlength=self.n_classes) >= needed).nonzero()[:, 0].tolist()
+        options = (self.tpr, self.guarantee, self.confidence)
+        return {label: Calibration(self.scores[self.labels == label], *options) for label in enough}
+
+    @cached_property
+    def ranks(self) -> ClassRanks:
+        """The scores of the classes that have their own, and of all, in one order."""
+        parts = [*self.own.values(), self]
+        values = torch.cat([part.raised for part in parts]).sort().values
+        step = len(values) + 1
+        places = [torch.searchsorted(values, part.raised) + i * step for i, part in enumerate(parts)]
+        sizes = torch.tensor([len(part.scores) for part in parts])
+        groups = torch.full((self.n_classes + 1,), len(parts) - 1)
+        groups[list(self.own)] = torch.arange(len(parts) - 1)
+        thresholds = torch.tensor([part.threshold for part in parts], dtype=torch.float64)[groups]
+        return ClassRanks(values, torch.cat(places), sizes.cumsum(0), sizes, groups, thresholds)
+
+    def by_class(self, confidence: float = 0.95) -> list[ClassShare]:
+        """The share of the calibration samples of each predicted class that is kept, the smallest first.
+
+        The interval is Clopper and Pearson's. Classes without samples are not listed.
+        """
+        if self.labels is None:
+            return []
+        from scipy.stats import beta  # noqa: PLC0415 (slow to import)
+
+        limits = self.thresholds(torch.arange(self.n_classes)) + torch.zeros(self.n_classes, dtype=torch.float64)
+        n = torch.bincount(self.labels, minlength=self.n_classes).numpy()
+        kept = torch.bincount(self.labels[self.scores <= limits[self.labels]], minlength=self.n_classes).numpy()
+        low = np.where(kept > 0, beta.ppf((1.0 - confidence) / 2.0, kept, n - kept + 1), 0.0)
+        high = np.where(kept < n, beta.ppf((1.0 + confidence) / 2.0, kept + 1, n - kept), 1.0)
+        columns = (n, kept / np.maximum(n, 1), low, high, limits.numpy())
+        shares = [ClassShare(c, *(column[c].item() for column in columns)) for c in np.flatnonzero(n).tolist()]
+        return sorted(shares, key=lambda share: (share.kept, -share.n))
+
     @property
     def promise(self) -> str:
         """What the threshold promises, in a sentence."""
-        n, kept = len(self.scores), f"at least {100 * self.tpr:.4g}% of in-distribution inputs are kept"
+        n, kept = len(self.scores), f"at least {100 * self.tpr:.4g}% of in-distribution inputs"
         if self.trained_on:
-            return f"nothing is promised: of {n} calibration samples {self.trained_on} equal training samples"
+            return f"nothing is promised: of {n} calibration samples {self.trained_on} are training samples"
+        sets, others = f" of {n}", ""
+        if self.own:
+            sets = ""
+            kept = f"for each predicted class {kept}"
+        if self.per_class and len(self.own) < self.n_classes:
+            needed = needed_samples(self.tpr, self.guarantee, self.confidence)
+            few = f"{self.n_classes - len(self.own)} of {self.n_classes} classes have fewer than {needed} samples"
+            others = f"; but {few}, and share the threshold of all {n}"
         if self.guarantee == "marginal":
-            return f"{kept}, on average over calibration sets of {n}"
-        return f"with {100 * self.confidence:.4g}% confidence, {kept}"
+            return f"{kept} are kept, on average over calibration sets{sets}{others}"
+        return f"with {100 * self.confidence:.4g}% confidence, {kept} are kept{others}"
+
+    def __repr__(self) -> str:
+        """The promise, and the classes of which the smallest share is kept."""
+        lines = [f"Calibration({self.promise})"]
+        for label, n, kept, low, high, _ in self.by_class()[:SHOWN]:
+            name = label if self.classes is None else self.classes[label]
+            lines.append(f"  class {name}: {kept:.1%} of {n} samples are kept ({low:.1%} to {high:.1%})")
+        return "\n".join(lines)
 
 
 def threshold(
@@ -166,6 +295,11 @@ def needed_samples(tpr: float = 0.95, guarantee: Guarantee = "marginal", confide
         return math.ceil(share / (1 - share))
     if guarantee != "tolerance":
         raise InputError.unknown("guarantee", guarantee, ("marginal", "tolerance"))
+    return _needed_for_tolerance(tpr, confidence)
+
+
+@lru_cache(maxsize=64)
+def _needed_for_tolerance(tpr: float, confidence: float) -> int:
     from scipy.stats import binom  # noqa: PLC0415 (slow to import)
 
     n = max(1, math.floor(math.log(1 - confidence) / math.log(tpr)))  # the closed form may be off by rounding

@@ -102,6 +102,9 @@ class IgeoodWarning(UserWarning):
     """Something the user should know; the result stands."""
 
 
+Level = Literal["warning", "info"]
+
+
 @dataclass(frozen=True)
 class Finding:
     """Something that is wrong with a guard, or worth knowing.
@@ -117,7 +120,7 @@ class Finding:
     """
 
     code: str
-    level: Literal["warning", "info"]
+    level: Level
     message: str
     cure: str
 

@@ -195,9 +195,11 @@ class Monitor:
             raise InputError(f"expected a Verdict, got {type(verdict).__name__}", argument="verdict")
         is_read = verdict.is_read
         rows = np.flatnonzero(is_read)
-        hits = _numpy(verdict.is_ood)[rows][:, None]  # (T, V) whether each input is refused, or in each level's gaps
+        scores = _numpy(verdict.score)[rows]
+        # (T, V) whether each input is above the threshold of all, or in each level's gaps
+        hits = ~(scores <= self.calibration.threshold)[:, None]
         if self.kind == "p-values":
-            hits = self._ranks.above(_numpy(verdict.score)[rows], self.inputs - self.unread)[:, None] < self._sizes
+            hits = self._ranks.above(scores, self.inputs - self.unread)[:, None] < self._sizes
         before = self.evidence
         parts = [np.empty(0)]
         done = 0

@@ -18,23 +18,26 @@ _GUARANTEE = "The share holds on average over calibration sets, or for this set 
 @_shared.tpr_option
 @click.option("--guarantee", type=KIND, default="marginal", help=_GUARANTEE)
 @click.option("--confidence", default=0.95, help="Confidence of the tolerance guarantee.")
+@click.option("--per-class", is_flag=True, help="Promise the share to each predicted class, with its own threshold.")
 @_shared.out_option
 @_shared.guard_options
 def calibrate(guard: str, id_data: tuple[str, ...], out: str | None, as_json: bool, **options: Any) -> None:
     """Set GUARD's threshold on held-out in-distribution samples.
 
-    ID names samples that training has not seen, in the formats of `igeood fit`. Samples that `igeood tune` used are
-    left out.
+    ID names samples kept apart from training, in the formats of `igeood fit`. Those that training or `igeood tune` has
+    seen nevertheless are left out.
     """
     target = check_out(out, options["force"], *id_data, replaced=guard)
     loaded = load_guard(guard, options)
     with progress_bars() as report:
         samples = open_samples(id_data, loaded, options, report, "calibrate")
-        promised = {name: options[name] for name in ("tpr", "guarantee", "confidence")}
+        promised = {name: options[name] for name in ("tpr", "guarantee", "confidence", "per_class")}
         loaded.calibrate(samples, **promised).save(target)
     calibration: Any = loaded.calibration
     promise = {"promise": calibration.promise}
     if calibration.trained_on:
         promise = {"promise": None, "warning": calibration.promise}
     record = {"out": target, "threshold": loaded.threshold, "samples": len(calibration.scores), **promise}
+    if as_json:
+        record |= {"left_out": calibration.left_out.tolist(), "classes": [s._asdict() for s in calibration.by_class()]}
     show(as_json, {**record, **_shared.health(loaded, as_json)})

@@ -55,10 +55,12 @@ class Graph(nn.Module):
             self.source.model = copy.deepcopy(self.source.bare).eval()
             self.source.follow(list(self.detector.widths_), self.source.layouts, self.detector.needs)
         self.model = self.source.bare
-        raised = guard.calibration.raised  # type: ignore[union-attr]
-        self.n = len(raised)
-        width = math.isqrt(self.n) + 1  # of a square table, whose last value is infinite
-        self.table = pad(raised, (0, width**2 - self.n), value=torch.inf).reshape(width, width)
+        calibration: Any = guard.calibration
+        self.per_class = calibration.per_class
+        self.ranks = ranks = calibration.ranks
+        self.n = len(calibration.scores)
+        self.table = _square(ranks.values if self.per_class else calibration.raised)
+        self.places = _square(ranks.places.double())
         self.threshold = torch.tensor(guard.threshold, dtype=torch.float64)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -70,7 +72,8 @@ class Graph(nn.Module):
         score = wide(self.detector.score(Outputs.checked(read, features)))
         score = torch.where(is_bad | score.isnan(), torch.inf, score)
         label = torch.where(is_bad, -1, logits.argmax(dim=1))
-        verdict = (score, self.p_value(score), is_bad | ~(score <= self.threshold), label)
+        threshold = self.ranks.thresholds[label] if self.per_class else self.threshold
+        verdict = (score, self.p_value(score, label), is_bad | ~(score <= threshold), label)
         return verdict if self.model is None else (logits, *verdict)
 
     def read(self, inputs: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -97,11 +100,27 @@ class Graph(nn.Module):
                 is_bad = is_bad | _any(x < 0)
         return is_bad | is_no_distribution(logits) if self.detector.probabilities else is_bad
 
-    def p_value(self, score: Tensor) -> Tensor:
-        """(1 + #{calibration ≥ score}) / (n + 1): the row of the table is found first, then the place in it."""
-        row = (self.table[:, -1] < score[:, None]).sum(dim=1)
-        less = row * len(self.table) + (self.table[row] < score[:, None]).sum(dim=1)
-        return (self.n + 1.0 - less.double()) / (self.n + 1.0)
+    def p_value(self, score: Tensor, label: Tensor) -> Tensor:
+        """(1 + #{calibration ≥ score}) / (n + 1), as `Calibration.tensor_p_values` has it."""
+        less = _less(self.table, score)
+        if not self.per_class:
+            return (self.n + 1.0 - less.double()) / (self.n + 1.0)
+        group = self.ranks.groups[label]
+        less = _less(self.places, (group * (len(self.ranks.values) + 1) + less).double())
+        result: Tensor = (1.0 + (self.ranks.ends[group] - less).double()) / (1.0 + self.ranks.sizes[group].double())
+        return result
+
+
+def _square(ascending: Tensor) -> Tensor:
+    """A square table of values, whose last one is infinite."""
+    width = math.isqrt(len(ascending)) + 1
+    return pad(ascending, (0, width**2 - len(ascending)), value=torch.inf).reshape(width, width)
+
+
+def _less(table: Tensor, values: Tensor) -> Tensor:
+    """How many of a table's values are less than each of these: the row is found first, then the place in it."""
+    row: Tensor = (table[:, -1] < values[:, None]).sum(dim=1)
+    return row * len(table) + (table[row] < values[:, None]).sum(dim=1)
 
 
 def _any(values: Tensor) -> Tensor:

@@ -97,6 +97,7 @@ def _metadata(guard: Guard) -> dict[str, str]:
         **method,
         **{name: getattr(guard, name) for name in own},
         "tpr": calibration.tpr,
+        "per_class": calibration.per_class,
         "calibration_samples": len(calibration.scores),
         "fingerprint": guard.source.fingerprint or "",
         "guard": digest(method, {**detector.state(), "calibration.scores": calibration.scores}),
@@ -229,8 +230,8 @@ def check_agreement(results: dict[str, Tensor], guard: Guard, samples: Batch | O
     is_tied = (label >= 0) & (logits.amax(dim=1) - at_label <= tolerance * logits.abs().amax(dim=1))
     agrees = {
         "score": (score == expected) | is_close,
-        "p_value": results["p_value"] == calibration.tensor_p_values(score),
-        "is_ood": results["is_ood"] == ~(score <= guard.threshold),
+        "p_value": results["p_value"] == calibration.tensor_p_values(score, results["label"]),
+        "is_ood": results["is_ood"] == ~(score <= calibration.thresholds(results["label"])),
         "label": (results["label"] == label) | (is_tied & (results["label"] >= 0)),
     }
     for name, is_same in agrees.items():

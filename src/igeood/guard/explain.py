@@ -3,6 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
+from igeood.calibration import Calibration
 from igeood.detectors import Detector
 from igeood.outputs import Array, Outputs, as_kind
 
@@ -40,6 +43,9 @@ class Explanation:
         (N, top) the classes of the largest logits, in order, and their softmax at temperature 1.
     classes : tuple of str, or None
         The classes' names, where the guard knows them.
+    threshold : array or None
+        (N,) the score above which each sample is refused, by its predicted class if classes have their own; None
+        before `calibrate`.
     """
 
     score: Array
@@ -54,6 +60,7 @@ class Explanation:
     likeliest: Array | None = None
     probability: Array | None = None
     classes: tuple[str, ...] | None = None
+    threshold: Array | None = None
 
     def __str__(self) -> str:
         """A line for each sample: the score and its places, the rarest first, or by the size of what they added.
@@ -64,7 +71,8 @@ class Explanation:
         for row, score in enumerate(self.score.tolist()):
             places = self._rarest(row) if self.rarity is not None else self._largest(row)
             of = f"; {', '.join(places[:SHOWN])}" if self.columns != ["output"] else ""
-            lines.append(f"sample {row}: score {score:.4g}{of}{self._of_output(row)}")
+            limit = "" if self.threshold is None else f" (threshold {float(self.threshold[row]):.4g})"
+            lines.append(f"sample {row}: score {score:.4g}{limit}{of}{self._of_output(row)}")
         return "\n".join(lines)
 
     def _largest(self, row: int) -> list[str]:
@@ -122,7 +130,13 @@ def one_in(share: float) -> str:
 
 
 def explain(
-    detector: Detector, outputs: Outputs, top: int, classes: tuple[str, ...] | None, *, to_numpy: bool
+    detector: Detector,
+    outputs: Outputs,
+    top: int,
+    classes: tuple[str, ...] | None,
+    calibration: Calibration | None,
+    *,
+    to_numpy: bool,
 ) -> Explanation:
     """Explain the scores of outputs; in NumPy arrays if `to_numpy`."""
     terms = detector.terms(outputs)
@@ -134,6 +148,8 @@ def explain(
         "probability": largest.values,
         **detector.explain(outputs, top),
     }
+    if calibration is not None:
+        reasons["threshold"] = calibration.thresholds(outputs.predicted) + torch.zeros(len(outputs))
 
     def converted(value: Any) -> Any:
         if isinstance(value, dict):

@@ -21,7 +21,7 @@ from igeood.guard.source import Source
 from igeood.guard.tune import Tuning
 from igeood.outputs import Outputs
 
-CALIBRATION_FIELDS = ("tpr", "guarantee", "confidence", "left_out", "trained_on")
+CALIBRATION_FIELDS = ("tpr", "guarantee", "confidence", "n_classes", "per_class", "trained_on")
 
 
 def save(guard: Guard, path: str | os.PathLike[str]) -> None:
@@ -51,11 +51,15 @@ def save(guard: Guard, path: str | os.PathLike[str]) -> None:
         "tuning": None if guard.tuning is None else asdict(guard.tuning),
         "calibration": None,
         "classes": guard.classes,
+        "highest": guard.highest,
         "seen": {name: [samples.identified, samples.drawn_from] for name, samples in seen.items()},
         "health": {step: [asdict(finding) for finding in findings] for step, findings in guard.findings.items()},
     }
     if guard.calibration is not None:
         tensors["calibration.scores"] = guard.calibration.scores
+        tensors["calibration.left_out"] = torch.from_numpy(guard.calibration.left_out)
+        if guard.calibration.labels is not None:
+            tensors["calibration.labels"] = guard.calibration.labels
         promised = {name: getattr(guard.calibration, name) for name in CALIBRATION_FIELDS}
         record["calibration"] = {"n": len(guard.calibration.scores), "threshold": guard.threshold, **promised}
     check_replaceable(path)
@@ -144,6 +148,7 @@ def _restored(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Modu
         guard.classes = checked_names(record["classes"], n_classes)
     guard.tuning = None if record["tuning"] is None else Tuning(**record["tuning"])
     guard.calibration = _calibration(record, tensors)
+    guard.highest = None if record["highest"] is None else float(record["highest"])
     _try_out(detector)
     return guard
 
@@ -152,6 +157,9 @@ def _calibration(record: dict[str, Any], tensors: dict[str, Tensor]) -> Calibrat
     if record["calibration"] is None:
         return None
     promised = {name: record["calibration"][name] for name in CALIBRATION_FIELDS}
+    if record["classes"] is not None:
+        promised["classes"] = checked_names(record["classes"], record["n_classes"])
+    promised |= {"labels": tensors.get("calibration.labels"), "left_out": tensors["calibration.left_out"].numpy()}
     return Calibration(tensors["calibration.scores"], **promised)
 
 

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from safetensors.torch import load, save
 from torch import Tensor
 
 from igeood.calibration import Calibration, Guarantee, needed_samples
@@ -21,10 +20,10 @@ from igeood.errors import Finding, IgeoodWarning, InputError, NotReadyError, imp
 from igeood.files import digest
 from igeood.guard import health
 from igeood.guard.explain import Explanation, explain
-from igeood.guard.identity import Seen
+from igeood.guard.identity import Seen, Unseen
 from igeood.guard.names import class_names
 from igeood.guard.source import Source, is_numpy
-from igeood.guard.training import add_up, follow, read_training
+from igeood.guard.training import add_up, follow, read_training, take_over_first
 from igeood.guard.tune import Progress, Search, Tuning, Validation, sweep, tune_detector
 from igeood.guard.verdict import Verdict
 from igeood.model.reader import random_state_kept
@@ -67,6 +66,7 @@ class Guard:
         self.preparation: dict[str, Any] | None = None  # how images become inputs, where the command line made them
         self.fitted_on = Seen()
         self.tuned_on: tuple[Seen, ...] = ()  # one for each time that `tune` was called
+        self.highest: float | None = None  # score of a training sample, where they were looked at
         self.findings: dict[str, list[Finding]] = {}  # by step, in their order
         self._first = (detector.params(), self.source.epsilon)  # what `fit` starts from, whatever `tune` has chosen
 
@@ -82,7 +82,7 @@ class Guard:
 
     @property
     def threshold(self) -> float:
-        """`is_ood = score > threshold`."""
+        """`is_ood = score > threshold`; for classes that have none of their own (`Calibration.thresholds`)."""
         return self._calibrated("threshold").threshold
 
     @property
@@ -151,13 +151,10 @@ class Guard:
             if list(detector.widths_) != source.layers:
                 source.follow(list(detector.widths_), source.layouts, detector.needs)
             fresh.classes = class_names(classes, detector.n_classes_, summary, source.bare, self)
-        if not ranks.alone:  # machines may round differently: all take over what the first has learnt
-            state = {name: value.detach().cpu().contiguous().clone() for name, value in detector.state().items()}
-            state = load(ranks.gather(save(state) if ranks.rank == 0 else b"")[0])
-            findings = detector.findings_
-            detector.load_state(state, detector.n_classes_, detector.widths_).findings_ = findings
+        take_over_first(detector, ranks)
         fresh.summary = summary
         fresh.fitted_on = Seen(np.repeat(summary.keys, np.minimum(summary.key_counts, 2)), summary.identified)
+        fresh.highest = health.highest_score(detector, summary)
         vars(self).update(vars(fresh))
         return self._report("fit", health.of_fit(detector, summary))
 
@@ -233,6 +230,7 @@ class Guard:
                 progress=progress,
             )
         self.source.epsilon = self.tuning.epsilon
+        self.highest = health.highest_score(self.detector, self.summary)
         self.calibration = None
         self.tuned_on = (*self.tuned_on, validation.used)
         trained_on = int(self.fitted_on.among(validation.used.keys, validation.used.identified).sum())
@@ -245,17 +243,22 @@ class Guard:
         *,
         guarantee: Guarantee = "marginal",
         confidence: float = 0.95,
+        per_class: bool = False,
         ids: Any = None,
         group: Group = None,
     ) -> "Guard":
-        """Set the threshold from in-distribution samples kept apart, without those that `tune` used.
+        """Set the threshold from in-distribution samples, without those that training or `tune` has seen.
 
         Parameters
         ----------
         id_data : loader, or array of logits
-            In-distribution samples that training has not seen.
+            In-distribution samples kept apart from training. `guard.calibration.left_out` has the places of those that
+            training or `tune` has seen nevertheless.
         tpr, guarantee, confidence
             As in `igeood.calibration.threshold`; `guard.promise` says what they promise.
+        per_class : bool
+            The promise holds for the inputs of each predicted class: a class has its own threshold and p-values.
+            Those with too few samples share the threshold of all.
         ids, group
             As in `fit`: the threshold is of all ranks' samples together.
         """
@@ -266,26 +269,29 @@ class Guard:
             needed = needed_samples(tpr, guarantee, confidence)  # raises for options that nothing can be promised with
             self.source.check_weights(strict=True)
             rows, _ = self._judge(id_data, ids=ids, name="id_data", keys=True)
-        options = [self.epsilon, float(tpr), guarantee, float(confidence), self.detector.params()]
+        options = [self.epsilon, float(tpr), guarantee, float(confidence), bool(per_class), self.detector.params()]
         ranks.check_same(json.dumps(options, default=str), "option")
         if not ranks.alone:
             ranks.check_same(digest({}, {name: t.detach().cpu() for name, t in self.detector.state().items()}), "fit")
         rows = ranks.gather_rows(rows)
         keys = rows["key"].numpy().view(np.uint64)
         identified = bool(rows["identified"].all())
-        fresh = np.ones(len(keys), dtype=bool)
-        for seen in self.tuned_on:
-            fresh &= ~seen.among(keys, identified)
-        left_out = int((~fresh).sum())
-        if len(keys) - left_out < needed:
-            used = f" ({left_out} more were used by tune)" if left_out else ""
-            problem = f"{len(keys) - left_out} samples{used} are too few to promise a share of {tpr:g}"
-            cure = f"give at least {needed} that neither training nor tune has used, or a lower {{tpr}}"
-            raise InputError(problem, argument="id_data", cure=cure)
-        trained_on = int(self.fitted_on.among(keys[fresh], identified).sum())
-        scores = rows["score"][torch.from_numpy(fresh)]
-        self.calibration = Calibration(scores, tpr, guarantee, confidence, left_out, trained_on)
-        return self._report("calibrate", health.of_calibration(self.calibration.scores, trained_on, left_out))
+        unseen = Unseen.of(keys, identified, self.fitted_on, self.tuned_on, needed)
+        used = torch.from_numpy(unseen.is_used)
+        self.calibration = Calibration(
+            rows["score"][used],
+            tpr,
+            guarantee,
+            confidence,
+            labels=rows["label"][used],
+            n_classes=self.detector.n_classes_,
+            per_class=per_class,
+            left_out=np.flatnonzero(~unseen.is_used),
+            trained_on=unseen.trained_on,
+            classes=self.classes,
+        )
+        findings = health.of_calibration(self.calibration, unseen.tuned_on, self.highest)
+        return self._report("calibrate", findings)
 
     def score(self, data: Any, *, on_error: OnError = "raise") -> Array:
         """Scores (N,) of a tensor, a loader, or logits: higher is more out-of-distribution.
@@ -349,7 +355,7 @@ class Guard:
             whole = Outputs.concat(self.source.batches(data, detector=self.detector))
         self.detector.check(whole)
         with torch.no_grad():
-            return explain(self.detector, whole, top, self.classes, to_numpy=is_numpy(data))
+            return explain(self.detector, whole, top, self.classes, self.calibration, to_numpy=is_numpy(data))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the guard to one safetensors file. The training sample stays out: `tune` needs `fit` after `load`."""

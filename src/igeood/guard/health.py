@@ -6,16 +6,21 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from igeood.calibration import Calibration
 from igeood.detectors import Detector
-from igeood.errors import Finding
+from igeood.errors import Finding, Level
 from igeood.guard.tune import Tuning
 from igeood.outputs import Outputs, is_no_distribution
 from igeood.summary import Sample, Summary
 
 STEPS = ("fit", "tune", "calibrate")
 ROWS = 500  # of the training sample that are looked at
+SHOWN = 5  # rows that were left out
 FEW = 20  # rows of which nothing is said
 ALIKE = 1e-13  # of the scores' size: what rounding leaves between equal ones
+MANY = 0.05  # of validation samples: fewer may be in the training set by chance, as short texts are
+SURE = 0.01  # chance that a class is said to be kept less often than it is
+_OF_TIES = "give logits, or probabilities with more decimals, not answers of 0 and 1; or choose another method"
 
 
 def _warning(code: str, message: str, cure: str) -> Finding:
@@ -36,14 +41,37 @@ def of_fit(detector: Detector, summary: Summary) -> Iterator[Finding]:
         yield _warning("labels-disagree", message, "are classes and rows in the order of the logits?")
     if not detector.probabilities:
         yield from _of_logits(rows.logits)
-    kept = next((each for each in summary.samples.values() if set(detector.widths_) <= set(each.widths)), None)
-    if kept is not None:
-        rows = draw_rows(kept)
+    rows = training_rows(detector, summary)
+    if rows is not None:
         # a network that is sure of all its rows ties their scores, but not that of an answer that is not sure
         unsure = rows[:1].replace(logits=torch.zeros_like(rows.logits[:1]))
-        with torch.inference_mode(False), torch.no_grad():
-            scores = torch.cat([detector.score(part.only(detector.widths_)).double().cpu() for part in (rows, unsure)])
-        yield from of_scores(scores, "training")
+        scores = torch.cat([scores_of(detector, part) for part in (rows, unsure)])
+        is_same = bool((rows.logits == rows.logits[0]).all())
+        cure = "look at the classifier: it answers all of them alike" if is_same else _OF_TIES
+        yield from of_scores(scores, len(rows), "training", cure)
+
+
+def training_rows(detector: Detector, summary: Summary) -> Outputs | None:
+    """Some training rows that the detector can score: of a sample, or the first ones; None if there are none."""
+    needed = set(detector.widths_)
+    kept = next((each for each in summary.samples.values() if needed <= set(each.widths)), None)
+    rows = summary.preview if kept is None else draw_rows(kept)
+    return None if rows is None or not needed <= set(rows.features) else rows.only(detector.widths_)
+
+
+def scores_of(detector: Detector, rows: Outputs) -> Tensor:
+    """Scores of training rows, (N,)."""
+    with torch.inference_mode(False), torch.no_grad():
+        return detector.score(rows).double().cpu()
+
+
+def highest_score(detector: Detector, summary: Summary | None) -> float | None:
+    """The highest score of training rows; None if there are none, too few, or if all have the same."""
+    rows = None if summary is None else training_rows(detector, summary)
+    if rows is None or len(rows) < FEW:
+        return None
+    scores = scores_of(detector, rows)
+    return None if _spread(scores) == 0.0 else float(scores.max())
 
 
 def draw_rows(sample: Sample) -> Outputs:
@@ -76,19 +104,24 @@ def _of_logits(logits: Tensor) -> Iterator[Finding]:
         yield _warning("sigmoid-outputs", message, "give logits of a classifier that chooses one class")
 
 
-def of_scores(scores: Tensor, what: str) -> Iterator[Finding]:
-    """Whether all scores are the same, whatever the cause."""
+def of_scores(scores: Tensor, n: int, what: str, cure: str) -> Iterator[Finding]:
+    """Whether all scores, of n samples, are the same, whatever the cause."""
+    if n >= FEW and _spread(scores) == 0.0:
+        yield _warning("scores-tied", f"all {n} {what} scores are equal: the guard tells no two inputs apart", cure)
+
+
+def _spread(scores: Tensor) -> float:
+    """How far scores are apart; 0 if that is rounding."""
     spread = float(scores.max() - scores.min())
-    if len(scores) >= FEW and spread <= ALIKE * float(scores.abs().max()):
-        message = f"all {what} scores are equal: the guard tells no two inputs apart"
-        yield _warning("scores-tied", message, "give logits, not answers of 0 and 1, or choose another method")
+    return 0.0 if spread <= ALIKE * float(scores.abs().max()) else spread
 
 
 def of_tune(tuning: Tuning, tpr: float, trained_on: int, halved: list[str]) -> Iterator[Finding]:
     """What the validation samples show."""
     if trained_on:
         message = f"id_data: {trained_on} of {tuning.n_id} samples are training samples"
-        yield _warning("tuned-on-training-samples", message, "tune on others")
+        level: Level = "warning" if trained_on > MANY * tuning.n_id else "info"
+        yield Finding("tuned-on-training-samples", level, message, "tune on others")
     for name in halved:
         yield Finding("sampled", "info", f"tune: the budget holds a part of {name}", "raise {budget}")
     error = math.sqrt((tuning.n_id + tuning.n_ood + 1) / (12.0 * tuning.n_id * tuning.n_ood))  # of an AUROC of one half
@@ -97,7 +130,8 @@ def of_tune(tuning: Tuning, tpr: float, trained_on: int, halved: list[str]) -> I
         yield _warning("swapped", message, "give in-distribution samples first, OOD samples second")
     elif _is_chance(tuning, tpr, 0.5 + 3.0 * error):
         message = f"ood: {100 * tuning.after:.1f}% of the OOD samples are refused, as in-distribution ones may be too"
-        yield _warning("ood-not-refused", message, "choose another method, or look at the samples")
+        level = "warning" if tuning.auroc <= 0.5 + 3.0 * error else "info"
+        yield Finding("ood-not-refused", level, message, "choose another method, or look at the samples")
     elif tuning.after <= tuning.before:
         message = f"tune: no more OOD validation samples are refused than before, {100 * tuning.before:.1f}%"
         yield Finding("no-gain", "info", message, "leave tune out")
@@ -113,12 +147,37 @@ def _is_chance(tuning: Tuning, tpr: float, area: float) -> bool:
     return tuning.after <= 1.0 - tpr + (4.0 * spread if tuning.auroc <= area else 1e-9)
 
 
-def of_calibration(scores: Tensor, trained_on: int, left_out: int) -> Iterator[Finding]:
-    """What calibration samples show."""
-    if trained_on:
-        message = f"id_data: {trained_on} of {len(scores)} samples are training samples, so nothing is promised"
+def of_calibration(calibration: Calibration, n_tuned: int, highest: float | None) -> Iterator[Finding]:
+    """What calibration samples show; `n_tuned` were used by `tune`, and training samples score `highest` at most."""
+    scores = calibration.scores
+    n = len(scores)
+    left_out = calibration.left_out
+    if calibration.trained_on:
+        message = f"id_data: {calibration.trained_on} of {n} samples are training samples, so nothing is promised"
         yield _warning("trained-on", message, "calibrate on samples kept apart")
-    if left_out:
-        message = f"calibrate: left out {left_out} of {left_out + len(scores)} samples, which tune had used"
+    if len(left_out):
+        which = f"rows {', '.join(map(str, left_out[:SHOWN]))}{' …' if len(left_out) > SHOWN else ''}"
+        why = f"{n_tuned} were used by tune, {len(left_out) - n_tuned} are training samples"
+        message = f"calibrate: left out {len(left_out)} of {len(left_out) + n} samples ({which}): {why}"
         yield Finding("left-out", "info", message, "nothing has to be done")
-    yield from of_scores(scores, "calibration")
+    yield from of_scores(scores, n, "calibration", _OF_TIES)
+    if highest is not None and n >= FEW and float(scores[0]) > highest:
+        message = f"id_data: all {n} scores are above those of the training samples"
+        yield _warning("unlike-training", message, "prepare these samples as those, and look whether they are the same")
+    n_tied = int((scores >= scores[-1] - ALIKE * scores[-1].abs()).sum())
+    if n_tied < n and calibration.threshold >= float(scores[-1]) and n_tied > 1:
+        message = f"id_data: the {n_tied} largest of {n} scores are equal, and a score must be larger to be refused"
+        yield Finding("largest-tied", "info", message, _OF_TIES)
+    yield from _of_classes(calibration)
+
+
+def _of_classes(calibration: Calibration) -> Iterator[Finding]:
+    """Whether fewer samples of some predicted classes are kept than the promise over all says."""
+    shares = calibration.by_class(1.0 - SURE / max(1, calibration.n_classes))
+    below = [share for share in shares if share.high < calibration.tpr]
+    if below:
+        worst = below[0]
+        name = worst.label if calibration.classes is None else calibration.classes[worst.label]
+        which = f"{len(below)} of {len(shares)} predicted classes are kept less often than {100 * calibration.tpr:.4g}%"
+        message = f"calibrate: {which}; {name} is kept in {100 * worst.kept:.0f}% of {worst.n} samples"
+        yield Finding("classes-kept-less", "info", message, "for a promise to each class give {per_class=True}")

@@ -1,14 +1,13 @@
 """Which samples a guard has seen: by id, by input, or for arrays by rows that are otherwise unique."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from igeood.errors import InputError
 from igeood.keys import Keys
-
-MORE_THAN_CHANCE = 10.0  # times the share of rows that repeat within a set
-FEW_REPEATS = 1e-3  # of rows without ids: where more of them repeat, equal rows are not taken for one sample
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,10 +32,48 @@ class Seen:
         """Which of the samples with these keys have been seen, (N,)."""
         if not identified and self.drawn_from == fingerprint(keys):  # the very set: as many of equal rows as were used
             return occurrences(keys) < _times(self.keys, keys)
-        shared = np.isin(keys, self.keys)
-        chance = max(_repeats(self.keys), _repeats(keys))  # rows without ids may be equal, and other samples
-        is_sure = identified or chance <= FEW_REPEATS or float(shared.mean()) > MORE_THAN_CHANCE * chance
-        return shared & (is_sure and self.identified == identified)
+        if identified != self.identified:
+            return np.zeros(len(keys), dtype=bool)
+        shared: NDArray[np.bool_] = np.isin(keys, self.keys)
+        if not identified:  # equal rows may be other samples
+            shared &= (_times(self.keys, keys) == 1) & (_times(np.sort(keys), keys) == 1)
+        return shared
+
+
+@dataclass(frozen=True, eq=False)
+class Unseen:
+    """Which samples may calibrate a guard: those that neither training nor tuning has seen.
+
+    Where these are fewer than needed, training samples serve too, and nothing is promised.
+
+    Attributes
+    ----------
+    is_used : array of bool
+        (N,) which samples serve.
+    tuned_on, trained_on : int
+        Samples that tuning used, and training samples among those that serve.
+    """
+
+    is_used: NDArray[np.bool_]
+    tuned_on: int
+    trained_on: int
+
+    @classmethod
+    def of(cls, keys: Keys, identified: bool, fitted_on: Seen, tuned_on: Sequence[Seen], needed: int) -> "Unseen":
+        """Of the samples with these keys."""
+        is_tuned = np.zeros(len(keys), dtype=bool)
+        for seen in tuned_on:
+            is_tuned |= seen.among(keys, identified)
+        is_trained = ~is_tuned & fitted_on.among(keys, identified)
+        n_tuned = int(is_tuned.sum())
+        n_trained = int(is_trained.sum())
+        if len(keys) - n_tuned - n_trained >= needed:
+            return cls(~is_tuned & ~is_trained, n_tuned, 0)
+        if len(keys) - n_tuned < needed:
+            used = f" ({n_tuned} more were used by tune)" if n_tuned else ""
+            cure = f"give at least {needed} that neither training nor tune has used, or a lower {{tpr}}"
+            raise InputError(f"{len(keys) - n_tuned} samples{used} are too few", argument="id_data", cure=cure)
+        return cls(~is_tuned, n_tuned, n_trained)
 
 
 def draw(keys: Keys, occurrence: NDArray[np.int64], seed: int) -> NDArray[np.float64]:
@@ -72,8 +109,3 @@ def occurrences(keys: Keys, earlier: Keys | None = None) -> NDArray[np.int64]:
 def _times(ordered: Keys, contents: Keys) -> NDArray[np.int64]:
     """How often each content occurs among the sorted keys."""
     return np.searchsorted(ordered, contents, "right") - np.searchsorted(ordered, contents, "left")
-
-
-def _repeats(keys: Keys) -> float:
-    """The share of keys that occur before."""
-    return 1.0 - len(np.unique(keys)) / len(keys) if len(keys) else 0.0

@@ -4,6 +4,7 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import load, save
 
 from igeood.detectors import Detector
 from igeood.distributed import Ranks
@@ -41,7 +42,7 @@ def read_training(source: Source, detector: Detector, summary: Summary, data: An
     with source.reading(data), torch.inference_mode(False):
         for block in joined(part for part in outputs if len(part)):
             if summary.preview is None:
-                summary.preview = block.only(()).detached()[:ROWS]
+                summary.preview = block.detached()[torch.arange(min(ROWS, len(block)))]
             summary.add(block)
     if summary.rows:
         summary.model = before
@@ -64,6 +65,16 @@ def add_up(summary: Summary, ranks: Ranks) -> Summary:
         except InputError as error:  # noqa: PERF203 (a summary is much work)
             raise error.within(f"rank {rank}") from error
     return total
+
+
+def take_over_first(detector: Detector, ranks: Ranks) -> None:
+    """Let all ranks have what the first has learnt: machines may round differently."""
+    if ranks.alone:
+        return
+    state = {name: value.detach().cpu().contiguous().clone() for name, value in detector.state().items()}
+    state = load(ranks.gather(save(state) if ranks.rank == 0 else b"")[0])
+    findings = detector.findings_
+    detector.load_state(state, detector.n_classes_, detector.widths_).findings_ = findings
 
 
 def follow(source: Source, detector: Detector, summary: Summary) -> None:

@@ -16,7 +16,8 @@ from igeood.tables import check_columns, find_files, open_table
 from igeood.terminal import Progress
 
 _NUMBER = pa.float64()
-_TYPES = {"score": _NUMBER, "is_ood": pa.bool_(), "p_value": _NUMBER, "reason": pa.string(), "id": pa.string()}
+_TYPES = {"score": _NUMBER, "is_ood": pa.bool_(), "p_value": _NUMBER, "label": pa.int64()}
+_TYPES |= {"reason": pa.string(), "id": pa.string()}
 
 
 def watch(
@@ -50,7 +51,8 @@ def _read(paths: Sequence[Path], monitor: Monitor) -> Iterator[tuple[Verdict, An
     for path in paths:
         first = 0
         with open_table(path) as table:
-            check_columns(table, ["score", "is_ood"] if monitor.kind == "flags" else ["score"])
+            needed = {"score": True, "is_ood": monitor.kind == "flags", "label": monitor.calibration.per_class}
+            check_columns(table, [name for name, is_needed in needed.items() if is_needed])
             types = {name: kind for name, kind in _TYPES.items() if name in table.names}
             for batch in table.batches(types):
                 columns = {name: batch[name].cast(types[name]) for name in types if name != "id"}
@@ -68,6 +70,10 @@ def _verdict(columns: dict[str, pa.Array], first: int, monitor: Monitor) -> Verd
     reasons = {row: text for row, text in enumerate(texts) if text}
     scores[list(reasons)] = np.inf
     labels = torch.full((len(scores),), -1)
+    if monitor.calibration.per_class:
+        labels = torch.from_numpy(np.array(columns["label"].fill_null(-1)))
+        if bool((labels >= monitor.calibration.n_classes).any()):
+            raise InputError("some are no class of the guard", argument="label", cure="score that file with this guard")
     verdict = Verdict.of(torch.from_numpy(scores), labels, monitor.calibration, reasons, to_numpy=True)
     is_other = np.isnan(scores)
     if monitor.kind == "flags":

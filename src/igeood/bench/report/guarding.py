@@ -26,7 +26,7 @@ class Guarding:
     about : str
         Its method, and whose guard it is; empty if its file is not there.
     left_out : int
-        Images that were offered to calibrate it but not used, because tuning had seen them.
+        Images that were offered to calibrate it but not used, because training or tuning had seen them.
     guarded : Guarded, optional
         What it does with sets of images, if that was tried.
     promise : str, optional
@@ -135,4 +135,4 @@ def guarding(folder: Path, path: Path | None, keys: list[Key]) -> Guarding | Non
         return Guarding(about)
     known = load_calibration(path)
     is_its = guarded is not None and math.isclose(guarded.threshold, known.threshold)
-    return Guarding(about, known.left_out, guarded if is_its else None, known.promise, known.threshold)
+    return Guarding(about, len(known.left_out), guarded if is_its else None, known.promise, known.threshold)
