@@ -266,9 +266,14 @@ MISTAKEN: dict[str, tuple[str, Callable[[], igeood.Guard]]] = {
         lambda: igeood.black_box(method=Constant()).fit(SURE().train, SURE().labels),
     ),
     "calibrated on the training rows": ("trained-on", lambda: calibrated(SURE(), SURE().train)),
-    "calibrated on some training rows": (
+    "calibrated on training rows and a few others": (
         "trained-on",
-        lambda: calibrated(SURE(), np.r_[SURE().held_out, SURE().train[:20]]),
+        lambda: calibrated(SURE(), np.r_[SURE().held_out[:15], SURE().train]),
+    ),
+    "calibrated on inputs of another scale": ("unlike-training", lambda: calibrated(SURE(), 0.01 * SURE().held_out)),
+    "the same scores in calibration, by a method without a training sample": (
+        "scores-tied",
+        lambda: calibrated(logits(0, method="max-logit"), constant(SURE().held_out)),
     ),
     "calibrated on training ids, rounded": ("trained-on", lambda: by_ids("calibrate")),
     "tuned on training rows": ("tuned-on-training-samples", lambda: tuned(SURE(), SURE().train, SURE().ood)),

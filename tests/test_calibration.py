@@ -68,7 +68,9 @@ def test_verdict_and_p_value_say_the_same(levels, guarantee):
         alpha = 1.0 - rank(120, 0.9, guarantee) / 121
         near = np.array([made.threshold, *made.scores, *(made.scores + made.margin), *rng.normal(size=50) * size])
         for s in (near, np.nextafter(near, np.inf), np.nextafter(near, -np.inf)):
-            assert np.array_equal(s > made.threshold, made.tensor_p_values(torch.from_numpy(s)).numpy() <= alpha + 1e-9)
+            assert np.array_equal(
+                s > made.threshold, made.look_up(torch.from_numpy(s), None)[1].numpy() <= alpha + 1e-9
+            )
 
 
 @pytest.mark.parametrize("size", [1e-13, 1e-3, 1.0, 1e9])
@@ -80,7 +82,7 @@ def test_rounding_does_not_refuse_what_the_threshold_keeps(size):
     assert ((scores <= exact) == (again <= made.threshold)).all()
     assert ((scores <= exact) & (again > exact)).any()  # without the margin they would be refused
     assert made.threshold <= exact + 2e-9 * np.abs(scores).max() + 1e-12
-    assert (made.tensor_p_values(torch.from_numpy(again)).numpy() >= p_values(scores, scores)).all()
+    assert (made.look_up(torch.from_numpy(again), None)[1].numpy() >= p_values(scores, scores)).all()
 
 
 def test_one_huge_score_does_not_widen_the_margin():
@@ -90,7 +92,7 @@ def test_one_huge_score_does_not_widen_the_margin():
     assert made.margin < 1e-6
     infinite = Calibration(torch.from_numpy(np.r_[np.arange(9.0), np.full(91, np.inf)]), 0.9)
     assert infinite.threshold == math.inf
-    assert infinite.tensor_p_values(torch.tensor([0.0, torch.inf])).tolist() == [1.0, 92 / 101]
+    assert infinite.look_up(torch.tensor([0.0, torch.inf]), None)[1].tolist() == [1.0, 92 / 101]
 
 
 @pytest.mark.parametrize("size", [1e-9, 1.0, 28.0])

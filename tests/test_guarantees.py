@@ -133,4 +133,4 @@ def test_every_detector_keeps_what_its_guard_promises(method, parts, suited, tmp
     guard.tune(validation, ood, share=1.0).save(tmp_path / "guard")
     loaded = igeood.load(tmp_path / "guard")
     assert_promise(loaded, pool, also=validation)
-    assert loaded.calibration.left_out == len(validation)
+    assert len(loaded.calibration.left_out) == len(validation)

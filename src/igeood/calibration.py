@@ -45,27 +45,29 @@ class ClassShare(NamedTuple):
     threshold: float
 
 
-class ClassRanks(NamedTuple):
-    """Scores of several groups in one order, so that one search finds a score's place in its own group.
+class Places(NamedTuple):
+    """Where a score lies among the calibration scores, and what that means, for all groups of classes at once.
+
+    A group of n scores has n+1 places. The number of `values` below a score is its place; with several groups, what
+    `keys` has below the sum of that number and the `offsets` of the class.
 
     Attributes
     ----------
     values : Tensor
-        (L,) the scores of all groups, ascending.
-    places : Tensor
-        (L,) g·(L+1) + the number of values below, for each score of group g; groups one after the other, ascending.
-    ends, sizes : Tensor
-        (G,) where each group ends in `places`, and its number of scores.
-    groups, thresholds : Tensor
-        (C+1,) the group and the threshold of each class; the last are those of all samples.
+        (L,) the scores of all groups, raised, ascending.
+    offsets : Tensor
+        (C+1,) for each class L+1 times the number of its group; the last is that of all samples.
+    keys : Tensor
+        (L+G,) for each score of group g the number of values below it, and L for its last place; plus g·(L+1).
+    p_values, above : Tensor
+        (L+G,) the p-value of a score in that place, and whether it is above the group's threshold.
     """
 
     values: Tensor
-    places: Tensor
-    ends: Tensor
-    sizes: Tensor
-    groups: Tensor
-    thresholds: Tensor
+    offsets: Tensor
+    keys: Tensor
+    p_values: Tensor
+    above: Tensor
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -150,20 +152,20 @@ class Calibration:
         """(n,) the scores raised by the margin, ascending."""
         return self.scores + self.margin
 
-    def thresholds(self, labels: Tensor) -> Tensor | float:
-        """The threshold for each of these answers, (N,); the one of all, if classes have none of their own."""
-        return self.ranks.thresholds.to(labels.device)[labels] if self.per_class else self.threshold
+    def thresholds(self, labels: Tensor) -> Tensor:
+        """The threshold for each of these answers, (N,)."""
+        limits = torch.full((self.n_classes + 1,), self.threshold, dtype=torch.float64)
+        for label, part in self.own.items():
+            limits[label] = part.threshold
+        return limits.to(labels.device)[labels]
 
-    def tensor_p_values(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """`p_values` (N,) with the margin, on the scores' device, among the samples that share the threshold."""
-        scores = scores.detach().double()
-        if not self.per_class:
-            return _p_values(self.raised.to(scores.device), scores)
-        ranks = ClassRanks(*(part.to(scores.device) for part in self.ranks))
-        groups = ranks.groups[labels]
-        places = groups * (len(ranks.values) + 1) + torch.searchsorted(ranks.values, scores)
-        not_less = (ranks.ends[groups] - torch.searchsorted(ranks.places, places)).double()
-        return (1.0 + not_less) / (1.0 + ranks.sizes[groups])
+    def look_up(self, scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Whether each score (N,) is above its threshold, and its p-value, among the samples of the same threshold."""
+        table = Places(*(part.to(scores.device) for part in self.places))
+        place = torch.searchsorted(table.values, scores.detach().double())
+        if self.own:
+            place = torch.searchsorted(table.keys, table.offsets[labels] + place)
+        return table.above[place], table.p_values[place]
 
     @cached_property
     def own(self) -> "dict[int, Calibration]":
@@ -176,17 +178,20 @@ class Calibration:
         return {label: Calibration(self.scores[self.labels == label], *options) for label in enough}
 
     @cached_property
-    def ranks(self) -> ClassRanks:
-        """The scores of the classes that have their own, and of all, in one order."""
+    def places(self) -> Places:
+        """The places of scores among those of the classes that have their own, and of all samples."""
         parts = [*self.own.values(), self]
         values = torch.cat([part.raised for part in parts]).sort().values
         step = len(values) + 1
-        places = [torch.searchsorted(values, part.raised) + i * step for i, part in enumerate(parts)]
-        sizes = torch.tensor([len(part.scores) for part in parts])
+        last = torch.tensor([len(values)])
+        keys = [torch.cat([torch.searchsorted(values, p.raised), last]) + i * step for i, p in enumerate(parts)]
+        below = [torch.arange(len(part.scores) + 1.0, dtype=torch.float64) for part in parts]
+        p_values = torch.cat([(len(each) - each) / len(each) for each in below])
+        kept = [int((part.raised <= part.threshold).sum()) for part in parts]
+        above = torch.cat([each >= n for each, n in zip(below, kept, strict=True)])
         groups = torch.full((self.n_classes + 1,), len(parts) - 1)
         groups[list(self.own)] = torch.arange(len(parts) - 1)
-        thresholds = torch.tensor([part.threshold for part in parts], dtype=torch.float64)[groups]
-        return ClassRanks(values, torch.cat(places), sizes.cumsum(0), sizes, groups, thresholds)
+        return Places(values, groups * step, torch.cat(keys), p_values, above)
 
     def by_class(self, confidence: float = 0.95) -> list[ClassShare]:
         """The share of the calibration samples of each predicted class that is kept, the smallest first.
@@ -197,7 +202,7 @@ class Calibration:
             return []
         from scipy.stats import beta  # noqa: PLC0415 (slow to import)
 
-        limits = self.thresholds(torch.arange(self.n_classes)) + torch.zeros(self.n_classes, dtype=torch.float64)
+        limits = self.thresholds(torch.arange(self.n_classes))
         n = torch.bincount(self.labels, minlength=self.n_classes).numpy()
         kept = torch.bincount(self.labels[self.scores <= limits[self.labels]], minlength=self.n_classes).numpy()
         low = np.where(kept > 0, beta.ppf((1.0 - confidence) / 2.0, kept, n - kept + 1), 0.0)

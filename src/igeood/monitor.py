@@ -196,8 +196,9 @@ class Monitor:
         is_read = verdict.is_read
         rows = np.flatnonzero(is_read)
         scores = _numpy(verdict.score)[rows]
-        # (T, V) whether each input is above the threshold of all, or in each level's gaps
-        hits = ~(scores <= self.calibration.threshold)[:, None]
+        hits = _numpy(verdict.is_ood)[rows][:, None]  # (T, V) whether each input is refused, or in each level's gaps
+        if self.calibration.per_class:  # the rate of the refused is known for the threshold of all
+            hits = ~(scores <= self.calibration.threshold)[:, None]
         if self.kind == "p-values":
             hits = self._ranks.above(scores, self.inputs - self.unread)[:, None] < self._sizes
         before = self.evidence

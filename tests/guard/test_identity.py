@@ -20,14 +20,15 @@ def test_tune_uses_a_share_and_calibrate_leaves_it_out_by_its_content(classifier
     used, n_used = draw(keys, np.zeros(400, np.int64), 0) < 0.5, guard.tuning.n_id
     assert 160 < int(used.sum()) == n_used < 240
     order = torch.randperm(400, generator=torch.Generator().manual_seed(1))
-    assert guard.calibrate(c.held_out[order].numpy()).calibration.left_out == n_used
+    left_out = guard.calibrate(c.held_out[order].numpy()).calibration.left_out
+    assert np.array_equal(left_out, np.flatnonzero(used[order]))
     assert [finding.code for finding in guard.findings["calibrate"]] == ["left-out"]
     kept = guard.score(c.held_out[torch.from_numpy(~used)]).sort().values
     torch.testing.assert_close(guard.calibration.scores, kept)
-    assert guard.calibrate(c.test).calibration.left_out == 0
+    assert len(guard.calibrate(c.test).calibration.left_out) == 0
     guard.tune(c.held_out, c.ood, seed=1, **TUNE)  # a second tuning adds to the first
     also = draw(keys, np.zeros(400, np.int64), 1) < 0.5
-    assert guard.calibrate(c.held_out).calibration.left_out == int((used | also).sum())
+    assert len(guard.calibrate(c.held_out).calibration.left_out) == int((used | also).sum())
 
 
 def test_rows_of_probabilities_are_rows_and_no_ids(classifier):
@@ -36,20 +37,32 @@ def test_rows_of_probabilities_are_rows_and_no_ids(classifier):
     guard = igeood.black_box(probabilities=True, method="msp").fit(votes[0])
     assert not guard.fitted_on.identified
     guard.tune(votes[1], np.full((50, 4), 0.25), **TUNE)
-    assert guard.calibrate(votes[1]).calibration.left_out == guard.tuning.n_id
-    assert guard.calibrate(votes[2]).calibration.left_out == guard.calibration.trained_on == 0
+    assert len(guard.calibrate(votes[1]).calibration.left_out) == guard.tuning.n_id
+    assert len(guard.calibrate(votes[2]).calibration.left_out) == guard.calibration.trained_on == 0
     shares = classifier.held_out.softmax(1)
     guard = igeood.black_box(probabilities=True).fit(classifier.train.softmax(1), classifier.labels)
     some = torch.cat([classifier.ood.softmax(1), shares[:20]])  # fewer than a tenth may be a chance
     assert guard.tune(shares, some, **TUNE).tuning.n_ood == 420
 
 
+def test_training_samples_are_left_out_and_the_rest_keeps_the_promise(classifier, tmp_path):
+    c, twice = classifier, [0, *range(400)]
+    guard = igeood.black_box().fit(c.train[twice], c.labels[twice])
+    guard.calibrate(torch.cat([c.train[:20], c.held_out]))
+    assert guard.calibration.left_out.tolist() == [*range(20)]
+    assert "400" in guard.promise
+    assert [finding.code for finding in guard.health] == ["left-out"]
+    guard.save(tmp_path / "guard")
+    assert igeood.load(tmp_path / "guard").calibration.left_out.tolist() == [*range(20)]
+
+
 def test_too_few_samples_that_were_not_used_promise_nothing(classifier, refused):
-    c, repeated = classifier, [0, *range(400)]  # a row that comes twice hides nothing
-    guard = igeood.black_box().fit(c.train[repeated], c.labels[repeated])
+    c = classifier
+    guard = igeood.black_box().fit(c.train, c.labels)
     with pytest.warns(IgeoodWarning):
-        guard.calibrate(torch.cat([c.train[repeated[:300]], c.held_out[:100]]))
-    assert (guard.calibration.trained_on, [finding.code for finding in guard.health]) == (300, ["trained-on"])
+        guard.calibrate(torch.cat([c.train[:300], c.held_out[:18]]))
+    assert (guard.calibration.trained_on, len(guard.calibration.left_out)) == (300, 0)
+    assert [finding.code for finding in guard.health] == ["trained-on"]
     guard.tune(c.held_out, c.ood, share=1.0, **TUNE)
     with refused("id_data") as raised:
         guard.calibrate(np.concatenate([c.held_out.numpy(), c.test[:18].numpy()]))
@@ -64,9 +77,9 @@ def test_ids_say_who_is_the_same_sample_whatever_the_outputs(classifier, refused
         guard.calibrate(c.held_out + noise, ids=ids)
     assert guard.calibration.trained_on == 400
     guard.tune(c.held_out, Outputs(c.ood, ids=[f"c{i}" for i in range(400)]), ids=others, **TUNE)
-    assert guard.calibrate(c.held_out + noise, ids=others).calibration.left_out == guard.tuning.n_id
+    assert len(guard.calibrate(c.held_out + noise, ids=others).calibration.left_out) == guard.tuning.n_id
     guard.calibrate(c.train, ids=[f"d{i}" for i in range(400)])
-    assert (guard.calibration.left_out, guard.calibration.trained_on) == (0, 0)  # others, if equal
+    assert (len(guard.calibration.left_out), guard.calibration.trained_on) == (0, 0)  # others, if equal
     with refused("ood") as raised:
         guard.tune(c.held_out, Outputs(c.ood[:100], ids=others[:100]), ids=others, share=1.0, **TUNE)
     assert "100" in str(raised.value)
@@ -84,7 +97,7 @@ def test_a_guard_with_a_model_recognises_its_inputs_by_their_content(model, data
     assert guard.calibration.trained_on == 800
     guard = igeood.grey_box(model, method="energy").fit(data.train)  # its outputs are of other inputs than it is given
     guard.tune(data.held_out, data.ood, epsilons=(0.001,), **TUNE)
-    assert guard.calibrate(data.held_out).calibration.left_out == guard.tuning.n_id
+    assert len(guard.calibrate(data.held_out).calibration.left_out) == guard.tuning.n_id
 
 
 def test_equal_rows_are_split_at_random_and_left_out_as_often_as_they_were_used():

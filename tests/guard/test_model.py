@@ -25,7 +25,7 @@ def test_the_whole_way(model, data, name, tmp_path):
     assert igeood.metrics.auroc(guard.score(data.test), guard.score(data.foreign)) > 0.85  # before any OOD sample
     guard.tune(data.held_out, data.ood, epsilons=(guard.epsilon,)).calibrate(data.held_out)
     assert guard.tuning.after >= guard.tuning.before
-    assert guard.calibration.left_out == guard.tuning.n_id == 400 - len(guard.calibration.scores)
+    assert len(guard.calibration.left_out) == guard.tuning.n_id == 400 - len(guard.calibration.scores)
     verdict = guard.predict(data.test)
     assert verdict.is_ood.double().mean() < 0.15
     assert guard.predict(data.foreign).is_ood.double().mean() > 0.6
@@ -36,7 +36,7 @@ def test_the_whole_way(model, data, name, tmp_path):
     loaded = igeood.load(tmp_path / "guard.safetensors", model)
     torch.testing.assert_close(vars(loaded.predict(data.test)), vars(verdict), rtol=0, atol=0)
     assert (loaded.tuning, repr(loaded)) == (guard.tuning, repr(guard))
-    assert loaded.calibrate(data.held_out).calibration.left_out == guard.tuning.n_id
+    assert len(loaded.calibrate(data.held_out).calibration.left_out) == guard.tuning.n_id
 
 
 class Text(nn.Module):
@@ -60,7 +60,7 @@ def test_mapping_batches_of_tokens(build, wrap, refused):
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.arange(90) % 3}
     held_out, foreign = ({**batch, "input_ids": other} for other in (ids.flip(1) + 1, ids + 30))
     guard = build(wrap(Text())).fit([batch]).tune([held_out], foreign).calibrate([held_out])
-    assert (guard.calibration.left_out, guard.tuning.n_ood) == (guard.tuning.n_id, 90)
+    assert (len(guard.calibration.left_out), guard.tuning.n_ood) == (guard.tuning.n_id, 90)
     arrays = {name: value.numpy() for name, value in foreign.items()}
     assert torch.equal(guard.predict(foreign).score, torch.as_tensor(guard.predict([arrays]).score))
     padded = {name: nn.functional.pad(value, (0, 4)) for name, value in foreign.items() if name != "labels"}

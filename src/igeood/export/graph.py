@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from igeood.calibration import Places
 from igeood.geometry.precision import wide
 from igeood.guard.guard import Guard
 from igeood.model.batch import Batch, has_rows
@@ -56,12 +57,9 @@ class Graph(nn.Module):
             self.source.follow(list(self.detector.widths_), self.source.layouts, self.detector.needs)
         self.model = self.source.bare
         calibration: Any = guard.calibration
-        self.per_class = calibration.per_class
-        self.ranks = ranks = calibration.ranks
-        self.n = len(calibration.scores)
-        self.table = _square(ranks.values if self.per_class else calibration.raised)
-        self.places = _square(ranks.places.double())
-        self.threshold = torch.tensor(guard.threshold, dtype=torch.float64)
+        self.places: Places = calibration.places
+        self.values = _square(self.places.values)
+        self.keys = _square(self.places.keys.double()) if calibration.own else None
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Logits if there is a model, scores, p-values, verdicts and labels."""
@@ -72,8 +70,10 @@ class Graph(nn.Module):
         score = wide(self.detector.score(Outputs.checked(read, features)))
         score = torch.where(is_bad | score.isnan(), torch.inf, score)
         label = torch.where(is_bad, -1, logits.argmax(dim=1))
-        threshold = self.ranks.thresholds[label] if self.per_class else self.threshold
-        verdict = (score, self.p_value(score, label), is_bad | ~(score <= threshold), label)
+        place = _below(self.values, score)
+        if self.keys is not None:
+            place = _below(self.keys, (self.places.offsets[label] + place).double())
+        verdict = (score, self.places.p_values[place], is_bad | self.places.above[place], label)
         return verdict if self.model is None else (logits, *verdict)
 
     def read(self, inputs: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -100,16 +100,6 @@ class Graph(nn.Module):
                 is_bad = is_bad | _any(x < 0)
         return is_bad | is_no_distribution(logits) if self.detector.probabilities else is_bad
 
-    def p_value(self, score: Tensor, label: Tensor) -> Tensor:
-        """(1 + #{calibration ≥ score}) / (n + 1), as `Calibration.tensor_p_values` has it."""
-        less = _less(self.table, score)
-        if not self.per_class:
-            return (self.n + 1.0 - less.double()) / (self.n + 1.0)
-        group = self.ranks.groups[label]
-        less = _less(self.places, (group * (len(self.ranks.values) + 1) + less).double())
-        result: Tensor = (1.0 + (self.ranks.ends[group] - less).double()) / (1.0 + self.ranks.sizes[group].double())
-        return result
-
 
 def _square(ascending: Tensor) -> Tensor:
     """A square table of values, whose last one is infinite."""
@@ -117,8 +107,8 @@ def _square(ascending: Tensor) -> Tensor:
     return pad(ascending, (0, width**2 - len(ascending)), value=torch.inf).reshape(width, width)
 
 
-def _less(table: Tensor, values: Tensor) -> Tensor:
-    """How many of a table's values are less than each of these: the row is found first, then the place in it."""
+def _below(table: Tensor, values: Tensor) -> Tensor:
+    """How many of a table's values are below each of these: the row is found first, then the place in it."""
     row: Tensor = (table[:, -1] < values[:, None]).sum(dim=1)
     return row * len(table) + (table[row] < values[:, None]).sum(dim=1)
 

@@ -228,10 +228,11 @@ def check_agreement(results: dict[str, Tensor], guard: Guard, samples: Batch | O
     is_close = expected.isfinite() & ((score - expected).abs() <= tolerance * size)
     at_label = logits.gather(1, label.clamp(min=0)[:, None])[:, 0]
     is_tied = (label >= 0) & (logits.amax(dim=1) - at_label <= tolerance * logits.abs().amax(dim=1))
+    is_ood, p_value = calibration.look_up(score, results["label"])
     agrees = {
         "score": (score == expected) | is_close,
-        "p_value": results["p_value"] == calibration.tensor_p_values(score, results["label"]),
-        "is_ood": results["is_ood"] == ~(score <= calibration.thresholds(results["label"])),
+        "p_value": results["p_value"] == p_value,
+        "is_ood": results["is_ood"] == is_ood,
         "label": (results["label"] == label) | (is_tied & (results["label"] >= 0)),
     }
     for name, is_same in agrees.items():

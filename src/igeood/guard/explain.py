@@ -3,8 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from igeood.calibration import Calibration
 from igeood.detectors import Detector
 from igeood.outputs import Array, Outputs, as_kind
@@ -149,7 +147,7 @@ def explain(
         **detector.explain(outputs, top),
     }
     if calibration is not None:
-        reasons["threshold"] = calibration.thresholds(outputs.predicted) + torch.zeros(len(outputs))
+        reasons["threshold"] = calibration.thresholds(outputs.predicted)
 
     def converted(value: Any) -> Any:
         if isinstance(value, dict):

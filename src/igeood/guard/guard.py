@@ -151,12 +151,13 @@ class Guard:
             if list(detector.widths_) != source.layers:
                 source.follow(list(detector.widths_), source.layouts, detector.needs)
             fresh.classes = class_names(classes, detector.n_classes_, summary, source.bare, self)
-        take_over_first(detector, ranks)
+        if not ranks.alone:
+            take_over_first(detector, ranks)
         fresh.summary = summary
         fresh.fitted_on = Seen(np.repeat(summary.keys, np.minimum(summary.key_counts, 2)), summary.identified)
-        fresh.highest = health.highest_score(detector, summary)
+        scores, fresh.highest = health.training_scores(detector, summary)
         vars(self).update(vars(fresh))
-        return self._report("fit", health.of_fit(detector, summary))
+        return self._report("fit", health.of_fit(detector, summary, scores))
 
     def with_options(self, **options: Any) -> "Guard":
         """The guard with other options of its method, such as `centroid_temperature=1.0`; fit it."""
@@ -230,7 +231,7 @@ class Guard:
                 progress=progress,
             )
         self.source.epsilon = self.tuning.epsilon
-        self.highest = health.highest_score(self.detector, self.summary)
+        _, self.highest = health.training_scores(self.detector, self.summary)
         self.calibration = None
         self.tuned_on = (*self.tuned_on, validation.used)
         trained_on = int(self.fitted_on.among(validation.used.keys, validation.used.identified).sum())

@@ -27,8 +27,8 @@ def _warning(code: str, message: str, cure: str) -> Finding:
     return Finding(code, "warning", message, cure)
 
 
-def of_fit(detector: Detector, summary: Summary) -> Iterator[Finding]:
-    """What training rows show: their outputs, and their scores."""
+def of_fit(detector: Detector, summary: Summary, scores: Tensor | None) -> Iterator[Finding]:
+    """What training rows show: their outputs, and their scores (`training_scores`)."""
     yield from detector.findings_
     yield from _of_sample(summary)
     sample = next(iter(summary.samples.values()), None)
@@ -41,37 +41,30 @@ def of_fit(detector: Detector, summary: Summary) -> Iterator[Finding]:
         yield _warning("labels-disagree", message, "are classes and rows in the order of the logits?")
     if not detector.probabilities:
         yield from _of_logits(rows.logits)
-    rows = training_rows(detector, summary)
-    if rows is not None:
-        # a network that is sure of all its rows ties their scores, but not that of an answer that is not sure
-        unsure = rows[:1].replace(logits=torch.zeros_like(rows.logits[:1]))
-        scores = torch.cat([scores_of(detector, part) for part in (rows, unsure)])
+    if scores is not None:
         is_same = bool((rows.logits == rows.logits[0]).all())
         cure = "look at the classifier: it answers all of them alike" if is_same else _OF_TIES
-        yield from of_scores(scores, len(rows), "training", cure)
+        yield from of_scores(scores, len(scores) - 1, "training", cure)
 
 
-def training_rows(detector: Detector, summary: Summary) -> Outputs | None:
-    """Some training rows that the detector can score: of a sample, or the first ones; None if there are none."""
+def training_scores(detector: Detector, summary: Summary | None) -> tuple[Tensor | None, float | None]:
+    """Scores of training rows, of a sample or the first ones, then of an answer that is not sure; and the highest.
+
+    A network that is sure of all its rows ties their scores, but not that of an answer that is not sure. There is no
+    highest where all are tied, or few.
+    """
+    samples = {} if summary is None else summary.samples
     needed = set(detector.widths_)
-    kept = next((each for each in summary.samples.values() if needed <= set(each.widths)), None)
-    rows = summary.preview if kept is None else draw_rows(kept)
-    return None if rows is None or not needed <= set(rows.features) else rows.only(detector.widths_)
-
-
-def scores_of(detector: Detector, rows: Outputs) -> Tensor:
-    """Scores of training rows, (N,)."""
+    kept = next((each for each in samples.values() if needed <= set(each.widths)), None)
+    rows = getattr(summary, "preview", None) if kept is None else draw_rows(kept)
+    if rows is None or not needed <= set(rows.features):
+        return None, None
+    rows = rows.only(detector.widths_)
+    unsure = rows[:1].replace(logits=torch.zeros_like(rows.logits[:1]))
     with torch.inference_mode(False), torch.no_grad():
-        return detector.score(rows).double().cpu()
-
-
-def highest_score(detector: Detector, summary: Summary | None) -> float | None:
-    """The highest score of training rows; None if there are none, too few, or if all have the same."""
-    rows = None if summary is None else training_rows(detector, summary)
-    if rows is None or len(rows) < FEW:
-        return None
-    scores = scores_of(detector, rows)
-    return None if _spread(scores) == 0.0 else float(scores.max())
+        scores = torch.cat([detector.score(part).double().cpu() for part in (rows, unsure)])
+    is_tied = len(rows) < FEW or _are_tied(scores[:-1])
+    return scores, None if is_tied else float(scores[:-1].max())
 
 
 def draw_rows(sample: Sample) -> Outputs:
@@ -106,14 +99,13 @@ def _of_logits(logits: Tensor) -> Iterator[Finding]:
 
 def of_scores(scores: Tensor, n: int, what: str, cure: str) -> Iterator[Finding]:
     """Whether all scores, of n samples, are the same, whatever the cause."""
-    if n >= FEW and _spread(scores) == 0.0:
+    if n >= FEW and _are_tied(scores):
         yield _warning("scores-tied", f"all {n} {what} scores are equal: the guard tells no two inputs apart", cure)
 
 
-def _spread(scores: Tensor) -> float:
-    """How far scores are apart; 0 if that is rounding."""
-    spread = float(scores.max() - scores.min())
-    return 0.0 if spread <= ALIKE * float(scores.abs().max()) else spread
+def _are_tied(scores: Tensor) -> bool:
+    """Whether scores differ by rounding alone."""
+    return float(scores.max() - scores.min()) <= ALIKE * float(scores.abs().max())
 
 
 def of_tune(tuning: Tuning, tpr: float, trained_on: int, halved: list[str]) -> Iterator[Finding]:

@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 from igeood.errors import InputError
 from igeood.keys import Keys
 
+MORE_THAN_CHANCE = 10.0  # times the share of rows that repeat within a set
+FEW_REPEATS = 1e-3  # of rows without ids: where more of them repeat, equal rows are not taken for one sample
+
 
 @dataclass(frozen=True, eq=False)
 class Seen:
@@ -32,12 +35,10 @@ class Seen:
         """Which of the samples with these keys have been seen, (N,)."""
         if not identified and self.drawn_from == fingerprint(keys):  # the very set: as many of equal rows as were used
             return occurrences(keys) < _times(self.keys, keys)
-        if identified != self.identified:
-            return np.zeros(len(keys), dtype=bool)
-        shared: NDArray[np.bool_] = np.isin(keys, self.keys)
-        if not identified:  # equal rows may be other samples
-            shared &= (_times(self.keys, keys) == 1) & (_times(np.sort(keys), keys) == 1)
-        return shared
+        shared = np.isin(keys, self.keys)
+        chance = max(_repeats(self.keys), _repeats(keys))  # rows without ids may be equal, and other samples
+        is_sure = identified or chance <= FEW_REPEATS or float(shared.mean()) > MORE_THAN_CHANCE * chance
+        return shared & (is_sure and self.identified == identified)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,3 +110,8 @@ def occurrences(keys: Keys, earlier: Keys | None = None) -> NDArray[np.int64]:
 def _times(ordered: Keys, contents: Keys) -> NDArray[np.int64]:
     """How often each content occurs among the sorted keys."""
     return np.searchsorted(ordered, contents, "right") - np.searchsorted(ordered, contents, "left")
+
+
+def _repeats(keys: Keys) -> float:
+    """The share of keys that occur before."""
+    return 1.0 - len(np.unique(keys)) / len(keys) if len(keys) else 0.0

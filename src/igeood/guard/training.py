@@ -69,8 +69,6 @@ def add_up(summary: Summary, ranks: Ranks) -> Summary:
 
 def take_over_first(detector: Detector, ranks: Ranks) -> None:
     """Let all ranks have what the first has learnt: machines may round differently."""
-    if ranks.alone:
-        return
     state = {name: value.detach().cpu().contiguous().clone() for name, value in detector.state().items()}
     state = load(ranks.gather(save(state) if ranks.rank == 0 else b"")[0])
     findings = detector.findings_

@@ -59,8 +59,7 @@ class Verdict:
         cls, score: Tensor, label: Tensor, calibration: Calibration, reasons: Mapping[int, str], *, to_numpy: bool
     ) -> "Verdict":
         """The verdict that scores (N,) and a threshold give; rows that have a reason are out-of-distribution."""
-        is_ood = ~(score <= calibration.thresholds(label))
-        p_value = calibration.tensor_p_values(score, label)
+        is_ood, p_value = calibration.look_up(score, label)
         reason = None
         if reasons:
             rows = torch.tensor(list(reasons), device=score.device)
