@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import binomtest, norm
 
 from igeood import calibration
 from igeood.calibration import Calibration, p_values, rank, threshold
@@ -102,3 +103,96 @@ def test_the_margin_leaves_last_digits_that_tell_samples_apart(size):
     calibration = Calibration(torch.from_numpy(scores))
     assert calibration.margin > 0
     assert np.sum((scores > threshold(scores)) & (scores <= calibration.threshold)) <= 1
+
+
+# -- a threshold for each predicted class
+
+
+def by_counting(cal, labels, score, label, tpr):
+    """Whether a score is above the threshold of its class, and its p-value; of all samples where the class has few."""
+    mine = [c for c, of in zip(cal, labels, strict=True) if of == label]
+    mine = sorted(mine if len(mine) >= calibration.needed_samples(tpr) else cal)
+    return score > mine[rank(len(mine), tpr) - 1], (1 + sum(c >= score for c in mine)) / (len(mine) + 1)
+
+
+@given(st.data())
+def test_each_class_has_the_places_that_counting_gives(data):
+    pairs = st.tuples(st.integers(0, 9), st.integers(0, 3))
+    cal, labels = zip(*data.draw(st.lists(pairs, min_size=4, max_size=60)), strict=True)
+    made = Calibration(torch.tensor(cal), 0.75, labels=torch.tensor(labels), n_classes=5, per_class=True)
+    asked = data.draw(st.lists(st.tuples(st.integers(-1, 11), st.integers(-1, 4)), min_size=1, max_size=20))
+    scores, answers = (torch.tensor(column) for column in zip(*asked, strict=True))
+    above, p = made.look_up(scores.double(), answers)
+    expected = [by_counting(cal, labels, score, label, 0.75) for score, label in asked]
+    assert list(zip(above.tolist(), p.tolist(), strict=True)) == expected
+    assert torch.equal(above, scores > made.thresholds(answers))
+
+
+SPLITS, SIZES, SPREADS, TPR = 300, np.array([50, 100, 200, 500, 1000]), np.array([0.3, 1.0, 2.0, 4.0, 8.0]), 0.95
+
+
+@pytest.mark.parametrize("guarantee", ["marginal", "tolerance"])
+@pytest.mark.parametrize("cell", [0.0, 0.5])
+def test_every_class_keeps_its_share_over_300_splits_with_ties(cell, guarantee):
+    """Normal scores of five classes of unequal sizes and spreads; of 0.5 wide cells the narrowest has three or four.
+
+    What a threshold keeps is known. Bounds are three standard errors.
+    """
+    draw, confidence = np.random.default_rng(7), 0.8  # of 50 samples no rank has 0.95
+    labels = torch.from_numpy(np.repeat(np.arange(5), SIZES))
+
+    def scores():
+        values = draw.normal(size=len(labels)) * SPREADS[labels]
+        return torch.from_numpy(values if cell == 0.0 else (values / cell).round() * cell)
+
+    def truly_kept(thresholds):
+        edges = thresholds if cell == 0.0 else ((thresholds / cell).round() + 0.5) * cell
+        return norm.cdf(edges / SPREADS)
+
+    every, common, small = np.empty((SPLITS, 5)), np.empty((SPLITS, 5)), np.empty((SPLITS, 5))
+    for split in range(SPLITS):
+        known, options = scores(), {"labels": labels, "n_classes": 5}
+        made = Calibration(known, TPR, guarantee, confidence, per_class=True, **options)
+        every[split] = truly_kept(made.thresholds(torch.arange(5)).numpy())
+        common[split] = truly_kept(np.full(5, Calibration(known, TPR, guarantee, confidence, **options).threshold))
+        small[split] = np.bincount(labels, made.look_up(scores(), labels)[1] <= 0.2) / SIZES
+    error = every.std(axis=0) / SPLITS**0.5
+    assert error.max() < 0.003
+    assert (every.mean(axis=0) >= TPR - 3 * error).all()
+    assert common.mean(axis=0).min() < 0.93  # without it, of the widest class
+    for marginal in (every @ SIZES / SIZES.sum(), common @ SIZES / SIZES.sum()):
+        assert marginal.mean() >= TPR - 3 * marginal.std() / SPLITS**0.5
+    assert (small.mean(axis=0) <= 0.2 + 3 * small.std(axis=0) / SPLITS**0.5).all()  # p-values
+    if guarantee == "tolerance":
+        assert ((every >= TPR).mean(axis=0) >= confidence - 3 * (0.8 * 0.2 / SPLITS) ** 0.5).all()
+
+
+def test_classes_with_few_samples_share_the_threshold_of_all_and_are_counted():
+    scores, labels = torch.arange(100.0), torch.arange(100) % 2
+    labels[:10] = 2
+    made = Calibration(scores, 0.9, labels=labels, n_classes=4, per_class=True)
+    assert set(made.own) == {0, 1, 2}
+    made = Calibration(scores, 0.95, labels=labels, n_classes=4, per_class=True)
+    assert set(made.own) == {0, 1}
+    assert made.thresholds(torch.tensor([2, 3, -1])).tolist() == [made.threshold] * 3
+    assert "2 of 4" in made.promise
+    none = Calibration(scores, 0.99, labels=labels, n_classes=4, per_class=True)
+    assert "4 of 4" in none.promise
+    assert none.look_up(torch.tensor([200.0]), torch.tensor([0]))[1].item() == 1 / 101
+
+
+def test_the_share_kept_of_each_class_has_an_exact_interval():
+    labels = torch.arange(300) % 3
+    scores = torch.arange(300.0) - 150.0 * (labels == 0)
+    shares = {share.label: share for share in Calibration(scores, 0.9, labels=labels, n_classes=4).by_class()}
+    assert set(shares) == {0, 1, 2}
+    assert shares[0].kept == 1.0 > shares[1].kept
+    for share in shares.values():
+        test = binomtest(round(share.kept * share.n), share.n).proportion_ci(0.95)
+        assert (share.low, share.high) == pytest.approx((test.low, test.high))
+
+
+@pytest.mark.parametrize("labels", [None, torch.zeros(3, dtype=torch.int64), torch.full((40,), 2), torch.zeros(40)])
+def test_answers_must_be_one_for_each_score_and_of_the_classes(labels, refused):
+    with refused("labels"):
+        Calibration(torch.arange(40.0), labels=labels, n_classes=2, per_class=True)

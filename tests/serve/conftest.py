@@ -74,6 +74,8 @@ def guards(tmp_path_factory, make, make_known_, model, data):
     c, k, few = make(n=1000), make_known_(n=1000), make(n_classes=4, n=1000, margin=6.0)
     mixed = torch.cat([c.test[:30], c.ood[:10]]).numpy()
     add("logits", igeood.black_box().fit(c.train, c.labels).calibrate(c.held_out), {"logits": mixed})
+    each = igeood.black_box().fit(c.train, c.labels).calibrate(c.held_out, 0.9, per_class=True)
+    add("classes", each, {"logits": mixed})
     both = igeood.Outputs.concat([k.test[:30].replace(labels=None), k.ood[:10]])
     blocks = {f"feature.{layer}": value.numpy() for layer, value in both.features.items()}
     white = igeood.white_box().fit(k.train).calibrate(k.held_out)

@@ -18,7 +18,7 @@ from igeood.serve.served import Served
 INFER = "/v2/models/guard/infer"
 LENGTH = "inference-header-content-length"
 COLUMNS = ("is_ood", "score", "p_value", "label")
-KINDS = ["logits", "features", "named", "images", "grey", "tokens"]
+KINDS = ["logits", "classes", "features", "named", "images", "grey", "tokens"]
 PATIENCE = 30
 
 

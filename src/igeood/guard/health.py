@@ -43,8 +43,8 @@ def of_fit(detector: Detector, summary: Summary, scores: Tensor | None) -> Itera
         yield from _of_logits(rows.logits)
     if scores is not None:
         is_same = bool((rows.logits == rows.logits[0]).all())
-        cure = "look at the classifier: it answers all of them alike" if is_same else _OF_TIES
-        yield from of_scores(scores, len(scores) - 1, "training", cure)
+        cure = "look at the classifier, which answers all of them alike" if is_same else _OF_TIES
+        yield from of_scores(scores[:-1] if is_same else scores, len(scores) - 1, "training", cure)
 
 
 def training_scores(detector: Detector, summary: Summary | None) -> tuple[Tensor | None, float | None]:
@@ -152,7 +152,8 @@ def of_calibration(calibration: Calibration, n_tuned: int, highest: float | None
         why = f"{n_tuned} were used by tune, {len(left_out) - n_tuned} are training samples"
         message = f"calibrate: left out {len(left_out)} of {len(left_out) + n} samples ({which}): {why}"
         yield Finding("left-out", "info", message, "nothing has to be done")
-    yield from of_scores(scores, n, "calibration", _OF_TIES)
+    is_new = highest is not None  # those of training samples differ
+    yield from of_scores(scores, n, "calibration", "look whether these inputs are all the same" if is_new else _OF_TIES)
     if highest is not None and n >= FEW and float(scores[0]) > highest:
         message = f"id_data: all {n} scores are above those of the training samples"
         yield _warning("unlike-training", message, "prepare these samples as those, and look whether they are the same")

@@ -51,7 +51,8 @@ class Served:
 
     def record(self) -> dict[str, Any]:
         """What the page shows."""
-        about = {name: getattr(self.calibration, name) for name in ("promise", "threshold", "tpr", "guarantee")}
+        own = ("promise", "threshold", "per_class", "tpr", "guarantee")
+        about = {name: getattr(self.calibration, name) for name in own}
         about |= {name: getattr(self.guard, name) for name in ("access", "classes")}
         about |= {"n": len(self.calibration.scores), "n_classes": self.guard.detector.n_classes_}
         about |= {"method": self.method, "title": METHODS[self.method].title, "loaded": self.loaded}
