@@ -82,7 +82,9 @@ class Evidence(Detector):
         super().learn(summary)
         sample = summary.samples["features"]
         kept, held = class_counts(sample)
-        is_split = int(held.sum()) >= FEWEST and bool(kept.any())
+        # of outputs with few values, as a tree's, a few distinct rows may stand for all that are held back
+        are_few = int(held.sum()) < ENOUGH and 2 * len(sample) < summary.rows
+        is_split = int(held.sum()) >= FEWEST and bool(kept.any()) and not are_few
         summed = next(iter(summary.sums.values())).count > 0 if self.widths_ else kept > 0
         alone = ~summed & (held > 0)  # classes whose rows are all held back
         sums = dict(summary.sums) if is_split else sums_with(summary, held > 0)
