@@ -11,7 +11,8 @@ import torch
 from igeood import tables
 from igeood.errors import InputError
 from igeood.outputs import Outputs, id_keys, row_keys
-from igeood.tables import find_files, read_logits, write_logits
+from igeood.logits_files import read_logits, write_logits
+from igeood.tables import find_files
 
 ROWS = np.random.default_rng(1).normal(size=(50, 3)).astype(np.float32)
 NAN = np.where(np.arange(50)[:, None] == 44, np.nan, ROWS)

@@ -14,10 +14,10 @@ _HOMES = {
     "detectors.wrap": "wrap",
     "guard": "Guard Verdict black_box grey_box load summarise white_box",
     "guard.source": "extract",
+    "logits_files": "read_logits write_logits",
     "monitor": "Monitor",
     "outputs": "Outputs",
     "summary": "Needs Summary",
-    "tables": "read_logits write_logits",
 }
 _MODULES = ("calibration", "errors", "geometry", "guard", "metrics")
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}

@@ -26,10 +26,10 @@ from igeood.guard import load as load
 from igeood.guard import summarise as summarise
 from igeood.guard import white_box as white_box
 from igeood.guard.source import extract as extract
+from igeood.logits_files import read_logits as read_logits
+from igeood.logits_files import write_logits as write_logits
 from igeood.monitor import Monitor as Monitor
 from igeood.outputs import Outputs as Outputs
 from igeood.summary import Needs as Needs
 from igeood.summary import Summary as Summary
-from igeood.tables import read_logits as read_logits
-from igeood.tables import write_logits as write_logits
 from igeood.version import __version__ as __version__

@@ -248,6 +248,37 @@ class Outputs:
         return as_kind(result, self.numpy)
 
 
+def label_names(labels: Any) -> list[str] | None:
+    """Sorted unique names, where labels are names of classes; else None."""
+    if labels is None or isinstance(labels, Tensor) or np.asarray(labels).dtype.kind not in "OUT":
+        return None
+    names = {label for label in np.asarray(labels, object).ravel().tolist() if isinstance(label, str)}
+    return sorted(names - {""}) if names else None
+
+
+def class_numbers(labels: Any, classes: Sequence[str] | None, logits: Any = None, first: int = 0) -> Any:
+    """The place of each label in `classes`, which are as many as columns of the logits, where labels are names.
+
+    Other labels come back as they are. `first` is the number of the first row, for errors.
+    """
+    if label_names(labels) is None:
+        return labels
+    cure = "name all classes, in the order of the columns of the logits: {classes}"
+    if classes is None:
+        raise InputError("names, and samples come in blocks", argument="labels", cure=cure)
+    places = {name: place for place, name in enumerate(classes)}
+    width = len(classes) if logits is None else np.shape(getattr(logits, "logits", logits))[-1]
+    if not len(places) == len(classes) == width:
+        problem = f"{len(classes)} names, {len(places)} of them different, for {width} columns of logits"
+        raise InputError(problem, argument="classes", cure=cure)
+    values = np.asarray(labels, object).tolist()
+    for row, name in enumerate(values):
+        if not isinstance(name, str) or name not in places:
+            problem = f"row {first + row} has {name!r}, which is none of the {len(classes)} classes"
+            raise InputError(problem, argument="labels", cure=f"correct it, or {cure}")
+    return np.array([places[name] for name in values])
+
+
 def note_bad_rows(
     bad: Tensor, name: str, problem: str, cure: str, reasons: dict[int, str], on_error: OnError, first: int = 0
 ) -> None:

@@ -24,6 +24,7 @@ def spelling(command: click.Command | None) -> Callable[[str], str]:
 
     def spell(text: str) -> str:
         name, _, value = text.partition("=")
+        name = f"{name}_column" if value and f"{name}_column" in options else name
         if name not in options:
             return text
         return options[name] if value in ("", "True") else f"{options[name]} {value.strip(chr(39))}"

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from igeood.guard import Guard
     from igeood.images import ImageFolder
+    from igeood.logits_files import LogitsFile
     from igeood.summary import Needs, Summary
-    from igeood.tables import LogitsFile
     from igeood.work.engines import Work
 
 Options = dict[str, Any]
@@ -47,11 +47,9 @@ def quantity(
     return read
 
 
-def column_option(name: str, text: str, default: str | None = None) -> Decorator:
-    """An option that names a column."""
-    return click.option(f"--{name}-column", metavar="NAME", default=default, help=text)
-
-
+_LOGITS = """Column of logits; a pattern such as "p_*" takes one column for each class. Default: those of `fit`, else
+`logits`, else all that begin with `logit`."""
+_ID = "Column that identifies samples across files; default: that of `fit`, else `id` if it holds unique names."
 _MEMORY = "Memory for training rows, such as 512MB; with more rows, a sample of each class is kept."
 out_option: Decorator = click.option("--out", type=FILE, help="Write the guard here instead of replacing GUARD.")
 tpr_option: Decorator = click.option("--tpr", default=0.95, help="Share of ID samples to keep.")
@@ -67,9 +65,9 @@ _MODEL = (
     click.option("--weights", type=click.Path(), help="The model's weights: .safetensors, or a state dict in .pt."),
 )
 _SAMPLES = (
-    column_option("logits", "Column of logits; a pattern such as `logit_*` takes one column for each class.", "logits"),
-    column_option("label", "Column of true classes; default: `label` or `labels`."),
-    column_option("id", "Column that identifies samples across files; default: `id` if it holds unique names."),
+    click.option("--logits-column", metavar="NAME", help=_LOGITS),
+    click.option("--label-column", metavar="NAME", help="Column of true classes; default: `label` or `labels`."),
+    click.option("--id-column", metavar="NAME", help=_ID),
     click.option("--batch", default=100, type=click.IntRange(min=1), help="Images in a batch."),
 )
 

@@ -17,13 +17,15 @@ if TYPE_CHECKING:
     from igeood.summary import Summary
 
 ACCESS = click.Choice(["black-box", "grey-box", "white-box"])
+_CLASSES = """Text file of class names, one per line, in the order of the logits; default: sub-folders' names, or those
+of --logits-column "p_*", or the sorted labels if they are names."""
 build_options = _shared.options_of(  # which guard to make
     click.option("--method", metavar="NAME", help="Method, such as energy; a wrong name lists all methods."),
     click.option("--access", type=ACCESS, help="What the guard uses of the model; default: what the method needs."),
     click.option("--temperature", type=float, help="Softmax temperature; the default depends on the method."),
     click.option("--probabilities", is_flag=True, default=None, help="The data are probabilities, not logits."),
     click.option("--layers", metavar="A,B,…", type=lambda text: text.split(","), help="Layers to read."),
-    click.option("--classes", type=FILE, help="Text file of class names, one per line; default: sub-folders' names."),
+    click.option("--classes", type=FILE, help=_CLASSES),
     method_option,
 )
 
@@ -42,8 +44,9 @@ build_options = _shared.options_of(  # which guard to make
 def fit(train: tuple[str, ...], out: str | None, summary: str | None, **options: Any) -> None:
     """Fit a guard on TRAIN and write it to a file.
 
-    TRAIN is a logits file with labels (Parquet, npz, CSV or JSON lines), several files, a folder, or a pattern such as
-    "parts/*.parquet". With --model it is a folder of images, with a sub-folder for each class. It is read once.
+    TRAIN is a logits file with labels (Parquet, npz or CSV), several files, a folder, or a pattern such as
+    "parts/*.parquet". Labels are the numbers of the logits' columns, or names of classes. With --model it is a folder
+    of images, with a sub-folder for each class. It is read once.
 
     With --summary instead of --out, only the training summary is written. Each machine can summarise its own part of
     the training data; `igeood merge` makes a guard from all summaries.
@@ -72,29 +75,27 @@ def fit(train: tuple[str, ...], out: str | None, summary: str | None, **options:
         return
     with progress_bars() as report:
         samples = open_samples(train, guard, options, report, "fit", training=True)
-        total = summarise(guard, samples, budget=options["budget"])
+        total = summarise(guard, samples, classes=read_names(options["classes"]), budget=options["budget"])
     total.about |= {} if guard.preparation is None else {"preparation": guard.preparation}
     write(guard, total, out, summary, options)
 
 
 def _fit_each(guard: "Guard", train: tuple[str, ...], out: str | None, summary: str | None, options: Options) -> None:
     """Summarise each file in a folder, add the summaries in the order of the files, and fit the guard."""
-    from igeood.work.fitting import BUILD, summarise_file
+    from igeood.work.fitting import BUILD, settled_columns, summarise_file
     from igeood.work.units import find_units, remove_units
 
     if guard.source.model is not None:
         cure = "leave {workers} and {engine} out, and name one file"
         raise InputError("images are summarised in one process", argument="model", cure=cure)
-    if options["classes"] is not None and out is None:
-        problem = "summaries of files have no class names"
-        raise InputError(problem, argument="classes", cure="give --classes to `igeood merge`")
     keeps_parts = is_folder(summary)
     folder = str(summary) if keeps_parts else f"{out or summary}.parts"
     units = find_units(train, folder, ".safetensors", ())
-    columns = _shared.column_names(options)
+    names = read_names(options["classes"])
+    columns = settled_columns(guard, train, _shared.column_names(options), names)
     chosen = {name: options[name] for name in ("access", *BUILD, "options")}
-    recipe = {"kind": "fit", **chosen, "columns": columns, "memory": options["budget"]}
-    work = partial(summarise_file, chosen, columns, options["budget"])
+    recipe = {"kind": "fit", **chosen, "columns": columns, "classes": names, "memory": options["budget"]}
+    work = partial(summarise_file, chosen, columns, names, options["budget"])
     _, failed, counts = _shared.do_files(units, folder, recipe, work, options)
     if failed or (out is None and keeps_parts):
         _shared.show_files(options["as_json"], {"summary": folder, **counts}, failed)
@@ -118,15 +119,12 @@ def check_targets(out: str | None, summary: str | None, force: bool, sources: Se
         check_out(summary, force, *sources, guard=False, what="summary")
 
 
-def _name_classes(total: "Summary", path: str) -> None:
-    """Note the class names in a text file."""
-    from igeood.guard.names import checked_names
-
+def read_names(path: str | None) -> list[str] | None:
+    """The class names in a text file."""
     try:
-        names = Path(path).read_text(encoding="utf-8-sig").rstrip().splitlines()
+        return None if path is None else Path(path).read_text(encoding="utf-8-sig").rstrip().splitlines()
     except UnicodeDecodeError:
         raise InputError(f"{path} is not UTF-8 text", argument="classes", cure="write one name per line") from None
-    total.about["classes"] = list(checked_names(names, total.n_classes) if total.rows else names)
 
 
 def write(guard: "Guard", total: "Summary", out: str | None, summary: str | None, options: Options) -> None:
@@ -134,8 +132,6 @@ def write(guard: "Guard", total: "Summary", out: str | None, summary: str | None
     from igeood.detectors import method_name
 
     as_json = options["as_json"]
-    if options["classes"] is not None:
-        _name_classes(total, options["classes"])
     if summary is not None:
         total.save(summary)
     if out is None:

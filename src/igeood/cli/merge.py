@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from igeood.cli import _shared
-from igeood.cli.fit import build_options, check_targets, write
+from igeood.cli.fit import build_options, check_targets, read_names, write
 from igeood.errors import InputError
 from igeood.terminal import FILE, progress_bars
 
@@ -26,6 +26,7 @@ def merge(summaries: tuple[str, ...], out: str | None, summary: str | None, **op
     SUMMARY is a file that `igeood fit --summary` wrote, a folder of such .safetensors files, or a pattern such as
     "parts/*.safetensors". Summaries are read one at a time. Any method can be chosen whose statistics they hold.
     """
+    from igeood.guard.names import checked_names
     from igeood.images import use_preparation
     from igeood.work.fitting import build
 
@@ -40,6 +41,9 @@ def merge(summaries: tuple[str, ...], out: str | None, summary: str | None, **op
     guard = build(model, options)
     if "preparation" in total.about:
         use_preparation(guard, total.about["preparation"])
+    names = read_names(options["classes"])
+    if names is not None:
+        total.about["classes"] = list(checked_names(names, total.n_classes) if total.rows else names)
     write(guard, total, out, summary, options)
 
 

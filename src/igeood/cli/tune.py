@@ -44,7 +44,8 @@ def tune(
         if summary is not None:
             loaded.fit(_shared.sum_of([summary], report, loaded.detector.needs))
         else:
-            loaded.fit(open_samples([str(train)], loaded, options, report, "fit", training=True), budget=budget)
+            samples = open_samples([str(train)], loaded, options, report, "fit", training=True)
+            loaded.fit(samples, classes=loaded.classes, budget=budget)
         chosen = {name: options[name] for name in ("share", "tpr", "seed")}
         loaded.tune(id_samples, ood_samples, budget=budget, progress=partial(report, "temperatures"), **chosen)
     loaded.save(target)

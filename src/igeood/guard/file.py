@@ -16,7 +16,7 @@ from igeood.files import describing, read_record, record_head, write_record
 from igeood.guard.guard import Guard
 from igeood.guard.health import STEPS
 from igeood.guard.identity import Seen
-from igeood.guard.names import checked_names
+from igeood.guard.names import checked_columns, checked_names
 from igeood.guard.source import Source
 from igeood.guard.tune import Tuning
 from igeood.outputs import Outputs
@@ -52,6 +52,7 @@ def save(guard: Guard, path: str | os.PathLike[str]) -> None:
         "calibration": None,
         "classes": guard.classes,
         "highest": guard.highest,
+        "columns": guard.columns,
         "seen": {name: [samples.identified, samples.drawn_from] for name, samples in seen.items()},
         "health": {step: [asdict(finding) for finding in findings] for step, findings in guard.findings.items()},
     }
@@ -135,6 +136,7 @@ def _restored(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Modu
     source = Source(model, epsilon=record["epsilon"], std=record["std"])
     source.follow([str(layer) for layer in record["layers"]], record["layouts"], detector.needs)
     source.wanted = record["wanted"]
+    source.columns = checked_columns(record["columns"])
     source.settle()
     guard = Guard(detector, source, record["access"])
     guard.fitted_on = _seen(record, tensors, "fitted_on")

@@ -81,6 +81,11 @@ class Guard:
         return self.source.layers
 
     @property
+    def columns(self) -> dict[str, Any] | None:
+        """Columns by which logits files are read: `logits`, their names in order or None, and `id`, a name or None."""
+        return self.source.columns
+
+    @property
     def threshold(self) -> float:
         """`is_ood = score > threshold`; for classes that have none of their own (`Calibration.thresholds`)."""
         return self._calibrated("threshold").threshold
@@ -120,13 +125,15 @@ class Guard:
         data : loader, array of logits, or Summary
             Training samples: batches `(x, y)` for a guard with a model, read once; (N, C) logits for one without. Or
             what `igeood.summarise` returned.
-        labels : array of int, optional
-            (N,) true classes, where `data` is one array.
+        labels : array of int or str, optional
+            (N,) true classes, where `data` is one array: columns' numbers, or names of `classes`.
         ids : sequence of names or numbers, optional
             (N,) by which `tune` and `calibrate` recognise samples, where `data` is one array. Inputs of a model are
             recognised by their content.
         classes : sequence of str, optional
-            Names of the classes. By default the loader's `dataset.classes`, or a Hugging Face model's `id2label`.
+            Names of the classes, in the order of the columns of the logits. By default the loader's `dataset.classes`,
+            a Hugging Face model's `id2label`, or the sorted labels if these are names and `data` is one array or a
+            file; blocks with names need `classes`.
         budget : int
             Bytes of training rows to keep; of more, a sample of each class.
         group : ProcessGroup or False, optional
@@ -141,7 +148,7 @@ class Guard:
         summary = data if isinstance(data, Summary) else Summary(detector.needs, budget=budget)
         with ranks.agreed():
             if summary is not data:
-                read_training(source, detector, summary, data, labels, ids)
+                read_training(source, detector, summary, data, labels, ids, classes)
         has_read = summary is not data and summary.shape is not None
         summary = add_up(summary, ranks)
         with ranks.agreed(), torch.inference_mode(False):  # what is made in it cannot serve for gradients

@@ -42,6 +42,15 @@ def checked_names(names: Any, n_classes: int) -> tuple[str, ...]:
     return tuple(names)
 
 
+def checked_columns(columns: Any) -> dict[str, Any] | None:
+    """Remembered columns of logits files, once they are names."""
+    if columns is not None:
+        names = [*(columns["logits"] or []), columns["id"] or ""]
+        if {*columns} != {"logits", "id"} or not all(isinstance(name, str) for name in names):
+            raise InputError(f"{columns!r}", argument="columns")
+    return columns  # type: ignore[no-any-return]
+
+
 def _known(source: Any) -> Iterator[Any]:
     """Lists of names that a loader's data sets, one inside the other, or a model's configuration have."""
     labels = getattr(getattr(source, "config", None), "id2label", None)

@@ -4,6 +4,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from igeood.model.fingerprint import Versions, fingerprint
 from igeood.model.layers import Call, Layers
 from igeood.model.reader import Reader, random_state_kept, reader_for
 from igeood.model.step import Channels, check_channels, check_epsilon, check_steppable, stepped
-from igeood.outputs import OnError, Outputs
+from igeood.outputs import OnError, Outputs, class_numbers
 from igeood.summary import Needs
 
 
@@ -59,6 +60,8 @@ class Source:
         self.fingerprint: str | None = None
         self._versions: Versions | None = None
         self._warned = False
+        self.classes: Sequence[str] | None = None  # of training labels that are names
+        self.columns: dict[str, Any] | None = None  # of logits files, by which later ones are read
 
     @property
     def bare(self) -> nn.Module | None:
@@ -128,6 +131,8 @@ class Source:
                         continue
                     self.prepare(item, needs)
                     is_prepared = True
+                if needs is not None and isinstance(item, Batch):
+                    item = replace(item, labels=class_numbers(item.labels, self.classes))  # noqa: PLW2901
                 if detector is not None and self.epsilon:
                     outputs = self.step(item, detector, (self.epsilon,), on_error)[0]
                     outputs = outputs.replace(_keys=item.keys) if keys else outputs
@@ -150,11 +155,14 @@ class Source:
     ) -> Iterator[Any]:
         """Batches for the model, or blocks of arrays."""
         if self.model is None:
-            yield from array_blocks(data, labels, ids, "logits" if name == "x" else name, on_error)
+            if hasattr(data, "settled") and data.columns is None:  # a file of logits
+                data = copy.copy(data)
+                data.columns = self.columns
+            yield from array_blocks(data, labels, ids, "logits" if name == "x" else name, on_error, self.classes)
             return
         if ids is not None:
             raise InputError("a model's inputs are recognised by their content", argument="ids", cure="leave them out")
-        yield from batches(data if labels is None else (data, labels), name, on_error)
+        yield from batches(data if labels is None else (data, class_numbers(labels, self.classes)), name, on_error)
 
     def reading(self, data: Any) -> AbstractContextManager[None]:
         """Around the use of `batches`: random states as they were, even if a loader draws from them."""
@@ -214,8 +222,13 @@ class Source:
         warnings.warn(IgeoodWarning(error), stacklevel=3)
 
 
-def array_blocks(data: Any, labels: Any, ids: Any, name: str, on_error: OnError) -> Iterator[Outputs]:
-    """The whole, checked at once; or each block of an iterable, which is `Outputs`, logits, or `(logits, labels)`."""
+def array_blocks(
+    data: Any, labels: Any, ids: Any, name: str, on_error: OnError, names: Sequence[str] | None = None
+) -> Iterator[Outputs]:
+    """The whole, checked at once; or each block of an iterable, which is `Outputs`, logits, or `(logits, labels)`.
+
+    Labels may be names of classes, which are `names`.
+    """
     if hasattr(data, "on_error"):  # a file of logits
         data = copy.copy(data)
         data.on_error = on_error
@@ -229,6 +242,7 @@ def array_blocks(data: Any, labels: Any, ids: Any, name: str, on_error: OnError)
     block = None
     for item in [(data, labels)] if is_whole else data:
         logits, classes = item if isinstance(item, (tuple, list)) and len(item) == 2 else (item, None)
+        classes = class_numbers(classes, names, logits, first)
         if not isinstance(logits, Outputs):
             block = Outputs(logits, labels=classes, ids=ids, name=name, on_error=on_error, first=first)
         else:

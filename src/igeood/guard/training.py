@@ -1,6 +1,7 @@
 """Reading training samples: a pass over each rank's samples makes a summary, and summaries add."""
 
 import copy
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,34 +11,53 @@ from igeood.detectors import Detector
 from igeood.distributed import Ranks
 from igeood.errors import InputError
 from igeood.guard.health import ROWS
-from igeood.guard.names import class_names
+from igeood.guard.names import checked_columns, class_names
 from igeood.guard.source import Source, joined
+from igeood.outputs import label_names
 from igeood.summary import BUDGET, Summary
 
 if TYPE_CHECKING:
     from igeood.guard.guard import Guard
 
 
-def summarise(guard: "Guard", data: Any, labels: Any = None, *, budget: int = BUDGET) -> Summary:
+def summarise(
+    guard: "Guard", data: Any, labels: Any = None, *, classes: Sequence[str] | None = None, budget: int = BUDGET
+) -> Summary:
     """Sum up training samples for a guard, in one pass; summaries of shards add with ``+``, and `guard.fit` takes one.
 
     Parameters
     ----------
     guard : Guard
         Whose method and model it is for; it is not changed.
-    data, labels, budget
+    data, labels, classes, budget
         As in `Guard.fit`.
     """
     if not hasattr(guard, "detector"):
         raise InputError(f"got {type(guard).__name__}", argument="guard", cure="give one, as white_box(model)")
     summary = Summary(guard.detector.needs, budget=budget)
-    read_training(copy.copy(guard.source), guard.detector, summary, data, labels, None)
+    read_training(copy.copy(guard.source), guard.detector, summary, data, labels, None, classes)
     return summary
 
 
-def read_training(source: Source, detector: Detector, summary: Summary, data: Any, labels: Any, ids: Any) -> None:
+def read_training(
+    source: Source,
+    detector: Detector,
+    summary: Summary,
+    data: Any,
+    labels: Any,
+    ids: Any,
+    classes: Sequence[str] | None,
+) -> None:
     """Add training samples to a summary, in one pass, and prepare the source for such samples."""
     before = source.weights()
+    if isinstance(data, tuple) and len(data) == 2 and hasattr(data[0], "ndim"):
+        data, labels = data
+    source.columns = None
+    source.classes = label_names(labels) if classes is None else classes
+    if hasattr(data, "settled"):  # a file of logits
+        data = data.settled(classes)
+        source.columns = data.columns
+        source.classes = data.classes or None if classes is None else classes
     outputs = source.batches(data, labels, ids=ids, name="data", needs=detector.needs, keys=True)
     with source.reading(data), torch.inference_mode(False):
         for block in joined(part for part in outputs if len(part)):
@@ -48,8 +68,9 @@ def read_training(source: Source, detector: Detector, summary: Summary, data: An
         summary.model = before
         summary.head = source.reader.head if detector.needs.head and source.reader is not None else None
         summary.about = {"probabilities": source.probabilities, "layouts": dict(source.layouts)}
-        names = class_names(None, summary.n_classes, data, source.bare)
+        names = class_names(source.classes, summary.n_classes, data, source.bare)
         summary.about |= {} if names is None else {"classes": list(names)}
+        summary.about |= {} if source.columns is None else {"columns": source.columns}
     source.settle(before)
 
 
@@ -86,5 +107,6 @@ def follow(source: Source, detector: Detector, summary: Summary) -> None:
         raise InputError(f"has layers {blocks}, not {source.wanted}", argument="summary", cure="make it with this one")
     if summary.about.get("probabilities", source.probabilities) != source.probabilities:
         raise InputError("one is of probabilities, the other is not", argument="summary", cure="make both alike")
+    source.columns = checked_columns(summary.about.get("columns"))
     source.follow(blocks, summary.about.get("layouts", {}), needs)
     source.settle()

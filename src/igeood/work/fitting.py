@@ -1,6 +1,6 @@
 """Summaries of training files, for guards that options describe."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from inspect import signature
 from typing import Any
 
@@ -32,9 +32,28 @@ def build(model: nn.Module | None, options: Mapping[str, Any]) -> Guard:
     return guard.with_options(**options["options"]) if options["options"] else guard
 
 
-def summarise_file(options: Mapping[str, Any], columns: Columns, budget: int, name: str, out: str) -> int:
+def settled_columns(
+    guard: Guard, train: Sequence[str], columns: Columns, classes: Sequence[str] | None
+) -> dict[str, Any]:
+    """How all of these files are read, in values of JSON: columns in one order, and one list of names for labels."""
+    file = open_logits(guard, train, columns, labelled=True).settled(classes)
+    return {**columns, "logits": None, "columns": file.columns, "classes": file.classes}
+
+
+def summarise_file(
+    options: Mapping[str, Any],
+    columns: Mapping[str, Any],
+    classes: Sequence[str] | None,
+    budget: int,
+    name: str,
+    out: str,
+) -> int:
     """Write the summary of one logits file for the guard that options describe; return its rows."""
     guard = build(None, options)
-    summary = summarise(guard, open_logits(guard, [name], columns, labelled=True), budget=budget)
+    guard.source.columns = columns["columns"]
+    asked_for = {role: columns[role] for role in ("logits", "label", "identity")}
+    file = open_logits(guard, [name], asked_for, labelled=True)
+    file.classes = columns["classes"]
+    summary = summarise(guard, file, classes=classes, budget=budget)
     summary.save(out)
     return summary.rows

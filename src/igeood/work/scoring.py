@@ -15,8 +15,9 @@ from pyarrow import csv, parquet
 from igeood.errors import InputError
 from igeood.files import record_head, whole
 from igeood.guard import Guard, load
+from igeood.logits_files import LOGITS, LogitsFile, read_logits
 from igeood.outputs import OnError, Outputs
-from igeood.tables import FEATURE, LogitsFile, read_logits
+from igeood.tables import FEATURE
 
 COLUMNS = ("score", "p_value", "is_ood", "label")
 Columns = Mapping[str, str | None]  # arguments of `read_logits`: the names of `logits`, `label` and `identity`
@@ -28,9 +29,10 @@ def open_logits(guard: Guard, names: Sequence[str], columns: Columns, *, labelle
     layers = guard.layers or (None if is_white else ())
     options: dict[str, Any] = dict(columns)
     file = read_logits(names, layers=layers, labelled=labelled, **options)
+    file.columns = guard.columns
     if hasattr(guard.detector, "n_classes_"):
         widths = {FEATURE + layer: width for layer, width in guard.detector.widths_.items()}
-        file.widths = {file.logits: guard.detector.n_classes_, **widths}
+        file.widths = {LOGITS: guard.detector.n_classes_, **widths}
     return file
 
 

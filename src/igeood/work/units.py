@@ -15,7 +15,7 @@ from igeood.work.engines import Units
 
 SCHEMA = 2
 MANIFEST = "_manifest.json"  # readers of folders leave names with _ out
-KEPT = (".parquet", ".csv", ".jsonl")  # endings of inputs whose outputs have the same name
+KEPT = (".parquet", ".csv")  # endings of inputs whose outputs have the same name
 Stamps = dict[str, list[Any]]  # path, size and time of each output's input
 Make = Callable[[Units], Iterator[tuple[str, Any]]]
 
