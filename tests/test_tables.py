@@ -4,14 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 import torch
 
 from igeood import tables
 from igeood.errors import InputError
-from igeood.outputs import Outputs, id_keys, row_keys
 from igeood.logits_files import read_logits, write_logits
+from igeood.outputs import Outputs, id_keys, row_keys
 from igeood.tables import find_files
 
 ROWS = np.random.default_rng(1).normal(size=(50, 3)).astype(np.float32)
@@ -202,16 +203,72 @@ def test_columns_of_either_name_and_those_that_are_missing_or_double(tmp_path, r
 def test_text_is_read_as_it_is_meant(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text(CSV)
-    for pattern in ("logit_*", "*"):  # by number, and without what has another meaning
+    for pattern in (None, "logit_*", "*"):  # by number, and without what has another meaning
         file = read_logits(path, logits=pattern)
         ((block, ids),) = file.blocks(ids=True)
         assert (block.logits.tolist(), block.labels.tolist()) == ([[1.0, 0.5], [-0.3, 2.0]], [1, 0])
         assert (ids.to_pylist(), file.rows) == (["007", ""], 2)
     path.write_text(CSV.replace("logit_10", "cat").replace("logit_9", "dog"))  # without numbers: in the file's order
     assert next(iter(read_logits(path, logits="*"))).logits[0].tolist() == [0.5, 1.0]
-    (tmp_path / "a.jsonl").write_text('{"logits": [1, 2], "id": 4}\n{"logits": [3, 4.5], "more": "x", "id": 5}\n')
-    ((block, ids),) = read_logits(tmp_path / "a.jsonl").blocks(ids=True)
-    assert (block.logits.tolist(), ids.to_pylist()) == ([[1, 2], [3, 4.5]], [4, 5])
+
+
+def table(folder, suffix, labels, columns=("p_cat", "p_dog")):
+    """A file of three rows, with a column for each class; npz has an array."""
+    path = folder / f"names{suffix}"
+    values = {name: np.arange(3.0) + place for place, name in enumerate(columns)}
+    if suffix == ".npz":
+        np.savez(path, logits=np.column_stack([*values.values()]), labels=np.array(labels))
+    elif suffix == ".csv":
+        pa.csv.write_csv(pa.table({**values, "label": pa.array(labels)}), path)
+    else:
+        pq.write_table(pa.table({**values, "label": pa.array(labels)}), path)
+    return read_logits(path, logits=None if suffix == ".npz" else "p_*")
+
+
+@pytest.mark.parametrize("suffix", [".csv", *SUFFIXES])
+def test_labels_may_be_names(tmp_path, suffix, refused):
+    names = ["dog", "cat", "dog"]
+    for classes, places in ((None, [1, 0, 1]), (["dog", "cat"], [0, 1, 0])):
+        (block,) = table(tmp_path, suffix, names).settled(classes)
+        assert block.labels.tolist() == places
+    own_order = table(tmp_path, suffix, names, ("p_dog", "p_cat")).settled()
+    assert list(own_order.classes) == (["cat", "dog"] if suffix == ".npz" else ["dog", "cat"])
+    (block,) = table(tmp_path, suffix, ["0", "1", "0"]).settled(["a", "b"])  # a text of numbers is numbers
+    assert block.labels.tolist() == [0, 1, 0]
+    bad = {"x, y": (["dog", "cat", "emu"], None), "classes": (names, ["dog"]), "twice": (names, ["dog"] * 2)}
+    bad |= {"no name": (["dog", "", "cat"], None), "no number": (["0", "x", "1"], ["0", "1"])}
+    bad |= {} if suffix == ".npz" else {"null": (["dog", None, "cat"], None)}
+    for case, (labels, classes) in bad.items():
+        with pytest.raises(InputError) as caught:
+            list(table(tmp_path, suffix, labels).settled(classes))
+        assert caught.value.argument in ("labels", "classes"), case
+        row = next((row for row, label in enumerate(labels) if label not in ("dog", "cat", "0")), None)
+        expected = [f"row {row}", repr(labels[row] or "")[1:-1]] if row and suffix != ".npz" and classes is None else []
+        assert all(fact in str(caught.value) for fact in expected), str(caught.value)
+
+
+def test_columns_are_found_by_the_names_of_the_first_file(tmp_path, refused):
+    for name, columns in {"a": "p_cat,p_dog", "b": "p_dog,p_cat", "c": "p_dog,p_emu"}.items():
+        (tmp_path / f"{name}.csv").write_text(f"{columns}\n1,2\n3,4\n")
+    np.savez(tmp_path / "d.npz", logits=ROWS[:2, :2])
+    both = read_logits([tmp_path / "a.csv", tmp_path / "b.csv"], logits="p_*")
+    assert Outputs.concat(both).logits.tolist() == [[1, 2], [3, 4], [2, 1], [4, 3]]
+    for pattern in (None, "p_*"):
+        file = read_logits(tmp_path / "b.csv", logits=pattern)
+        file.columns = both.settled().columns
+        assert file.columns == {"logits": ["p_cat", "p_dog"], "id": None}
+        assert next(iter(file)).logits[0].tolist() == [2, 1]
+        file.paths = [tmp_path / "d.npz"]  # an array has no names
+        assert pattern or np.array_equal(next(iter(file)).logits, ROWS[:2, :2])
+    file = read_logits(tmp_path / "c.csv")
+    with refused("logits", str(tmp_path / "c.csv")) as caught:
+        list(file)
+    assert "p_emu" in str(caught.value)
+    file.columns = both.settled().columns
+    with refused("logits", str(tmp_path / "c.csv")) as caught:
+        list(file)
+    assert "p_cat" in caught.value.what
+    assert next(iter(read_logits(tmp_path / "c.csv", logits="p_*"))).logits[0].tolist() == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -233,13 +290,6 @@ def test_bad_text_is_one_line_that_says_where(tmp_path, change, fact):
         list(read_logits(tmp_path / "a.csv", logits="logit_*"))
     assert caught.value.place == str(tmp_path / "a.csv")
     assert (fact in str(caught.value), "\n" in str(caught.value)) == (True, False)
-
-
-def test_files_of_other_columns_are_an_error(tmp_path, refused):
-    (tmp_path / "a.csv").write_text(CSV.replace("logit_10", "logit_8"))
-    (tmp_path / "b.csv").write_text(CSV)
-    with refused("logit_*", str(tmp_path / "b.csv")):
-        list(read_logits(tmp_path / "?.csv", logits="logit_*"))
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

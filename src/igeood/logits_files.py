@@ -4,7 +4,6 @@ import copy
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -22,6 +21,8 @@ from igeood.outputs import ArrayLike, OnError, Outputs, class_numbers
 from igeood.tables import FEATURE, Table, as_column, check_columns, find_files, open_table
 
 LOGITS = "logits"
+_PATTERN = "logit*"  # of columns where none is named
+_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")
 _NAME_THEM = '{logits="prefix_*"}, with the prefix of the columns of logits'
 
 
@@ -77,9 +78,10 @@ class LogitsFile:
             file.columns = {"logits": None if logits == [LOGITS] else logits, "id": identity}
         if self.classes is None:
             labels = next(filter(None, map(self._labels, self.paths)), ())
-            is_named = not all(map(_is_number, labels))
-            file.classes = (self._names_in(logits) if classes is None else classes) if is_named else ()
-            if file.classes is None:
+            file.classes = self._names_in(logits) if classes is None else classes
+            if all(map(_NUMBER.fullmatch, labels)):
+                file.classes = ()
+            elif file.classes is None:
                 file.classes = sorted(set[str]().union(*map(self._labels, self.paths)))
         return file
 
@@ -95,10 +97,9 @@ class LogitsFile:
 
     def _names_in(self, columns: list[str]) -> list[str] | None:
         """What the `*` of the pattern stands for in the columns' names, unless one of them is a number."""
-        pattern = self.logits or _default_pattern(columns)
-        start, star, end = pattern.partition("*")
-        names = [column.removeprefix(start).removesuffix(end) for column in columns if fnmatchcase(column, pattern)]
-        return names if star and names and not any(map(_is_number, names)) else None
+        start, _, end = (self.logits or _PATTERN).partition("*")
+        names = [column.removeprefix(start).removesuffix(end).strip("_") for column in columns]
+        return names if len(names) > 1 and not any(map(_NUMBER.fullmatch, names)) else None
 
     def blocks(self, *, ids: bool = False) -> Iterator[tuple[Outputs, Any]]:
         """Blocks in order, each with the rows' ids (as text if there are several files), or else their numbers.
@@ -160,7 +161,7 @@ class LogitsFile:
                 problem = f"no columns {missing[:12]} among {names[:12]}"
                 raise InputError(problem, argument=LOGITS, cure=f"rename the columns, or give {_NAME_THEM}")
             return [LOGITS] if missing else expected  # an array has no names
-        pattern = self.logits or _default_pattern(names)
+        pattern = self.logits or (LOGITS if LOGITS in names else _PATTERN)
         if "*" not in pattern:
             return [pattern]
         columns = [name for name in names if fnmatchcase(name, pattern)]
@@ -237,19 +238,6 @@ def _are_names(ids: pa.Array) -> bool:
     return not is_count and not all(text.isdecimal() for text in texts)
 
 
-def _default_pattern(names: Sequence[str]) -> str:
-    """The column of logits where none is named: `logits`, else those that begin with `logit`."""
-    is_numbered = any(fnmatchcase(name, "logit_*") for name in names)
-    return LOGITS if LOGITS in names else "logit_*" if is_numbered else "logit*"
-
-
-def _is_number(text: str) -> bool:
-    with suppress(ValueError):
-        float(text)
-        return True
-    return False
-
-
 def read_logits(
     path: PathLike | Sequence[PathLike],
     *,
@@ -281,7 +269,8 @@ def read_logits(
     layers : sequence of str, optional
         Read the features of these layers only; by default of all.
     labelled : bool
-        Read the labels, if there are any. Only `fit` needs them, and those of OOD samples may be no classes.
+        Read the labels, if there are any. Only `fit` needs them, and those of OOD samples may be no classes. Where
+        they are names, `fit` numbers them; to iterate yourself, take `read_logits(path).settled(classes)`.
     """
     names = [path] if isinstance(path, (str, os.PathLike)) else path
     paths = [file for name in names for file in find_files(os.fspath(name))[1]]

@@ -85,11 +85,63 @@ def test_columns_of_other_names(good, files):
     names = {"logits": "z", "label": "y", "id": "key"}
     pq.write_table(pq.read_table("train.parquet", columns=list(names)).rename_columns(names), "other.parquet")
     columns = ["--logits-column", "z", "--label-column", "y"]
-    good("fit", "other.parquet", "--out", "g.safetensors", *columns)
-    assert Path("g.safetensors").read_bytes() == Path("fitted.safetensors").read_bytes()
-    assert (
-        rows_of(good("score", "g.safetensors", "other.parquet", *columns, "--id-column", "key"))[1]["id"] == "train-3"
-    )
+    good("fit", "other.parquet", "--out", "g.safetensors", *columns, "--id-column", "key")
+    assert igeood.load("g.safetensors").columns == {"logits": ["z"], "id": "key"}
+    assert rows_of(good("score", "g.safetensors", "other.parquet"))[1]["id"] == "train-3"
+
+
+def write_named(path, outputs, order, *, prefix="p_"):
+    """A CSV file of ten columns with names, in some order, and with names as labels."""
+    columns = {f"{prefix}{NAMES[c]}": outputs.logits[:, c].numpy() for c in order}
+    labels = [NAMES[label] for label in outputs.labels.tolist()]
+    Path(path).parent.mkdir(exist_ok=True)
+    pyarrow.csv.write_csv(pyarrow.table({**columns, "label": labels}), path)
+
+
+NAMES = list("zyxwvutsrq")  # not sorted
+ORDER = [3, 1, 4, 0, 5, 9, 2, 6, 8, 7]
+
+
+@pytest.mark.parametrize("way", ["file", "workers", "merge"])
+def test_names_and_columns_are_remembered(run, good, files, known, monkeypatch, way):
+    """Files whose columns have another order each give what one array with numbers gives."""
+    monkeypatch.setattr("igeood.work.engines.in_processes", lambda _, *work: engines.here(*work))
+    write_named("parts/1.csv", known.train[:150], range(10))
+    write_named("parts/2.csv", known.train[150:], range(10) if way == "merge" else ORDER)
+    write_named("held_out.csv", known.held_out, ORDER)
+    write_named("test.csv", known.test, ORDER[::-1])
+    write_named("other.csv", known.test, range(10), prefix="q_")
+    columns = ["--logits-column", "p_*", "--method", "igeood-logits"]
+    if way == "merge":
+        for part in "12":
+            good("fit", f"parts/{part}.csv", "--summary", f"{part}.sum", *columns)
+        good("merge", "1.sum", "2.sum", "--method", "igeood-logits", "--out", "g.safetensors")
+    else:
+        good("fit", "parts", "--out", "g.safetensors", *columns, *(["--workers", 2] if way == "workers" else []))
+    good("calibrate", "g.safetensors", "held_out.csv")
+    guard = igeood.load("g.safetensors")
+    assert (guard.classes, guard.columns) == (tuple(NAMES), {"logits": [f"p_{name}" for name in NAMES], "id": None})
+    expected = igeood.black_box(method="igeood-logits").fit(known.train.logits, known.train.labels)
+    verdict = expected.calibrate(known.held_out.logits).predict(known.test.logits)
+    rows = rows_of(good("score", "g.safetensors", "test.csv"))
+    np.testing.assert_allclose([float(row["score"]) for row in rows], verdict.score, rtol=1e-4, atol=1e-6)
+    assert [row["class"] for row in rows] == [NAMES[label] for label in verdict.label.tolist()]
+    assert np.array_equal(guard.predict(igeood.read_logits("test.csv")).label, verdict.label)
+    good("score", "g.safetensors", "test.csv", "test.npz", "--out", "scores/")  # an array has no names
+    result = run("score", "g.safetensors", "other.csv")
+    assert (result.exit_code, "p_z" in result.stderr, "--logits-column" in result.stderr) == (2, True, True)
+    assert good("score", "g.safetensors", "other.csv", "--logits-column", "q_*")
+    sets = ["--train", "parts", "--id", "held_out.csv", "--ood", "test.csv"]
+    good("tune", "g.safetensors", *sets, "--out", "t.safetensors")
+    assert igeood.load("t.safetensors").columns == guard.columns
+
+
+def test_parts_whose_names_or_columns_differ_do_not_add_up(run, good, files, known):
+    for part, order in (("1", range(10)), ("2", ORDER)):
+        write_named(f"{part}.csv", known.train, order)
+        good("fit", f"{part}.csv", "--summary", f"{part}.sum", "--logits-column", "p_*")
+    result = run("merge", "1.sum", "2.sum", "--out", "g.safetensors")
+    assert (result.exit_code, "2.sum" in result.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(("options", "is_known"), [([], False), (["--id-column", "id"], True)])
@@ -97,7 +149,7 @@ def test_samples_are_recognised_by_the_ids_of_a_named_column(run, good, files, k
     for name, shift in (("first", 0), ("again", 1e-3)):
         igeood.write_logits(f"{name}.npz", known.train.logits + shift, known.train.labels, ids=np.arange(400))
     good("fit", "first.npz", "--out", "g.safetensors", *options)
-    record = json.loads(good("calibrate", "g.safetensors", "again.npz", *options, "--json"))
+    record = json.loads(good("calibrate", "g.safetensors", "again.npz", "--json"))  # the guard remembers the column
     assert ("trained-on" in [finding["code"] for finding in record["health"]]) == is_known
     assert ((record["promise"] is None), ("warning" in record)) == (is_known, is_known)
 

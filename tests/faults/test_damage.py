@@ -56,7 +56,7 @@ READERS = {  # the file's name, who writes its right content, and who reads it
     "npz": ("x.npz", write_table, read_table),
     "parquet": ("x.parquet", write_table, read_table),
     "csv": ("x.csv", lambda path: path.write_bytes(CSV), partial(read_table, logits="logit_*")),
-    "json lines": ("y.jsonl", lambda path: path.write_bytes(b'{"logits": [1, 2.5], "id": "a"}\n' * 3), read_table),
+    "json lines": ("y.jsonl", lambda path: path.write_bytes(b'{"logit_0": 1, "logit_1": 2.5}\n' * 3), read_table),
     "results": ("x.jsonl", lambda path: path.write_bytes(LINES), lambda path: Lines(path, frozenset("a"))),
     "idx": ("x.gz", lambda path: path.write_bytes(IDX), lambda path: datasets.load(f"idx:{path}").images()),
     "image": ("x.png", Image.fromarray(PIXELS).save, lambda path: datasets.load(f"folder:{path.parent}").images()),

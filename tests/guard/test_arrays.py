@@ -27,6 +27,32 @@ def test_the_whole_way(guard, classifier):
     assert not guard.score(classifier.test.clone().requires_grad_()).requires_grad
 
 
+NAMES = ["zebra", *map(chr, range(97, 106))]
+
+
+def test_labels_may_be_names(classifier, refused):
+    names = np.array(NAMES)[classifier.labels]
+    expected = igeood.black_box().fit(classifier.train, classifier.labels).score(classifier.test)
+    pairs = [(classifier.train[half], names[half].tolist()) for half in (slice(0, 200), slice(200, None))]
+    for arguments in ((classifier.train, names), ((classifier.train, names.astype(object)),), (pairs,), (iter(pairs),)):
+        guard = igeood.black_box().fit(*arguments, classes=NAMES)
+        assert guard.classes == tuple(NAMES)
+        torch.testing.assert_close(guard.score(classifier.test), expected)
+    numbers = torch.argsort(torch.tensor([9, *range(9)]))
+    summary = igeood.summarise(igeood.black_box(), classifier.train[:, numbers], names.tolist())  # sorted
+    assert igeood.black_box().fit(summary).classes == tuple(sorted(NAMES))
+    wrong = {"labels": (pairs, None, None), "3 classes": (classifier.train[:, :3], names, None)}
+    wrong |= {"classes": (classifier.train, names, NAMES[1:]), "twice": (classifier.train, names, [*NAMES[:9], "a"])}
+    for bad in (3, None, "", "emu"):
+        wrong[f"row 7 has {bad!r}"] = (classifier.train, [*names[:7].tolist(), bad, *names[8:].tolist()], NAMES)
+    for case, (data, labels, classes) in wrong.items():
+        with pytest.raises(InputError) as caught:
+            igeood.black_box().fit(data, labels, classes=classes)
+        assert caught.value.argument == ("labels" if case[0] in "lr" else "classes"), case
+        assert "classes" in caught.value.cure
+        assert not case.startswith("row") or case in caught.value.what
+
+
 def test_features_are_read_by_layer(known, refused):
     guard = igeood.white_box(layers=["early"]).fit(known.train)
     assert guard.layers == ["early"]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
@@ -76,20 +77,20 @@ def contents(folder):
 
 def test_each_output_is_what_scoring_that_file_alone_writes(made, few):
     Path("text").mkdir()
-    Path("text/u.jsonl").write_text("".join(f"{json.dumps({'logits': row})}\n" for row in np.eye(10).tolist()))
+    lines = [[f"logit_{c}" for c in range(10)], *np.eye(10).tolist()]
+    Path("text/u.csv").write_text("".join(f"{','.join(map(str, line))}\n" for line in lines))
     pq.write_table(pa.table({"logits": pa.array([], pa.list_(pa.float32()))}), "text/none.parquet")
     outcomes = score(made / "guard.safetensors", ["in", "text/*"], "out")
     assert sum(outcome["rows"] for outcome in outcomes.values()) == 100
     sources = {"a.parquet": "in/a.parquet", "b.npz.parquet": "in/b.npz", "none.parquet": "text/none.parquet"}
-    assert set(contents("out")) == {*sources, "sub/a.parquet", "u.jsonl"}
+    assert set(contents("out")) == {*sources, "sub/a.parquet", "u.csv"}
     for output, source in sources.items():
         score(made / "guard.safetensors", [source], "alone")
         assert Path("alone", Path(output).name).read_bytes() == Path("out", output).read_bytes()
     schemas = [pq.read_table(f"out/{name}").drop(["id"]).schema for name in ("none.parquet", "a.parquet")]
     assert schemas[0] == schemas[1]
     verdict = igeood.load(made / "guard.safetensors").predict(np.eye(10))
-    lines = Path("out/u.jsonl").read_text().splitlines()
-    assert [json.loads(line)["score"] for line in lines] == verdict.score.tolist()
+    assert pyarrow.csv.read_csv("out/u.csv")["score"].to_pylist() == verdict.score.tolist()
 
 
 def test_what_is_there_is_left_unless_its_input_changed_or_force_is_given(made, few):

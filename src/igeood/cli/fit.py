@@ -82,7 +82,8 @@ def fit(train: tuple[str, ...], out: str | None, summary: str | None, **options:
 
 def _fit_each(guard: "Guard", train: tuple[str, ...], out: str | None, summary: str | None, options: Options) -> None:
     """Summarise each file in a folder, add the summaries in the order of the files, and fit the guard."""
-    from igeood.work.fitting import BUILD, settled_columns, summarise_file
+    from igeood.work.fitting import BUILD, summarise_file
+    from igeood.work.scoring import open_logits
     from igeood.work.units import find_units, remove_units
 
     if guard.source.model is not None:
@@ -92,10 +93,12 @@ def _fit_each(guard: "Guard", train: tuple[str, ...], out: str | None, summary: 
     folder = str(summary) if keeps_parts else f"{out or summary}.parts"
     units = find_units(train, folder, ".safetensors", ())
     names = read_names(options["classes"])
-    columns = settled_columns(guard, train, _shared.column_names(options), names)
-    chosen = {name: options[name] for name in ("access", *BUILD, "options")}
-    recipe = {"kind": "fit", **chosen, "columns": columns, "classes": names, "memory": options["budget"]}
-    work = partial(summarise_file, chosen, columns, names, options["budget"])
+    columns: Options = _shared.column_names(options)
+    file = open_logits(guard, train, columns, labelled=True).settled(names)  # alike for all files
+    columns |= {"logits": None, "columns": file.columns, "classes": file.classes}
+    chosen = {**{name: options[name] for name in ("access", *BUILD, "options")}, "classes": names}
+    recipe = {"kind": "fit", **chosen, "columns": columns, "memory": options["budget"]}
+    work = partial(summarise_file, chosen, columns, options["budget"])
     _, failed, counts = _shared.do_files(units, folder, recipe, work, options)
     if failed or (out is None and keeps_parts):
         _shared.show_files(options["as_json"], {"summary": folder, **counts}, failed)

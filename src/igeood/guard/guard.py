@@ -143,12 +143,13 @@ class Guard:
         fresh = self.with_options()
         detector = fresh.detector
         source = fresh.source
+        source.classes = classes
         ranks = Ranks(group)
         ranks.check_same(json.dumps([type(detector).__name__, detector.params(), self.access], default=str), "method")
         summary = data if isinstance(data, Summary) else Summary(detector.needs, budget=budget)
         with ranks.agreed():
             if summary is not data:
-                read_training(source, detector, summary, data, labels, ids, classes)
+                read_training(source, detector, summary, data, labels, ids)
         has_read = summary is not data and summary.shape is not None
         summary = add_up(summary, ranks)
         with ranks.agreed(), torch.inference_mode(False):  # what is made in it cannot serve for gradients

@@ -44,10 +44,9 @@ def checked_names(names: Any, n_classes: int) -> tuple[str, ...]:
 
 def checked_columns(columns: Any) -> dict[str, Any] | None:
     """Remembered columns of logits files, once they are names."""
-    if columns is not None:
-        names = [*(columns["logits"] or []), columns["id"] or ""]
-        if {*columns} != {"logits", "id"} or not all(isinstance(name, str) for name in names):
-            raise InputError(f"{columns!r}", argument="columns")
+    names = [] if columns is None else [*(columns["logits"] or ()), columns["id"] or ""]
+    if not all(isinstance(name, str) for name in names):
+        raise InputError(f"{columns!r}", argument="columns")
     return columns  # type: ignore[no-any-return]
 
 

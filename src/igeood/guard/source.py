@@ -22,6 +22,8 @@ from igeood.model.step import Channels, check_channels, check_epsilon, check_ste
 from igeood.outputs import OnError, Outputs, class_numbers
 from igeood.summary import Needs
 
+Names = Sequence[str] | None
+
 
 class Source:
     """Turns data into `Outputs`: a model with its layers, or arrays.
@@ -60,7 +62,7 @@ class Source:
         self.fingerprint: str | None = None
         self._versions: Versions | None = None
         self._warned = False
-        self.classes: Sequence[str] | None = None  # of training labels that are names
+        self.classes: Names = None  # of training labels that are names
         self.columns: dict[str, Any] | None = None  # of logits files, by which later ones are read
 
     @property
@@ -155,9 +157,11 @@ class Source:
     ) -> Iterator[Any]:
         """Batches for the model, or blocks of arrays."""
         if self.model is None:
-            if hasattr(data, "settled") and data.columns is None:  # a file of logits
+            if hasattr(data, "settled"):  # a file of logits
                 data = copy.copy(data)
-                data.columns = self.columns
+                data.on_error = on_error
+                data.columns = data.columns or self.columns
+                data.labelled &= data.classes is not None  # training has settled them
             yield from array_blocks(data, labels, ids, "logits" if name == "x" else name, on_error, self.classes)
             return
         if ids is not None:
@@ -222,16 +226,11 @@ class Source:
         warnings.warn(IgeoodWarning(error), stacklevel=3)
 
 
-def array_blocks(
-    data: Any, labels: Any, ids: Any, name: str, on_error: OnError, names: Sequence[str] | None = None
-) -> Iterator[Outputs]:
+def array_blocks(data: Any, labels: Any, ids: Any, name: str, on_error: OnError, names: Names) -> Iterator[Outputs]:
     """The whole, checked at once; or each block of an iterable, which is `Outputs`, logits, or `(logits, labels)`.
 
     Labels may be names of classes, which are `names`.
     """
-    if hasattr(data, "on_error"):  # a file of logits
-        data = copy.copy(data)
-        data.on_error = on_error
     if isinstance(data, tuple) and len(data) == 2 and getattr(data[0], "ndim", 0) == 2:
         data, labels = data
     is_whole = _is_whole(data)

@@ -35,29 +35,27 @@ def summarise(
     if not hasattr(guard, "detector"):
         raise InputError(f"got {type(guard).__name__}", argument="guard", cure="give one, as white_box(model)")
     summary = Summary(guard.detector.needs, budget=budget)
-    read_training(copy.copy(guard.source), guard.detector, summary, data, labels, None, classes)
+    source = copy.copy(guard.source)
+    source.classes = classes
+    read_training(source, guard.detector, summary, data, labels, None)
     return summary
 
 
-def read_training(
-    source: Source,
-    detector: Detector,
-    summary: Summary,
-    data: Any,
-    labels: Any,
-    ids: Any,
-    classes: Sequence[str] | None,
-) -> None:
-    """Add training samples to a summary, in one pass, and prepare the source for such samples."""
+def read_training(source: Source, detector: Detector, summary: Summary, data: Any, labels: Any, ids: Any) -> None:
+    """Add training samples to a summary, in one pass, and prepare the source for such samples.
+
+    `source.classes` are the names that are given.
+    """
     before = source.weights()
     if isinstance(data, tuple) and len(data) == 2 and hasattr(data[0], "ndim"):
         data, labels = data
     source.columns = None
-    source.classes = label_names(labels) if classes is None else classes
+    names = label_names(labels)
     if hasattr(data, "settled"):  # a file of logits
-        data = data.settled(classes)
+        data = data.settled(source.classes)
         source.columns = data.columns
-        source.classes = data.classes or None if classes is None else classes
+        names = data.classes or None
+    source.classes = names if source.classes is None else source.classes
     outputs = source.batches(data, labels, ids=ids, name="data", needs=detector.needs, keys=True)
     with source.reading(data), torch.inference_mode(False):
         for block in joined(part for part in outputs if len(part)):
@@ -68,9 +66,9 @@ def read_training(
         summary.model = before
         summary.head = source.reader.head if detector.needs.head and source.reader is not None else None
         summary.about = {"probabilities": source.probabilities, "layouts": dict(source.layouts)}
-        names = class_names(source.classes, summary.n_classes, data, source.bare)
-        summary.about |= {} if names is None else {"classes": list(names)}
-        summary.about |= {} if source.columns is None else {"columns": source.columns}
+        source.classes = class_names(source.classes, summary.n_classes, data, source.bare)
+        about = {"classes": source.classes and list(source.classes), "columns": source.columns}
+        summary.about |= {name: value for name, value in about.items() if value is not None}
     source.settle(before)
 
 

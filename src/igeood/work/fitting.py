@@ -1,6 +1,7 @@
 """Summaries of training files, for guards that options describe."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from inspect import signature
 from typing import Any
 
@@ -10,7 +11,7 @@ from igeood import guard as guards
 from igeood.detectors import METHODS
 from igeood.errors import InputError
 from igeood.guard import Guard, summarise
-from igeood.work.scoring import Columns, open_logits
+from igeood.work.scoring import open_logits
 
 BUILD = ("method", "temperature", "probabilities", "layers")
 
@@ -32,28 +33,10 @@ def build(model: nn.Module | None, options: Mapping[str, Any]) -> Guard:
     return guard.with_options(**options["options"]) if options["options"] else guard
 
 
-def settled_columns(
-    guard: Guard, train: Sequence[str], columns: Columns, classes: Sequence[str] | None
-) -> dict[str, Any]:
-    """How all of these files are read, in values of JSON: columns in one order, and one list of names for labels."""
-    file = open_logits(guard, train, columns, labelled=True).settled(classes)
-    return {**columns, "logits": None, "columns": file.columns, "classes": file.classes}
-
-
-def summarise_file(
-    options: Mapping[str, Any],
-    columns: Mapping[str, Any],
-    classes: Sequence[str] | None,
-    budget: int,
-    name: str,
-    out: str,
-) -> int:
+def summarise_file(options: Mapping[str, Any], columns: Mapping[str, Any], budget: int, name: str, out: str) -> int:
     """Write the summary of one logits file for the guard that options describe; return its rows."""
     guard = build(None, options)
-    guard.source.columns = columns["columns"]
-    asked_for = {role: columns[role] for role in ("logits", "label", "identity")}
-    file = open_logits(guard, [name], asked_for, labelled=True)
-    file.classes = columns["classes"]
-    summary = summarise(guard, file, classes=classes, budget=budget)
+    file = replace(open_logits(guard, [name], {}, labelled=True), **columns)
+    summary = summarise(guard, file, classes=options["classes"], budget=budget)
     summary.save(out)
     return summary.rows
