@@ -27,7 +27,7 @@ from igeood.work.scoring import score_file
 from igeood.work.units import MANIFEST, do_units, find_units
 
 IGEOOD = [sys.executable, "-c", "from igeood.cli import main; main()"]
-COLUMNS = {"logits": "logits", "label": None, "identity": None}
+COLUMNS = {"logits": None, "label": None, "identity": None}
 PATIENCE = 240  # seconds, on a busy machine
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
