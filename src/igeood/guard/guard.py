@@ -23,7 +23,7 @@ from igeood.guard.explain import Explanation, explain
 from igeood.guard.identity import Seen, Unseen
 from igeood.guard.names import class_names
 from igeood.guard.source import Source, is_numpy
-from igeood.guard.training import add_up, follow, read_training, take_over_first
+from igeood.guard.training import add_up, learn, read_training, take_over_first
 from igeood.guard.tune import Progress, Search, Tuning, Validation, sweep, tune_detector
 from igeood.guard.verdict import Verdict
 from igeood.model.reader import random_state_kept
@@ -82,7 +82,7 @@ class Guard:
 
     @property
     def columns(self) -> dict[str, Any] | None:
-        """Columns by which logits files are read: `logits`, their names in order or None, and `id`, a name or None."""
+        """Columns of logits files: `logits`, their names in order, and `id`, a name; None for the default."""
         return self.source.columns
 
     @property
@@ -131,9 +131,8 @@ class Guard:
             (N,) by which `tune` and `calibrate` recognise samples, where `data` is one array. Inputs of a model are
             recognised by their content.
         classes : sequence of str, optional
-            Names of the classes, in the order of the columns of the logits. By default the loader's `dataset.classes`,
-            a Hugging Face model's `id2label`, or the sorted labels if these are names and `data` is one array or a
-            file; blocks with names need `classes`.
+            Names of the classes, in the order of the logits. By default the loader's `dataset.classes`, a Hugging Face
+            model's `id2label`, or the sorted labels if they are names; blocks and loaders with names need `classes`.
         budget : int
             Bytes of training rows to keep; of more, a sample of each class.
         group : ProcessGroup or False, optional
@@ -141,8 +140,7 @@ class Guard:
             same guard to the bit. By default the ranks of the default group; False is for a process that works alone.
         """
         fresh = self.with_options()
-        detector = fresh.detector
-        source = fresh.source
+        detector, source = fresh.detector, fresh.source
         source.classes = classes
         ranks = Ranks(group)
         ranks.check_same(json.dumps([type(detector).__name__, detector.params(), self.access], default=str), "method")
@@ -153,14 +151,9 @@ class Guard:
         has_read = summary is not data and summary.shape is not None
         summary = add_up(summary, ranks)
         with ranks.agreed(), torch.inference_mode(False):  # what is made in it cannot serve for gradients
-            if not has_read:
-                follow(source, detector, summary)
-            detector.learn(summary)
-            if list(detector.widths_) != source.layers:
-                source.follow(list(detector.widths_), source.layouts, detector.needs)
+            learn(source, detector, summary, has_read=has_read)
             fresh.classes = class_names(classes, detector.n_classes_, summary, source.bare, self)
-        if not ranks.alone:
-            take_over_first(detector, ranks)
+        take_over_first(detector, ranks)
         fresh.summary = summary
         fresh.fitted_on = Seen(np.repeat(summary.keys, np.minimum(summary.key_counts, 2)), summary.identified)
         scores, fresh.highest = health.training_scores(detector, summary)

@@ -88,10 +88,21 @@ def add_up(summary: Summary, ranks: Ranks) -> Summary:
 
 def take_over_first(detector: Detector, ranks: Ranks) -> None:
     """Let all ranks have what the first has learnt: machines may round differently."""
+    if ranks.alone:
+        return
     state = {name: value.detach().cpu().contiguous().clone() for name, value in detector.state().items()}
     state = load(ranks.gather(save(state) if ranks.rank == 0 else b"")[0])
     findings = detector.findings_
     detector.load_state(state, detector.n_classes_, detector.widths_).findings_ = findings
+
+
+def learn(source: Source, detector: Detector, summary: Summary, *, has_read: bool) -> None:
+    """Let a detector learn, and its source read what it needs; `has_read` says that the source read the samples."""
+    if not has_read:
+        follow(source, detector, summary)
+    detector.learn(summary)
+    if list(detector.widths_) != source.layers:
+        source.follow(list(detector.widths_), source.layouts, detector.needs)
 
 
 def follow(source: Source, detector: Detector, summary: Summary) -> None:
