@@ -20,6 +20,7 @@ from igeood.files import PathLike, whole
 from igeood.outputs import ArrayLike, OnError, Outputs, class_numbers
 from igeood.tables import FEATURE, Table, as_column, check_columns, find_files, open_table
 
+Matrices = dict[str, list[str]]  # columns by matrix: of the logits, and of each layer
 LOGITS = "logits"
 _PATTERN = "logit*"  # of columns where none is named
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")
@@ -92,8 +93,8 @@ class LogitsFile:
             if label is None:
                 return set()
             check_columns(table, [label])
-            columns = (batch[label].cast(pa.string()) for batch in table.batches({label: pa.string()}))
-            return {text for column in columns for text in column.unique().to_pylist() if text}
+            columns = (batch[label].unique().cast(pa.string()) for batch in table.batches({label: pa.string()}))
+            return {text for column in columns for text in column.to_pylist() if text}
 
     def _names_in(self, columns: list[str]) -> list[str] | None:
         """What the `*` of the pattern stands for in the columns' names, unless one of them is a number."""
@@ -106,7 +107,7 @@ class LogitsFile:
 
         Where `ids` are wanted, samples are not identified by them. Files without a row are one block without rows.
         """
-        matrices: dict[str, list[str]] = {}
+        matrices: Matrices = {}
         number = 0
         for path in self.paths:
             start = number
@@ -135,9 +136,7 @@ class LogitsFile:
             empty = {name.removeprefix(FEATURE): np.empty((0, width)) for name, width in self.widths.items()}
             yield Outputs(empty.pop(LOGITS, np.empty((0, 2))), empty), np.arange(0)
 
-    def _choose(
-        self, table: Table, before: Mapping[str, list[str]] | None = None
-    ) -> tuple[dict[str, list[str]], dict[str, str]]:
+    def _choose(self, table: Table, before: Matrices | None = None) -> tuple[Matrices, dict[str, str]]:
         """The columns of each matrix, those of the files `before` in any order, and those of the label and the id."""
         names = table.names
         label = self.label or next((name for name in ("label", "labels") if name in names), None)
@@ -171,9 +170,7 @@ class LogitsFile:
             raise InputError(problem, argument=LOGITS, cure=f"give {_NAME_THEM}")
         return expected if {*expected} == {*columns} else columns
 
-    def _outputs(
-        self, batch: pa.RecordBatch, matrices: dict[str, list[str]], labels: Any, ids: Any, first: int
-    ) -> Outputs:
+    def _outputs(self, batch: pa.RecordBatch, matrices: Matrices, labels: Any, ids: Any, first: int) -> Outputs:
         reasons: dict[int, str] = {}
         features = {name: self._matrix(batch, name, columns, reasons, first) for name, columns in matrices.items()}
         logits = features.pop(LOGITS)
@@ -184,8 +181,7 @@ class LogitsFile:
         elif labels is not None:
             is_text = not pa.types.is_primitive(labels.type)
             labels = (labels.cast(pa.string()).cast(pa.int64()) if is_text else labels).fill_null(-1)
-        options: dict[str, Any] = {"reasons": reasons, "first": first}
-        outputs = Outputs(logits, features, labels, ids=ids, on_error="refuse", **options)
+        outputs = Outputs(logits, features, labels, ids=ids, on_error="refuse", reasons=reasons, first=first)
         if self.on_error == "raise":
             outputs.check_valid(first)  # the first bad row, whatever is wrong with it
         return outputs
