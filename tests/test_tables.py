@@ -212,63 +212,67 @@ def test_text_is_read_as_it_is_meant(tmp_path):
     assert next(iter(read_logits(path, logits="*"))).logits[0].tolist() == [0.5, 1.0]
 
 
-def table(folder, suffix, labels, columns=("p_cat", "p_dog")):
-    """A file of three rows, with a column for each class; npz has an array."""
+def named(folder, suffix, labels, columns=("p_cat", "p_dog")):
+    """A file of three rows with a column for each class, or with an array if it is npz."""
     path = folder / f"names{suffix}"
-    values = {name: np.arange(3.0) + place for place, name in enumerate(columns)}
     if suffix == ".npz":
-        np.savez(path, logits=np.column_stack([*values.values()]), labels=np.array(labels))
-    elif suffix == ".csv":
-        pa.csv.write_csv(pa.table({**values, "label": pa.array(labels)}), path)
+        np.savez(path, logits=ROWS[:3, :2], labels=np.array(labels))
     else:
-        pq.write_table(pa.table({**values, "label": pa.array(labels)}), path)
+        content = pa.table({**dict(zip(columns, ROWS[:3].T, strict=False)), "label": pa.array(labels)})
+        (pyarrow.csv.write_csv if suffix == ".csv" else pq.write_table)(content, path)
     return read_logits(path, logits=None if suffix == ".npz" else "p_*")
 
 
 @pytest.mark.parametrize("suffix", [".csv", *SUFFIXES])
-def test_labels_may_be_names(tmp_path, suffix, refused):
+def test_labels_may_be_names(tmp_path, suffix):
     names = ["dog", "cat", "dog"]
-    for classes, places in ((None, [1, 0, 1]), (["dog", "cat"], [0, 1, 0])):
-        (block,) = table(tmp_path, suffix, names).settled(classes)
-        assert block.labels.tolist() == places
-    own_order = table(tmp_path, suffix, names, ("p_dog", "p_cat")).settled()
-    assert list(own_order.classes) == (["cat", "dog"] if suffix == ".npz" else ["dog", "cat"])
-    (block,) = table(tmp_path, suffix, ["0", "1", "0"]).settled(["a", "b"])  # a text of numbers is numbers
-    assert block.labels.tolist() == [0, 1, 0]
-    bad = {"x, y": (["dog", "cat", "emu"], None), "classes": (names, ["dog"]), "twice": (names, ["dog"] * 2)}
-    bad |= {"no name": (["dog", "", "cat"], None), "no number": (["0", "x", "1"], ["0", "1"])}
-    bad |= {} if suffix == ".npz" else {"null": (["dog", None, "cat"], None)}
-    for case, (labels, classes) in bad.items():
-        with pytest.raises(InputError) as caught:
-            list(table(tmp_path, suffix, labels).settled(classes))
-        assert caught.value.argument in ("labels", "classes"), case
-        row = next((row for row, label in enumerate(labels) if label not in ("dog", "cat", "0")), None)
-        expected = [f"row {row}", repr(labels[row] or "")[1:-1]] if row and suffix != ".npz" and classes is None else []
-        assert all(fact in str(caught.value) for fact in expected), str(caught.value)
+    for labels, classes, places in (
+        (names, None, [1, 0, 1]),
+        (names, ["dog", "cat"], [0, 1, 0]),
+        (["0", "1", "0"], ["a", "b"], [0, 1, 0]),  # a text of numbers is numbers
+    ):
+        assert next(iter(named(tmp_path, suffix, labels).settled(classes))).labels.tolist() == places
+    file = named(tmp_path, suffix, names, ("p_dog", "p_cat")).settled()
+    assert file.classes == (["cat", "dog"] if suffix == ".npz" else ["dog", "cat"])
+    for labels, classes, fact in (
+        (["dog", "cat", "emu"], ["dog", "cat"], "row 2 has 'emu'"),
+        (["dog", "", "cat"], None, "row 1 has ''"),
+        (["dog", "3", "cat"], ["dog", "cat"], "row 1 has '3'"),
+        (["dog", None, "cat"], None, "row 1 has "),
+        (names, ["dog"], "1 "),
+        (names, ["dog", "dog"], "1 "),
+    ):
+        if None not in labels or suffix != ".npz":
+            with pytest.raises(InputError) as caught:
+                list(named(tmp_path, suffix, labels).settled(classes))
+            argument = "labels" if fact.startswith("row") else "classes"
+            assert (caught.value.argument, fact in caught.value.what) == (argument, True), caught.value
 
 
-def test_columns_are_found_by_the_names_of_the_first_file(tmp_path, refused):
+def test_columns_are_found_by_name(tmp_path, refused):
     for name, columns in {"a": "p_cat,p_dog", "b": "p_dog,p_cat", "c": "p_dog,p_emu"}.items():
         (tmp_path / f"{name}.csv").write_text(f"{columns}\n1,2\n3,4\n")
     np.savez(tmp_path / "d.npz", logits=ROWS[:2, :2])
-    both = read_logits([tmp_path / "a.csv", tmp_path / "b.csv"], logits="p_*")
+    both = read_logits([tmp_path / "a.csv", tmp_path / "b.csv"], logits="p_*").settled()
     assert Outputs.concat(both).logits.tolist() == [[1, 2], [3, 4], [2, 1], [4, 3]]
-    for pattern in (None, "p_*"):
-        file = read_logits(tmp_path / "b.csv", logits=pattern)
-        file.columns = both.settled().columns
-        assert file.columns == {"logits": ["p_cat", "p_dog"], "id": None}
-        assert next(iter(file)).logits[0].tolist() == [2, 1]
-        file.paths = [tmp_path / "d.npz"]  # an array has no names
-        assert pattern or np.array_equal(next(iter(file)).logits, ROWS[:2, :2])
-    file = read_logits(tmp_path / "c.csv")
-    with refused("logits", str(tmp_path / "c.csv")) as caught:
-        list(file)
-    assert "p_emu" in str(caught.value)
-    file.columns = both.settled().columns
-    with refused("logits", str(tmp_path / "c.csv")) as caught:
-        list(file)
-    assert "p_cat" in caught.value.what
-    assert next(iter(read_logits(tmp_path / "c.csv", logits="p_*"))).logits[0].tolist() == [1, 2]
+    assert both.columns == {"logits": ["p_cat", "p_dog"], "id": None}
+    for name, pattern, first in (
+        ("b.csv", None, [2, 1]),
+        ("b.csv", "p_*", [2, 1]),
+        ("c.csv", "p_*", [1, 2]),  # the user's word
+        ("d.npz", None, ROWS[0, :2].tolist()),  # an array has no names
+    ):
+        file = read_logits(tmp_path / name, logits=pattern)
+        file.columns = both.columns
+        assert next(iter(file)).logits[0].tolist() == first
+    for columns, missing in ((None, "logit*"), (both.columns, "p_cat")):
+        file = read_logits(tmp_path / "c.csv")
+        file.columns = columns
+        with refused("logits", str(tmp_path / "c.csv")) as caught:
+            list(file)
+        assert (missing in caught.value.what, "p_emu" in caught.value.what) == (True, True)
+    with refused("logits", str(tmp_path / "c.csv")):
+        list(read_logits(tmp_path / "?.csv", logits="p_*"))
 
 
 @pytest.mark.parametrize(
