@@ -250,7 +250,7 @@ class Outputs:
 
 def label_names(labels: Any) -> list[str] | None:
     """Sorted unique names, where labels are names of classes; else None."""
-    if labels is None or isinstance(labels, Tensor) or np.asarray(labels).dtype.kind not in "OUT":
+    if isinstance(labels, Tensor) or np.asarray(labels).dtype.kind not in "OUT":
         return None
     names = {label for label in np.asarray(labels, object).ravel().tolist() if isinstance(label, str)}
     return sorted(names - {""}) if names else None

@@ -131,8 +131,7 @@ class Guard:
             (N,) by which `tune` and `calibrate` recognise samples, where `data` is one array. Inputs of a model are
             recognised by their content.
         classes : sequence of str, optional
-            Names of the classes, in the order of the logits. By default the loader's `dataset.classes`, a Hugging Face
-            model's `id2label`, or the sorted labels if they are names; blocks and loaders with names need `classes`.
+            Names, in the order of the logits; default: `dataset.classes`, `config.id2label`, or the sorted labels.
         budget : int
             Bytes of training rows to keep; of more, a sample of each class.
         group : ProcessGroup or False, optional
@@ -153,7 +152,8 @@ class Guard:
         with ranks.agreed(), torch.inference_mode(False):  # what is made in it cannot serve for gradients
             learn(source, detector, summary, has_read=has_read)
             fresh.classes = class_names(classes, detector.n_classes_, summary, source.bare, self)
-        take_over_first(detector, ranks)
+        if not ranks.alone:
+            take_over_first(detector, ranks)
         fresh.summary = summary
         fresh.fitted_on = Seen(np.repeat(summary.keys, np.minimum(summary.key_counts, 2)), summary.identified)
         scores, fresh.highest = health.training_scores(detector, summary)

@@ -133,7 +133,7 @@ class Source:
                         continue
                     self.prepare(item, needs)
                     is_prepared = True
-                if needs is not None and isinstance(item, Batch):
+                if needs is not None and isinstance(item, Batch) and not isinstance(item.labels, Tensor):
                     item = replace(item, labels=class_numbers(item.labels, self.classes))  # noqa: PLW2901
                 if detector is not None and self.epsilon:
                     outputs = self.step(item, detector, (self.epsilon,), on_error)[0]
@@ -241,7 +241,7 @@ def array_blocks(data: Any, labels: Any, ids: Any, name: str, on_error: OnError,
     block = None
     for item in [(data, labels)] if is_whole else data:
         logits, classes = item if isinstance(item, (tuple, list)) and len(item) == 2 else (item, None)
-        classes = class_numbers(classes, names, logits, first)
+        classes = None if classes is None else class_numbers(classes, names, logits, first)
         if not isinstance(logits, Outputs):
             block = Outputs(logits, labels=classes, ids=ids, name=name, on_error=on_error, first=first)
         else:

@@ -50,7 +50,7 @@ def read_training(source: Source, detector: Detector, summary: Summary, data: An
     if isinstance(data, tuple) and len(data) == 2 and hasattr(data[0], "ndim"):
         data, labels = data
     source.columns = None
-    names = label_names(labels)
+    names = None if labels is None else label_names(labels)
     if hasattr(data, "settled"):  # a file of logits
         data = data.settled(source.classes)
         source.columns = data.columns
@@ -88,8 +88,6 @@ def add_up(summary: Summary, ranks: Ranks) -> Summary:
 
 def take_over_first(detector: Detector, ranks: Ranks) -> None:
     """Let all ranks have what the first has learnt: machines may round differently."""
-    if ranks.alone:
-        return
     state = {name: value.detach().cpu().contiguous().clone() for name, value in detector.state().items()}
     state = load(ranks.gather(save(state) if ranks.rank == 0 else b"")[0])
     findings = detector.findings_
