@@ -85,7 +85,7 @@ class Source:
         if isinstance(item, Outputs):
             self._blocks = needs.blocks(item.features if self.wanted is None else needs.named(self.wanted))
             if needs.reads_layers and self.wanted is None and not self._blocks:
-                raise InputError("no features", argument="outputs", cure="give features, or columns feature.<layer>")
+                raise UnsuitedError("no features", argument="outputs", cure="give features, or columns feature.<layer>")
             return
         if self.epsilon:
             check_steppable(item.x)
