@@ -102,6 +102,41 @@ def test_weights_that_change(model, data, refused):
     assert not torch.equal(guard.predict(data.test).score, before.score)
 
 
+@pytest.mark.parametrize("method", ["evidence", "knn"])
+def test_another_autocast_than_in_fit_is_a_finding(model, data, tmp_path, method):
+    def autocast():
+        return torch.autocast("cpu", dtype=torch.bfloat16)
+
+    with autocast():
+        guard = igeood.white_box(model, method=method).fit(data.train).calibrate(data.held_out)
+        inside = guard.score(data.test)
+    guard.save(tmp_path / "guard")  # which no autocast changes
+    loaded = igeood.load(tmp_path / "guard", model)
+    assert (loaded.source.fitted_device, loaded.source.fitted_autocast) == ("cpu", "bfloat16")
+    summed = igeood.white_box(model, method=method).fit(guard.summary)
+    with autocast():
+        for each in (guard, loaded, summed):
+            assert torch.equal(each.score(data.test), inside)
+    for each in (guard, loaded, summed):
+        with pytest.warns(IgeoodWarning) as caught:
+            outside = each.score(data.test)
+        assert caught[0].filename == __file__
+        each.score(data.test[:1])  # warns once, or this would be an error
+        assert [finding.code for finding in each.health] == ["other-autocast"]
+        assert not torch.equal(outside, inside)
+    plain = igeood.white_box(model, method=method).fit(data.train)
+    assert plain.health == []
+    with autocast(), pytest.warns(IgeoodWarning):
+        plain.calibrate(data.held_out)
+    assert [finding.code for finding in plain.health] == ["other-autocast"]
+    assert [finding.code for finding in plain.fit(data.train).health] == []
+    arrays = igeood.white_box(method=method).fit(igeood.extract(model, data.train))
+    test = igeood.extract(model, data.test)
+    scores = arrays.score(test)
+    with autocast():  # it is for the model: what is computed from arrays stays precise
+        assert torch.equal(arrays.score(test), scores)
+
+
 def test_labels_and_data_that_cannot_be_used(model, data, refused):
     too_large = data.test, torch.full((300,), 4)
     for wrong, argument, place in ((too_large, "labels", "data: batch 0"), (data.train.dataset, "data", None)):

@@ -97,8 +97,8 @@ class Guard:
 
     @property
     def health(self) -> list[Finding]:
-        """What fit, tune and calibrate have found: useless or mistaken set-ups, each with a cure."""
-        return [finding for findings in self.findings.values() for finding in findings]
+        """What fit, tune, calibrate and use have found: useless or mistaken set-ups, each with a cure."""
+        return [finding for findings in (*self.findings.values(), self.source.findings) for finding in findings]
 
     def _report(self, step: str, findings: Iterable[Finding]) -> "Guard":
         """Take over a step's findings in place of its own and later ones, and warn of them."""
@@ -331,7 +331,9 @@ class Guard:
         with self.source.reading(data):
             for outputs in self.source.batches(data, detector=self.detector, keys=keys, **reading):
                 self.detector.check(outputs)
-                with torch.inference_mode(False), torch.no_grad():  # what a detector derives may serve for gradients
+                # what a detector derives may serve for gradients; autocast is for the model, not for distances
+                device = outputs.logits.device.type
+                with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):
                     score = self.detector.score(outputs)
                 if outputs.reasons:
                     score = score.masked_fill(~outputs.valid, torch.inf)

@@ -46,6 +46,8 @@ class Reader:
     ----------
     blocks : dict of str
         The layer of each block of features.
+    weight : Tensor, optional
+        One that has the model's device and precision.
     """
 
     def __init__(
@@ -73,11 +75,11 @@ class Reader:
         self._hooked = {self.modules[layer] for layer in self.blocks.values()}
         weights = [weight for weight in model.parameters() if weight.is_floating_point()] or [*model.parameters()]
         dtype = mode(weight.dtype for weight in weights) if weights else None
-        self._weight = next((each for each in weights if each.dtype == dtype), None)  # has device and precision
+        self.weight = next((each for each in weights if each.dtype == dtype), None)
 
     def place(self, batch: Batch) -> Batch:
         """A copy of the batch on the model's device, in its precision: the model may work in place."""
-        weight = self._weight
+        weight = self.weight
         inputs = dict(batch.inputs)
         for name, value in inputs.items():
             if isinstance(value, Tensor):
