@@ -342,7 +342,10 @@ def _covers(summary: Summary, detector: Detector) -> bool:
 
 def _named_sets(ood: Any, model: nn.Module | None) -> dict[str, Any]:
     """OOD sets by name; a mapping with a keyword of the model's is one batch."""
-    keywords = set() if model is None else set(signature(bare(model).forward).parameters)
+    keywords: set[str] = set()
+    if model is not None:
+        with suppress(ValueError):  # traced graphs have no names
+            keywords = set(signature(bare(model).forward).parameters)
     if not isinstance(ood, Mapping) or keywords & set(ood):
         return {"ood": ood}
     return {str(name): data for name, data in ood.items()}

@@ -137,6 +137,43 @@ def test_another_autocast_than_in_fit_is_a_finding(model, data, tmp_path, method
         assert torch.equal(arrays.score(test), scores)
 
 
+def exported(net, x):
+    return torch.export.export(net, (x,), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=4096)},)).module()
+
+
+GRAPHS = {
+    "scripted": lambda net, _: torch.jit.script(net),
+    "traced": torch.jit.trace,
+    "frozen": lambda net, _: torch.jit.freeze(torch.jit.script(net)),
+    "exported": exported,
+    "compiled": lambda net, _: torch.compile(net, backend="eager"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute:UserWarning")
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_graphs_have_logits_and_gradients_but_no_layers(model, data, refused, tmp_path, graph):
+    network = GRAPHS[graph](model, data.test[:2])
+    for build in (igeood.black_box, lambda net: igeood.grey_box(net, epsilon=0.01)):
+        eager = build(model).fit(data.train).score(data.test)
+        guard = build(network).fit(data.train).calibrate(data.held_out)
+        torch.testing.assert_close(guard.score(data.test), eager, rtol=1e-3, atol=1e-3)
+        guard.save(tmp_path / "guard")
+        assert torch.equal(igeood.load(tmp_path / "guard", network).predict(data.test).score, guard.score(data.test))
+    other = copy.deepcopy(model)
+    other[8].weight.data += 0.01
+    with refused("model"):
+        igeood.load(tmp_path / "guard", GRAPHS[graph](other, data.test[:2]))
+    if graph == "compiled":
+        assert igeood.white_box(network).fit(data.train).layers
+        return
+    for options in ({}, {"method": "knn"}):
+        with refused("model"):
+            igeood.white_box(network, **options).fit(data.train)
+    table = igeood.compare(network, data.train, data.held_out, data.ood, methods=["knn", "evidence"])
+    assert ({*table.tnr}, {*table.left_out}) == ({"evidence"}, {"knn"})
+
+
 def test_labels_and_data_that_cannot_be_used(model, data, refused):
     too_large = data.test, torch.full((300,), 4)
     for wrong, argument, place in ((too_large, "labels", "data: batch 0"), (data.train.dataset, "data", None)):

@@ -95,7 +95,7 @@ class Reader:
             lock = _locks.setdefault(self.bare, threading.RLock())
         with lock, ExitStack() as stack:
             for module in list(self.model.modules()):
-                if module.training:
+                if getattr(module, "training", False):  # frozen TorchScript has no modes
                     module.training = False
                     stack.callback(setattr, module, "training", True)
             for module in modules:
@@ -216,6 +216,11 @@ def reader_for(model: nn.Module, batch: Batch, needs: Needs, layers: Sequence[st
     if len(batch) == 0:
         raise InputError("empty", argument="x", cure="a sample is needed to find the layers: give one")
     trace = Reader(model, layers or ()).trace(batch)
+    if not trace.calls:
+        problem = "no module inside of the model is called: a scripted, traced or exported graph has none to hook"
+        raise UnsuitedError(
+            problem, argument="model", cure="use black_box, or give the eager model that it was made of"
+        )
     head = [] if trace.head is None else [HEAD]
     if layers is None:
         ends = needs.layers(trace) if callable(needs.layers) else trace.block_ends()
