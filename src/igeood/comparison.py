@@ -85,7 +85,8 @@ class Comparison:
         best, *others = self.leaders
         rate = f"{100 * fmean(self.tnr[best].values()):.1f} ± {100 * self.errors[best]:.1f}%"
         if not others:
-            return f"{best} refuses most OOD samples, {rate} on average, by more than chance explains."
+            lead = ", and others fewer, by more than chance explains" if len(self.tnr) > 1 else ""
+            return f"{best} refuses {rate} of the OOD samples on average{lead}."
         cheapest = min(self.leaders, key=self.cost.__getitem__)
         chosen = DEFAULT if DEFAULT in self.leaders else cheapest
         reason = "the default" if chosen == DEFAULT else "the cheapest"
@@ -123,9 +124,8 @@ class Comparison:
     def __repr__(self) -> str:
         """TNR in percent for each set, then means, costs, and advice."""
         sets = list(next(iter(self.tnr.values())))
-        lines = [
-            ["method", *sets, "mean TNR", "±", "AUROC", "added time" if self.forward else "µs a sample", "seconds"]
-        ]
+        cost = "added time" if self.forward else "µs a sample"
+        lines = [["method", *sets, "mean TNR", "±", "AUROC", cost, "seconds"]]
         for row in self.rows():
             cost = f"{100 * row['of_forward']:.1f}%" if self.forward else f"{row['microseconds']:.3g}"
             figures = [*(row[f"tnr {ood}"] for ood in sets), row["tnr"], row["tnr_error"], row["auroc"]]
@@ -369,11 +369,12 @@ def _scores(detectors: dict[str, Detector], source: Source, batches: Batches, sp
         start = time.perf_counter()
         outputs = source.read(batch)
         spent[""] += time.perf_counter() - start
-        for method, detector in detectors.items():
-            seen = outputs.only(()) if _is_blind(method) else outputs
-            if not parts[method]:
-                detector.score(seen)  # a first call may prepare something
-            start = time.perf_counter()
-            parts[method].append(detector.score(seen).double().cpu().numpy())
-            spent[method] += time.perf_counter() - start
+        with torch.autocast(outputs.logits.device.type, enabled=False):  # as in guards
+            for method, detector in detectors.items():
+                seen = outputs.only(()) if _is_blind(method) else outputs
+                if not parts[method]:
+                    detector.score(seen)  # a first call may prepare something
+                start = time.perf_counter()
+                parts[method].append(detector.score(seen).double().cpu().numpy())
+                spent[method] += time.perf_counter() - start
     return {method: np.concatenate(scores) for method, scores in parts.items()}
