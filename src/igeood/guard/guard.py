@@ -331,8 +331,7 @@ class Guard:
         with self.source.reading(data):
             for outputs in self.source.batches(data, detector=self.detector, keys=keys, **reading):
                 self.detector.check(outputs)
-                # what a detector derives may serve for gradients; autocast is for the model, not for distances
-                device = outputs.logits.device.type
+                device = outputs.logits.device.type  # autocast is for the model; derived forms may serve for gradients
                 with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):
                     score = self.detector.score(outputs)
                 if outputs.reasons:
