@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, autocast
 
 from igeood.calibration import Calibration, Guarantee, needed_samples
 from igeood.detectors import Detector, method_name
@@ -331,9 +331,8 @@ class Guard:
         with self.source.reading(data):
             for outputs in self.source.batches(data, detector=self.detector, keys=keys, **reading):
                 self.detector.check(outputs)
-                device = outputs.logits.device.type  # autocast is for the model; derived forms may serve for gradients
-                with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):
-                    score = self.detector.score(outputs)
+                with torch.inference_mode(False), torch.no_grad(), autocast(outputs.logits.device.type, enabled=False):
+                    score = self.detector.score(outputs)  # what a detector derives may serve for gradients
                 if outputs.reasons:
                     score = score.masked_fill(~outputs.valid, torch.inf)
                     reasons |= {n + row: reason for row, reason in outputs.reasons.items()}
