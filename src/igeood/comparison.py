@@ -1,53 +1,75 @@
 """Every untuned method on one classifier, side by side."""
 
 import copy
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from inspect import signature
+from itertools import chain
+from operator import length_hint
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from numpy.typing import NDArray
+from torch import nn
 
 from igeood.detectors import METHODS, Detector
 from igeood.detectors import detector as make_detector
 from igeood.errors import InputError, UnsuitedError
 from igeood.guard.source import Source
-from igeood.metrics import evaluate
+from igeood.metrics import evaluate, exact_fraction
+from igeood.model.batch import Batch
 from igeood.model.layers import Layers, bare
 from igeood.model.reader import random_state_kept
 from igeood.outputs import Outputs
 from igeood.summary import Needs, Summary
 from igeood.summary.needs import check_covers, merge_needs
+from igeood.terminal import Progress, progress_bars
 
 LOGITS = "logits"  # what a method reads, where it is compared without layers
 LABORATORY = "igeood.bench"  # whose methods are compared only if they are named
+DEFAULT = "evidence"
+RESAMPLES = 200  # of the samples, for standard errors
+Scores = dict[str, NDArray[np.float64]]  # of each method, (N,)
+Batches = Iterator[Batch | Outputs]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Methods × OOD sets: how many OOD samples each refuses, and what that costs.
+    """Methods × OOD sets: how many OOD samples each refuses, how sure that is, and what it costs.
 
     Attributes
     ----------
     tnr, auroc : dict
         For each method a dict from OOD set to the share of its samples that are refused at `tpr`, and to the AUROC.
+    errors : dict of float
+        For each method the standard error of its mean TNR, from 200 resamples of the held-out and OOD samples.
+    leaders : list of str
+        The methods whose mean TNR is within two standard errors of the best one's, the best first. The errors are those
+        of the difference, with the same samples for both.
     cost : dict of float
         For each method its time to score a sample, in microseconds, in batches as they came.
+    seconds : dict of float
+        For each method the time it took here, to learn and to score all samples; reading the data serves all of them.
     forward : float or None
         Microseconds of the model's forward pass for a sample; None for arrays.
     tpr : float
         The share of in-distribution samples that are kept.
     left_out : dict of str
-        Methods that the classifier lacks something for, and what.
+        Methods that do not suit the classifier or the data, and why.
     """
 
     tnr: dict[str, dict[str, float]]
     auroc: dict[str, dict[str, float]]
+    errors: dict[str, float]
+    leaders: list[str]
     cost: dict[str, float]
+    seconds: dict[str, float]
     forward: float | None
     tpr: float
     left_out: dict[str, str]
@@ -57,8 +79,27 @@ class Comparison:
         """The methods, by their mean TNR, the best first."""
         return sorted(self.tnr, key=lambda method: -fmean(self.tnr[method].values()))
 
+    @property
+    def advice(self) -> str:
+        """Which method to take, in a sentence or two."""
+        best, *others = self.leaders
+        rate = f"{100 * fmean(self.tnr[best].values()):.1f} ± {100 * self.errors[best]:.1f}%"
+        if not others:
+            lead = ", and others fewer, by more than chance explains" if len(self.tnr) > 1 else ""
+            return f"{best} refuses {rate} of the OOD samples on average{lead}."
+        cheapest = min(self.leaders, key=self.cost.__getitem__)
+        chosen = DEFAULT if DEFAULT in self.leaders else cheapest
+        reason = "the default" if chosen == DEFAULT else "the cheapest"
+        also = "" if chosen == cheapest else f"; {cheapest} is the cheapest"
+        names = f"{', '.join(self.leaders[:-1])} and {self.leaders[-1]}"
+        return f"These samples cannot tell {names} apart (best: {rate}). Of these take {chosen}, {reason}{also}."
+
     def rows(self) -> list[dict[str, Any]]:
-        """One plain dict a method, the best first: means, what each set gave, and the cost."""
+        """One plain dict a method, the best first: means, what each set gave, and the cost.
+
+        `tnr_error` is the mean TNR's standard error, `microseconds` and `of_forward` are the time to score a sample,
+        the latter as a share of the model's forward pass; `seconds` is the time to learn and to score all samples.
+        """
         return [self._row(method) for method in self.methods]
 
     def _row(self, method: str) -> dict[str, Any]:
@@ -66,11 +107,13 @@ class Comparison:
         for metric, values in (("tnr", self.tnr[method]), ("auroc", self.auroc[method])):
             row |= {metric: fmean(values.values()), **{f"{metric} {ood}": value for ood, value in values.items()}}
         share = {} if self.forward is None else {"of_forward": self.cost[method] / self.forward}
-        return {**row, "microseconds": self.cost[method], **share}
+        times = {"microseconds": self.cost[method], **share, "seconds": self.seconds[method]}
+        return {**row, "tnr_error": self.errors[method], **times}
 
     def to_dict(self) -> dict[str, Any]:
         """All figures as plain values."""
-        return {"tpr": self.tpr, "forward_microseconds": self.forward, "methods": self.rows()}
+        about = {"tpr": self.tpr, "forward_microseconds": self.forward, "advice": self.advice, "leaders": self.leaders}
+        return {**about, "methods": self.rows(), "left_out": self.left_out}
 
     def to_pandas(self) -> Any:
         """A pandas DataFrame with a row for each method."""
@@ -79,16 +122,23 @@ class Comparison:
         return pandas.DataFrame(self.rows()).set_index("method")
 
     def __repr__(self) -> str:
-        """TNR in percent for each set, then means and cost."""
+        """TNR in percent for each set, then means, costs, and advice."""
         sets = list(next(iter(self.tnr.values())))
-        lines = [["method", *sets, "mean TNR", "AUROC", "of forward" if self.forward else "µs a sample"]]
+        cost = "added time" if self.forward else "µs a sample"
+        lines = [["method", *sets, "mean TNR", "±", "AUROC", cost, "seconds"]]
         for row in self.rows():
             cost = f"{100 * row['of_forward']:.1f}%" if self.forward else f"{row['microseconds']:.3g}"
-            figures = [*(row[f"tnr {ood}"] for ood in sets), row["tnr"], row["auroc"]]
-            lines.append([row["method"], *(f"{100 * value:.1f}" for value in figures), cost])
+            figures = [*(row[f"tnr {ood}"] for ood in sets), row["tnr"], row["tnr_error"], row["auroc"]]
+            lines.append([row["method"], *(f"{100 * value:.1f}" for value in figures), cost, f"{row['seconds']:.2f}"])
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         table = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines]
-        return "\n".join([*table, *(f"{method} is left out: {reason}" for method, reason in self.left_out.items())])
+        if self.forward:
+            table.append(f"added time: to score a sample, beside {self.forward:.3g} µs of the model's forward pass")
+        table.append("seconds: to learn, and to score all samples")
+        for reason in dict.fromkeys(self.left_out.values()):
+            names = ", ".join(method for method, why in self.left_out.items() if why == reason)
+            table.append(f"left out: {names} ({reason})")
+        return "\n".join([*table, self.advice])
 
 
 def compare(
@@ -98,12 +148,15 @@ def compare(
     ood: Any,
     *,
     methods: Iterable[str | Detector] | None = None,
+    exclude: Iterable[str] = (),
     layers: Layers = "auto",
+    probabilities: bool = False,
     tpr: float = 0.95,
+    seed: int = 0,
 ) -> Comparison:
     """Fit every untuned method on the same training pass, and measure each on the same samples.
 
-    Each loader is read once, and one forward pass serves all methods.
+    Each loader is read once, and one forward pass serves all methods. On a terminal bars show how far it is.
 
     Parameters
     ----------
@@ -116,86 +169,164 @@ def compare(
     ood : mapping of str to loader, or loader
         OOD samples, by name.
     methods : iterable of str or Detector, optional
-        By default every method of `igeood.METHODS` that has an untuned form of its own and finds what it needs,
-        those of the laboratory apart.
+        By default every method of `igeood.METHODS` that has an untuned form of its own, those of the laboratory apart.
+        What does not suit the classifier or the data is left out, and `Comparison.left_out` says why.
+    exclude : iterable of str
+        Names of methods to leave out.
     layers : "auto" or names
         As in `white_box`.
+    probabilities : bool
+        The model, or the arrays, give probabilities, not logits.
     tpr : float
         The operating point.
+    seed : int
+        Of the resamples that standard errors are from.
     """
     sets = _named_sets(ood, model)
     if not sets:
         raise InputError("empty", argument="ood", cure="give at least one OOD set, as a loader or by name")
-    features = getattr(train, "features", {}) if model is None else None
-    source = Source(model, layers if features is None or features else ())
-    wanted = _detectors(_usual_methods(features) if methods is None else methods)
-    if source.wanted != []:  # what reads layers where there are some is compared without them too
-        blind = {n: one for n, one in wanted.items() if one.needs.layers == "any" and not one.probabilities}
-        wanted |= {f"{name} ({LOGITS})": copy.copy(one) for name, one in blind.items()}
+    source = Source(model, layers)
+    left_out: dict[str, str] = {}
+    wanted = _detectors(methods, list(exclude), probabilities, left_out)
     source.probabilities = any(one.probabilities for one in wanted.values())
-    if source.probabilities and not all(one.probabilities for one in wanted.values()):
-        raise InputError("some take probabilities and some logits", argument="methods", cure="compare them apart")
-    with random_state_kept(), torch.inference_mode(False), torch.no_grad():
-        detectors, left_out = _fit(wanted, source, train, is_strict=methods is not None)
-        seconds = dict.fromkeys(["", *detectors], 0.0)
-        known = _scores(detectors, source, held_out, "held_out", seconds)
-        scores = {name: _scores(detectors, source, data, name, seconds) for name, data in sets.items()}
+    with random_state_kept(), torch.inference_mode(False), torch.no_grad(), progress_bars(lines=False) as report:
+        read = partial(_batches, source, report)
+        detectors, seconds = _fit(wanted, source, read(train, "train"), left_out, report)
+        spent = dict.fromkeys(["", *detectors], 0.0)
+        known = _scores(detectors, source, read(held_out, "held_out"), spent)
+        scores = {name: _scores(detectors, source, read(data, name), spent) for name, data in sets.items()}
     rates = {m: {name: evaluate(known[m], scores[name][m], tpr) for name in sets} for m in detectors}
     tnr = {method: {name: rate.tnr_at_tpr for name, rate in row.items()} for method, row in rates.items()}
     auroc = {method: {name: rate.auroc for name, rate in row.items()} for method, row in rates.items()}
+    errors, leaders = _errors(tnr, np.stack(list(_resampled(known, list(scores.values()), tpr, seed))))
     samples = sum(len(next(iter(each.values()))) for each in (known, *scores.values()))
-    cost = {method: 1e6 * spent / samples for method, spent in seconds.items()}
+    cost = {method: 1e6 * spent[method] / samples for method in spent}
     forward = cost.pop("")
-    return Comparison(tnr, auroc, cost, None if model is None else forward, tpr, left_out)
+    seconds = {method: learning + spent[method] for method, learning in seconds.items()}
+    return Comparison(tnr, auroc, errors, leaders, cost, seconds, None if model is None else forward, tpr, left_out)
 
 
-def _usual_methods(features: Mapping[str, Any] | None) -> list[str]:
-    """Methods that need no tuning and that one pass serves; of arrays, those that find their features."""
-    core = {name: method for name, method in METHODS.items() if not method.kind.__module__.startswith(LABORATORY)}
-    usual = {name: m.needs for name, m in core.items() if m.tunes != "only" and m.needs.pool is None}
-    return [n for n, needs in usual.items() if features is None or not needs.must_read_layers or needs.blocks(features)]
+def _resampled(known: Scores, ood: list[Scores], tpr: float, seed: int) -> Iterator[NDArray[np.float64]]:
+    """Mean TNR (M,) of the methods, for each of 200 draws with replacement of rows, the same rows for all methods."""
+    random = np.random.default_rng(seed)
+    inside = np.stack(list(known.values()))  # (M, N)
+    outside = [np.stack(list(scores.values())) for scores in ood]
+    n = inside.shape[1]
+    kept = math.ceil(exact_fraction(tpr, "tpr") * n)
+    order = inside.argsort(axis=1)
+    inside = np.take_along_axis(inside, order, axis=1)
+    for _ in range(RESAMPLES):
+        counts = np.bincount(random.integers(n, size=n), minlength=n)
+        places = (counts[order].cumsum(axis=1) < kept).sum(axis=1, keepdims=True)
+        thresholds = np.take_along_axis(inside, places, axis=1)  # (M, 1)
+        drawn = [scores[:, random.integers(scores.shape[1], size=scores.shape[1])] for scores in outside]
+        yield np.mean([(scores > thresholds).mean(axis=1) for scores in drawn], axis=0)
 
 
-def _detectors(methods: Iterable[str | Detector]) -> dict[str, Detector]:
+def _errors(tnr: dict[str, dict[str, float]], draws: NDArray[np.float64]) -> tuple[dict[str, float], list[str]]:
+    """The standard error of each method's mean TNR, and the methods that cannot be told from the best."""
+    means = np.array([fmean(values.values()) for values in tnr.values()])
+    best = int(means.argmax())
+    margins = 2.0 * (draws[:, [best]] - draws).std(axis=0, ddof=1)
+    leading = means[best] - means <= margins
+    names = list(tnr)
+    leaders = [names[place] for place in (-means).argsort(kind="stable") if leading[place]]
+    return dict(zip(names, draws.std(axis=0, ddof=1).tolist(), strict=True)), leaders
+
+
+def _detectors(
+    methods: Iterable[str | Detector] | None, exclude: list[str], probabilities: bool, left_out: dict[str, str]
+) -> dict[str, Detector]:
+    """The methods by name; what does not take the classifier's outputs is left out."""
+    for name in exclude:
+        if name not in METHODS:
+            raise InputError.unknown("exclude", name, METHODS)
+    chosen = [method for method in (_usual_methods() if methods is None else methods) if method not in exclude]
+    probabilities |= any(isinstance(method, Detector) and method.probabilities for method in chosen)
     detectors: dict[str, Detector] = {}
-    for method in methods:
+    for method in chosen:
         instance = make_detector(method) if isinstance(method, str) else method
         registered = (name for name, entry in METHODS.items() if entry.kind is type(instance))
         name = method if isinstance(method, str) else next(registered, type(instance).__name__)
         same = sum(other == name or other.startswith(f"{name} (") for other in detectors)
-        detectors[f"{name} ({same + 1})" if same else name] = instance
-    if not detectors:
-        raise InputError("empty", argument="methods", cure="name some of igeood.METHODS, or leave it out")
+        name = f"{name} ({same + 1})" if same else name
+        try:
+            detectors[name] = _for_probabilities(instance) if probabilities else instance
+        except UnsuitedError as error:
+            left_out[name] = str(error)
     return detectors
 
 
+def _for_probabilities(instance: Detector) -> Detector:
+    if "probabilities" not in instance.params():
+        raise UnsuitedError("takes logits, not probabilities")
+    return type(instance)(**{**instance.params(), "probabilities": True})
+
+
+def _usual_methods() -> list[str]:
+    """Methods of the core that need no tuning and that one pass serves."""
+    core = {name: method for name, method in METHODS.items() if not method.kind.__module__.startswith(LABORATORY)}
+    return [name for name, method in core.items() if method.tunes != "only" and method.needs.pool is None]
+
+
+def _check_some(detectors: dict[str, Detector], left_out: dict[str, str]) -> None:
+    if not detectors:
+        problem = "; ".join(f"{method}: {reason}" for method, reason in left_out.items()) or "empty"
+        raise InputError(problem, argument="methods", cure="name others of igeood.METHODS, or leave it out")
+
+
 def _fit(
-    detectors: dict[str, Detector], source: Source, train: Any, *, is_strict: bool
-) -> tuple[dict[str, Detector], dict[str, str]]:
-    """Fitted detectors from one reading of the data; unless strict, the others with the reason."""
-    wanted = merge_needs(one.needs for one in detectors.values())
-    read, *others = merge_needs(Needs(layers=needs.layers, pool=needs.pool, head=needs.head) for needs in wanted)
-    if others:
-        raise InputError("they pool layers differently", argument="methods", cure="compare them apart")
-    summaries = [Summary(needs, model=source.weights()) for needs in wanted]
+    detectors: dict[str, Detector], source: Source, batches: Batches, left_out: dict[str, str], report: Progress
+) -> tuple[dict[str, Detector], dict[str, float]]:
+    """Fitted detectors from one reading of the data, and the seconds that each took."""
+    batch = next(batches)
+    detectors = _readable(detectors, source, batch, left_out)
+    _check_some(detectors, left_out)
+    summaries = [Summary(needs, model=source.weights()) for needs in merge_needs(o.needs for o in detectors.values())]
     blind = {name: Summary(one.needs) for name, one in detectors.items() if _is_blind(name)}
-    for outputs, _ in _outputs(source, train, "train", read):
+    for outputs in (source.read(each, labels=True, keys=True) for each in chain([batch], batches)):
         for summary in summaries:
             summary.head = source.reader.head if source.reader is not None else None
             summary.add(outputs)
         for summary in blind.values():
             summary.add(outputs.only(()))
     fitted: dict[str, Detector] = {}
-    left_out: dict[str, str] = {}
-    for name, one in detectors.items():
+    seconds: dict[str, float] = {}
+    for number, (name, one) in enumerate(detectors.items(), start=1):
         covering = blind.get(name) or next(summary for summary in summaries if _covers(summary, one))
+        start = time.perf_counter()
         try:
             fitted[name] = copy.copy(one).learn(covering)
         except UnsuitedError as error:
-            if is_strict:
-                raise
             left_out[name] = str(error)
-    return fitted, left_out
+        else:
+            seconds[name] = time.perf_counter() - start
+        report("methods", number, len(detectors))
+    _check_some(fitted, left_out)
+    return fitted, seconds
+
+
+def _readable(
+    detectors: dict[str, Detector], source: Source, batch: Batch | Outputs, left_out: dict[str, str]
+) -> dict[str, Detector]:
+    """Those that find the layers that they read, which the source reads from now on; and those without layers."""
+    wanted = [Needs(layers=one.needs.layers, pool=one.needs.pool, head=one.needs.head) for one in detectors.values()]
+    needs, *others = merge_needs([*wanted, Needs()])
+    if others:
+        raise InputError("they pool layers differently", argument="methods", cure="compare them apart")
+    reason = "reads hidden layers"
+    try:
+        if source.wanted != []:
+            source.prepare(batch, needs)
+            # what reads layers where there are some is compared without them too
+            blind = {name: one for name, one in detectors.items() if source.layers and one.needs.layers == "any"}
+            return detectors | {f"{name} ({LOGITS})": copy.copy(one) for name, one in blind.items()}
+    except UnsuitedError as error:
+        reason = str(error)
+    source.wanted = []
+    left_out |= {name: reason for name, one in detectors.items() if one.needs.must_read_layers}
+    source.prepare(batch, Needs())
+    return {name: one for name, one in detectors.items() if name not in left_out}
 
 
 def _is_blind(name: str) -> bool:
@@ -211,38 +342,39 @@ def _covers(summary: Summary, detector: Detector) -> bool:
 
 def _named_sets(ood: Any, model: nn.Module | None) -> dict[str, Any]:
     """OOD sets by name; a mapping with a keyword of the model's is one batch."""
-    keywords = set() if model is None else set(signature(bare(model).forward).parameters)
+    keywords: set[str] = set()
+    if model is not None:
+        with suppress(ValueError):  # traced graphs have no names
+            keywords = set(signature(bare(model).forward).parameters)
     if not isinstance(ood, Mapping) or keywords & set(ood):
         return {"ood": ood}
     return {str(name): data for name, data in ood.items()}
 
 
-def _outputs(source: Source, data: Any, name: str, read: Needs | None = None) -> Iterator[tuple[Outputs, float]]:
-    """Outputs of each batch, and the seconds that it took; with `read`, the source reads this from now on."""
-    is_empty = True
-    for batch in filter(len, source.items(data, name=name)):
-        if is_empty and read is not None:
-            source.prepare(batch, read)
-        is_empty = False
-        start = time.perf_counter()
-        outputs = source.read(batch, labels=read is not None, keys=read is not None)
-        yield outputs, time.perf_counter() - start
-    if is_empty:
+def _batches(source: Source, report: Progress, data: Any, name: str) -> Batches:
+    """The batches that have samples."""
+    number = 0
+    for number, batch in enumerate(filter(len, source.items(data, name=name)), start=1):
+        yield batch
+        report(name, number, length_hint(data) or None)
+    if number == 0:
         raise InputError("empty", argument=name, cure="give at least one sample, or a new loader")
+    report(name, number, number)
 
 
-def _scores(
-    detectors: dict[str, Detector], source: Source, data: Any, name: str, seconds: dict[str, float]
-) -> dict[str, Tensor]:
+def _scores(detectors: dict[str, Detector], source: Source, batches: Batches, spent: dict[str, float]) -> Scores:
     """Scores of one set by each detector; adds to the seconds that each took, and the forward pass ("")."""
-    parts: dict[str, list[Tensor]] = {method: [] for method in detectors}
-    for outputs, spent in _outputs(source, data, name):
-        seconds[""] += spent
-        for method, detector in detectors.items():
-            seen = outputs.only(()) if _is_blind(method) else outputs
-            if not parts[method]:
-                detector.score(seen)  # a first call may prepare something
-            start = time.perf_counter()
-            parts[method].append(detector.score(seen).cpu())
-            seconds[method] += time.perf_counter() - start
-    return {method: torch.cat(scores) for method, scores in parts.items()}
+    parts: dict[str, list[NDArray[np.float64]]] = {method: [] for method in detectors}
+    for batch in batches:
+        start = time.perf_counter()
+        outputs = source.read(batch)
+        spent[""] += time.perf_counter() - start
+        with torch.autocast(outputs.logits.device.type, enabled=False):  # as in guards
+            for method, detector in detectors.items():
+                seen = outputs.only(()) if _is_blind(method) else outputs
+                if not parts[method]:
+                    detector.score(seen)  # a first call may prepare something
+                start = time.perf_counter()
+                parts[method].append(detector.score(seen).double().cpu().numpy())
+                spent[method] += time.perf_counter() - start
+    return {method: np.concatenate(scores) for method, scores in parts.items()}

@@ -59,10 +59,10 @@ def _words(value: Any) -> str:
 
 
 @contextmanager
-def progress_bars() -> Iterator[Progress]:
-    """A bar for each thing that is under way; not on a terminal, a line at each quarter of it, and every minute."""
+def progress_bars(*, lines: bool = True) -> Iterator[Progress]:
+    """A bar for each thing under way; not on a terminal, `lines`: one at each quarter of it, and every minute."""
     if sys.stderr is None or not sys.stderr.isatty():
-        yield _lines()
+        yield _lines() if lines else lambda *_: None
         return
     from rich import progress
     from rich.console import Console

@@ -127,6 +127,10 @@ def test_methods_and_options(refused):
     assert igeood.black_box(method=own).detector is own
     for build, options, argument in (
         (igeood.black_box, {"method": own, "temperature": 2.0}, "method"),
+        (igeood.white_box, {"method": igeood.detector("knn"), "k": 3}, "method"),
+        (igeood.white_box, {"method": "knn", "temperature": 2.0}, "temperature"),
+        (igeood.white_box, {"method": "knn", "k": -1}, "k"),
+        (igeood.black_box, {"layers": ["early"]}, "layers"),
         (igeood.black_box, {"method": igeood.Igeood()}, "method"),
         (igeood.white_box, {"method": "energy"}, "method"),
         (igeood.white_box, {"epsilon": 0.1}, "epsilon"),
@@ -134,5 +138,15 @@ def test_methods_and_options(refused):
     ):
         with refused(argument):
             build(**options)
-    guard = igeood.black_box(method="igeood-logits", temperature=2.0).with_options(centroid_temperature=1.0)
-    assert (guard.detector.temperature, guard.detector.centroid_temperature) == (2.0, 1.0)
+    assert igeood.white_box(method="knn", k=5).detector.k == 5
+    built = igeood.black_box(method="igeood-logits", temperature=2.0, centroid_temperature=1.0)
+    changed = igeood.black_box(method="igeood-logits", temperature=2.0).with_options(centroid_temperature=1.0)
+    for guard in (built, changed):
+        assert (guard.detector.temperature, guard.detector.centroid_temperature) == (2.0, 1.0)
+
+
+def test_a_white_box_of_probabilities(known):
+    train, held_out = (igeood.Outputs(p.logits.softmax(1), p.features, p.labels) for p in (known.train, known.held_out))
+    guard = igeood.white_box(probabilities=True).fit(train).calibrate(held_out)
+    assert guard.layers == ["early", "block.late"]
+    assert guard.predict(known.ood.replace(logits=known.ood.logits.softmax(1))).is_ood.float().mean() > 0.9

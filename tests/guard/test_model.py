@@ -102,6 +102,78 @@ def test_weights_that_change(model, data, refused):
     assert not torch.equal(guard.predict(data.test).score, before.score)
 
 
+@pytest.mark.parametrize("method", ["evidence", "knn"])
+def test_another_autocast_than_in_fit_is_a_finding(model, data, tmp_path, method):
+    def autocast():
+        return torch.autocast("cpu", dtype=torch.bfloat16)
+
+    with autocast():
+        guard = igeood.white_box(model, method=method).fit(data.train).calibrate(data.held_out)
+        inside = guard.score(data.test)
+    guard.save(tmp_path / "guard")  # which no autocast changes
+    loaded = igeood.load(tmp_path / "guard", model)
+    assert (loaded.source.fitted_device, loaded.source.fitted_autocast) == ("cpu", "bfloat16")
+    summed = igeood.white_box(model, method=method).fit(guard.summary)
+    with autocast():
+        for each in (guard, loaded, summed):
+            assert torch.equal(each.score(data.test), inside)
+    for each in (guard, loaded, summed):
+        with pytest.warns(IgeoodWarning) as caught:
+            outside = each.score(data.test)
+        assert caught[0].filename == __file__
+        each.score(data.test[:1])  # warns once, or this would be an error
+        assert [finding.code for finding in each.health] == ["other-autocast"]
+        assert not torch.equal(outside, inside)
+    plain = igeood.white_box(model, method=method).fit(data.train)
+    assert plain.health == []
+    with autocast(), pytest.warns(IgeoodWarning):
+        plain.calibrate(data.held_out)
+    assert [finding.code for finding in plain.health] == ["other-autocast"]
+    assert [finding.code for finding in plain.fit(data.train).health] == []
+    arrays = igeood.white_box(method=method).fit(igeood.extract(model, data.train))
+    test = igeood.extract(model, data.test)
+    scores = arrays.score(test)
+    with autocast():  # it is for the model: what is computed from arrays stays precise
+        assert torch.equal(arrays.score(test), scores)
+
+
+def exported(net, x):
+    return torch.export.export(net, (x,), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=4096)},)).module()
+
+
+GRAPHS = {
+    "scripted": lambda net, _: torch.jit.script(net),
+    "traced": torch.jit.trace,
+    "frozen": lambda net, _: torch.jit.freeze(torch.jit.script(net)),
+    "exported": exported,
+    "compiled": lambda net, _: torch.compile(net, backend="eager"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute:UserWarning")
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_graphs_have_logits_and_gradients_but_no_layers(model, data, refused, tmp_path, graph):
+    network = GRAPHS[graph](model, data.test[:2])
+    for build in (igeood.black_box, lambda net: igeood.grey_box(net, epsilon=0.01)):
+        eager = build(model).fit(data.train).score(data.test)
+        guard = build(network).fit(data.train).calibrate(data.held_out)
+        torch.testing.assert_close(guard.score(data.test), eager, rtol=1e-3, atol=1e-3)
+        guard.save(tmp_path / "guard")
+        assert torch.equal(igeood.load(tmp_path / "guard", network).predict(data.test).score, guard.score(data.test))
+    other = copy.deepcopy(model)
+    other[8].weight.data += 0.01
+    with refused("model"):
+        igeood.load(tmp_path / "guard", GRAPHS[graph](other, data.test[:2]))
+    if graph == "compiled":
+        assert igeood.white_box(network).fit(data.train).layers
+        return
+    for options in ({}, {"method": "knn"}):
+        with refused("model"):
+            igeood.white_box(network, **options).fit(data.train)
+    table = igeood.compare(network, data.train, data.held_out, data.ood, methods=["knn", "evidence"])
+    assert ({*table.tnr}, {*table.left_out}) == ({"evidence"}, {"knn"})
+
+
 def test_labels_and_data_that_cannot_be_used(model, data, refused):
     too_large = data.test, torch.full((300,), 4)
     for wrong, argument, place in ((too_large, "labels", "data: batch 0"), (data.train.dataset, "data", None)):

@@ -15,7 +15,7 @@ from typing_extensions import Self
 from igeood.detectors.base import Detector
 from igeood.detectors.options import options
 from igeood.detectors.registry import register
-from igeood.errors import Finding, InputError
+from igeood.errors import Finding, UnsuitedError
 from igeood.geometry import categorical
 from igeood.geometry.centroids import Chunks, Piece, solve
 from igeood.geometry.precision import by_rows, exporting, wide
@@ -132,7 +132,7 @@ class Energy(LogitsDetector):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.probabilities:
-            raise InputError("softmax removes the energy", argument="probabilities", cure="use 'msp', say")
+            raise UnsuitedError("softmax removes the energy", argument="probabilities", cure="use 'msp', say")
 
     def score(self, outputs: Outputs) -> Tensor:
         """The energy."""

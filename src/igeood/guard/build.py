@@ -19,6 +19,7 @@ def black_box(
     method: str | Detector = "evidence",
     temperature: float | None = None,
     probabilities: bool = False,
+    **options: Any,
 ) -> Guard:
     """Make a guard that uses logits only: a model's, or arrays from any framework.
 
@@ -32,6 +33,8 @@ def black_box(
         Of the softmax; each method has its own default.
     probabilities : bool
         The model, or the arrays, give probabilities, not logits.
+    options
+        Further options of the method, such as `centroid_temperature=1.0`.
 
     Examples
     --------
@@ -39,7 +42,7 @@ def black_box(
     >>> guard.score([[0.1, 0.2, 0.0]]).shape
     (1,)
     """
-    detector = _detector(method, "black box", temperature, probabilities)
+    detector = _detector(method, "black box", temperature=temperature, probabilities=probabilities, **options)
     return Guard(detector, Source(model, ()), "black box")
 
 
@@ -51,6 +54,7 @@ def grey_box(
     method: str | Detector = "evidence",
     temperature: float | None = None,
     probabilities: bool = False,
+    **options: Any,
 ) -> Guard:
     """Make a guard that moves each input one signed-gradient step before scoring its logits (Eq. 6).
 
@@ -62,12 +66,12 @@ def grey_box(
         Size of the step in pixel units; `tune` chooses one.
     std : float or one for each channel
         Of the input's normalisation; 1 for inputs in [0, 1].
-    method, temperature, probabilities
+    method, temperature, probabilities, options
         As in `black_box`.
     """
     if model is None:
         raise InputError("a grey box needs the model's gradients", argument="model", cure="give {model}")
-    detector = _detector(method, "grey box", temperature, probabilities)
+    detector = _detector(method, "grey box", temperature=temperature, probabilities=probabilities, **options)
     return Guard(detector, Source(model, (), epsilon=epsilon, std=std), "grey box")
 
 
@@ -79,6 +83,7 @@ def white_box(
     std: Channels = 1.0,
     method: str | Detector = "evidence",
     temperature: float | None = None,
+    **options: Any,
 ) -> Guard:
     """Make a guard that uses hidden layers too: by default the evidence of them all, which needs no OOD sample.
 
@@ -97,19 +102,21 @@ def white_box(
         `"probe"` learns most from OOD samples in `tune`.
     temperature : float, optional
         Of the softmax, in methods that have one.
+    options
+        Further options of the method, such as `k=10` of "knn", or `probabilities=True` of "evidence".
     """
     if model is None and epsilon:
         raise InputError("a step needs the model", argument="epsilon", cure="give the model, or leave epsilon at 0")
     source = Source(model, layers, epsilon=epsilon, std=std)
     if source.wanted == []:
         raise InputError("empty", argument="layers", cure="name at least one layer, or leave it to 'auto'")
-    return Guard(_detector(method, "white box", temperature, False), source, "white box")
+    return Guard(_detector(method, "white box", temperature=temperature, **options), source, "white box")
 
 
-def _detector(method: str | Detector, access: Access, temperature: float | None, probabilities: bool) -> Detector:
-    options: dict[str, Any] = {} if temperature is None else {"temperature": temperature}
-    if probabilities:
-        options["probabilities"] = True
+def _detector(method: str | Detector, access: Access, **options: Any) -> Detector:
+    for name, default in (("temperature", None), ("probabilities", False)):
+        if options.get(name) is default:
+            options.pop(name, None)  # methods without this option take the default of all
     if isinstance(method, Detector) and options:
         raise InputError("a detector has its own options", argument="method", cure="give temperature and so on to it")
     detector = method if isinstance(method, Detector) else make_detector(method, **options)

@@ -46,6 +46,8 @@ def save(guard: Guard, path: str | os.PathLike[str]) -> None:
         "epsilon": guard.epsilon,
         "std": guard.source.std,
         "model": guard.source.fingerprint,
+        "device": guard.source.fitted_device,
+        "autocast": guard.source.fitted_autocast,
         "preparation": guard.preparation,
         "contains": contents(detector),
         "tuning": None if guard.tuning is None else asdict(guard.tuning),
@@ -138,6 +140,8 @@ def _restored(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Modu
     source.wanted = record["wanted"]
     source.columns = checked_columns(record["columns"])
     source.settle()
+    source.fitted_device = record["device"]
+    source.fitted_autocast = record["autocast"]
     guard = Guard(detector, source, record["access"])
     guard.fitted_on = _seen(record, tensors, "fitted_on")
     guard.tuned_on = tuple(_seen(record, tensors, name) for name in record["seen"] if name != "fitted_on")

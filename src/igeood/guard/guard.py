@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, autocast
 
 from igeood.calibration import Calibration, Guarantee, needed_samples
 from igeood.detectors import Detector, method_name
@@ -97,8 +97,8 @@ class Guard:
 
     @property
     def health(self) -> list[Finding]:
-        """What fit, tune and calibrate have found: useless or mistaken set-ups, each with a cure."""
-        return [finding for findings in self.findings.values() for finding in findings]
+        """What fit, tune, calibrate and use have found: useless or mistaken set-ups, each with a cure."""
+        return [finding for findings in (*self.findings.values(), self.source.findings) for finding in findings]
 
     def _report(self, step: str, findings: Iterable[Finding]) -> "Guard":
         """Take over a step's findings in place of its own and later ones, and warn of them."""
@@ -331,8 +331,8 @@ class Guard:
         with self.source.reading(data):
             for outputs in self.source.batches(data, detector=self.detector, keys=keys, **reading):
                 self.detector.check(outputs)
-                with torch.inference_mode(False), torch.no_grad():  # what a detector derives may serve for gradients
-                    score = self.detector.score(outputs)
+                with torch.inference_mode(False), torch.no_grad(), autocast(outputs.logits.device.type, enabled=False):
+                    score = self.detector.score(outputs)  # what a detector derives may serve for gradients
                 if outputs.reasons:
                     score = score.masked_fill(~outputs.valid, torch.inf)
                     reasons |= {n + row: reason for row, reason in outputs.reasons.items()}

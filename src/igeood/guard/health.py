@@ -173,4 +173,6 @@ def _of_classes(calibration: Calibration) -> Iterator[Finding]:
         name = worst.label if calibration.classes is None else calibration.classes[worst.label]
         which = f"{len(below)} of {len(shares)} predicted classes are kept less often than {100 * calibration.tpr:.4g}%"
         message = f"calibrate: {which}; {name} is kept in {100 * worst.kept:.0f}% of {worst.n} samples"
-        yield Finding("classes-kept-less", "info", message, "for a promise to each class give {per_class=True}")
+        more = "give more calibration samples of such classes"
+        cure = more if calibration.per_class else "for a promise to each class give {per_class=True}"
+        yield Finding("classes-kept-less", "info", message, cure)

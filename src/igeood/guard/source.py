@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from igeood.detectors import Detector
-from igeood.errors import IgeoodWarning, InputError, NoRowsError, UnsuitedError
+from igeood.errors import Finding, IgeoodWarning, InputError, NoRowsError, UnsuitedError
 from igeood.keys import BLOCK_VALUES
 from igeood.model.batch import Batch, batches, is_batch
 from igeood.model.fingerprint import Versions, fingerprint
@@ -45,6 +45,10 @@ class Source:
         The model, or the arrays, give probabilities, not logits.
     fingerprint : str, optional
         Of the weights that the guard was fitted with.
+    fitted_device, fitted_autocast : str, optional
+        The kind of device that the model was on in `fit`, and the type of torch's autocast, if it was on.
+    findings : tuple of Finding
+        What using the guard has found.
     """
 
     def __init__(
@@ -60,6 +64,9 @@ class Source:
         self.reader = None if model is None else Reader(self.model, self.wanted or ())  # type: ignore[arg-type]
         self._blocks: Iterable[str] = self.wanted or ()  # of arrays
         self.fingerprint: str | None = None
+        self.fitted_device: str | None = None
+        self.fitted_autocast: str | None = None
+        self.findings: tuple[Finding, ...] = ()
         self._versions: Versions | None = None
         self._warned = False
         self.classes: Names = None  # of training labels that are names
@@ -85,7 +92,7 @@ class Source:
         if isinstance(item, Outputs):
             self._blocks = needs.blocks(item.features if self.wanted is None else needs.named(self.wanted))
             if needs.reads_layers and self.wanted is None and not self._blocks:
-                raise InputError("no features", argument="outputs", cure="give features, or columns feature.<layer>")
+                raise UnsuitedError("no features", argument="outputs", cure="give features, or columns feature.<layer>")
             return
         if self.epsilon:
             check_steppable(item.x)
@@ -126,6 +133,9 @@ class Source:
             Whether samples are to be recognised.
         """
         is_prepared = needs is None
+        is_fitted = is_prepared and self.fingerprint is not None
+        if is_fitted and not self.findings and self.precision[1] != self.fitted_autocast:
+            self._warn_of_autocast()
         for number, item in enumerate(self.items(data, labels, ids, name, on_error)):
             with self.naming(name, number):
                 if needs is not None and not is_prepared:
@@ -202,9 +212,27 @@ class Source:
     def settle(self, before: str | None = None) -> None:
         """The guard is fitted, with the weights of this moment; `before` is their fingerprint before the pass."""
         self.fingerprint = self.weights()
+        self.fitted_device, self.fitted_autocast = (None, None) if self.model is None else self.precision
+        self.findings = ()
         self._warned = False
         changes_itself = before not in (None, self.fingerprint)
         self._versions = None if self.model is None or changes_itself else Versions(self.model)
+
+    @property
+    def precision(self) -> tuple[str, str | None]:
+        """The kind of device that the model is on, and the type of torch's autocast there, if it is on."""
+        weight = None if self.reader is None else self.reader.weight
+        device = "cpu" if weight is None else weight.device.type
+        is_on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+        return device, str(torch.get_autocast_dtype(device)).removeprefix("torch.") if is_on else None
+
+    def _warn_of_autocast(self) -> None:
+        """Warn that torch's autocast is another than when the guard was fitted: scores differ."""
+        now, before = (name or "off" for name in (self.precision[1], self.fitted_autocast))
+        message = f"torch's autocast is {now}, and was {before} in fit"
+        cure = "use the guard as it was fitted, or fit and calibrate it again"
+        self.findings = (Finding("other-autocast", "warning", message, cure),)
+        warnings.warn(IgeoodWarning(self.findings[0]), stacklevel=5)
 
     def check_weights(self, *, strict: bool) -> None:
         """Raise if the model has other weights than the guard was fitted with; or warn, once, unless `strict`.

@@ -62,14 +62,15 @@ def read_training(source: Source, detector: Detector, summary: Summary, data: An
             if summary.preview is None:
                 summary.preview = block.detached()[torch.arange(min(ROWS, len(block)))]
             summary.add(block)
+    source.settle(before)
     if summary.rows:
         summary.model = before
         summary.head = source.reader.head if detector.needs.head and source.reader is not None else None
         summary.about = {"probabilities": source.probabilities, "layouts": dict(source.layouts)}
+        summary.about["autocast"] = source.fitted_autocast
         source.classes = class_names(source.classes, summary.n_classes, data, source.bare)
         about = {"classes": source.classes and list(source.classes), "columns": source.columns}
         summary.about |= {name: value for name, value in about.items() if value is not None}
-    source.settle(before)
 
 
 def add_up(summary: Summary, ranks: Ranks) -> Summary:
@@ -117,3 +118,4 @@ def follow(source: Source, detector: Detector, summary: Summary) -> None:
     source.columns = checked_columns(summary.about.get("columns"))
     source.follow(blocks, summary.about.get("layouts", {}), needs)
     source.settle()
+    source.fitted_autocast = summary.about.get("autocast")

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from igeood.errors import InputError
+from igeood.errors import InputError, UnsuitedError
 
 Layers = Literal["auto"] | Iterable[str]
 MOST_LAYERS = 6
@@ -56,7 +56,10 @@ def known_layers(modules: Mapping[str, nn.Module], names: Iterable[str]) -> list
             close = difflib.get_close_matches(layer, modules, n=3, cutoff=0.3) or list(modules)[:3]
             raise InputError(f"no {name!r} in the model", argument="layers", cure=f"near names: {', '.join(close)}")
         if isinstance(modules[layer], torch.jit.ScriptModule):
-            raise InputError(f"{name!r} is scripted or traced", argument="layers", cure="name others, or use black_box")
+            cure = "name others, use black_box, or give the eager model"
+            raise UnsuitedError(
+                f"{name!r} is in a scripted or traced graph, which has no hooks", argument="layers", cure=cure
+            )
         layers[layer] = None
     return list(layers)
 

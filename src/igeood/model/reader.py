@@ -46,6 +46,8 @@ class Reader:
     ----------
     blocks : dict of str
         The layer of each block of features.
+    weight : Tensor, optional
+        One that has the model's device and precision.
     """
 
     def __init__(
@@ -73,11 +75,11 @@ class Reader:
         self._hooked = {self.modules[layer] for layer in self.blocks.values()}
         weights = [weight for weight in model.parameters() if weight.is_floating_point()] or [*model.parameters()]
         dtype = mode(weight.dtype for weight in weights) if weights else None
-        self._weight = next((each for each in weights if each.dtype == dtype), None)  # has device and precision
+        self.weight = next((each for each in weights if each.dtype == dtype), None)
 
     def place(self, batch: Batch) -> Batch:
         """A copy of the batch on the model's device, in its precision: the model may work in place."""
-        weight = self._weight
+        weight = self.weight
         inputs = dict(batch.inputs)
         for name, value in inputs.items():
             if isinstance(value, Tensor):
@@ -93,7 +95,7 @@ class Reader:
             lock = _locks.setdefault(self.bare, threading.RLock())
         with lock, ExitStack() as stack:
             for module in list(self.model.modules()):
-                if module.training:
+                if getattr(module, "training", False):  # frozen TorchScript has no modes
                     module.training = False
                     stack.callback(setattr, module, "training", True)
             for module in modules:
@@ -214,6 +216,11 @@ def reader_for(model: nn.Module, batch: Batch, needs: Needs, layers: Sequence[st
     if len(batch) == 0:
         raise InputError("empty", argument="x", cure="a sample is needed to find the layers: give one")
     trace = Reader(model, layers or ()).trace(batch)
+    if not trace.calls:
+        problem = "no module inside of the model is called: a scripted, traced or exported graph has none to hook"
+        raise UnsuitedError(
+            problem, argument="model", cure="use black_box, or give the eager model that it was made of"
+        )
     head = [] if trace.head is None else [HEAD]
     if layers is None:
         ends = needs.layers(trace) if callable(needs.layers) else trace.block_ends()

@@ -2,14 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from inspect import signature
 from typing import Any
 
 from torch import nn
 
 from igeood import guard as guards
 from igeood.detectors import METHODS
-from igeood.errors import InputError
 from igeood.guard import Guard, summarise
 from igeood.work.scoring import open_logits
 
@@ -26,9 +24,6 @@ def build(model: nn.Module | None, options: Mapping[str, Any]) -> Guard:
         is_white = method is not None and (method.needs_layers or (method.needs.reads_layers and has_layers))
         access = "white-box" if is_white else "black-box"
     builder = getattr(guards, access.replace("-", "_"))
-    for name in chosen.keys() - signature(builder).parameters:
-        cure = "leave it out, or choose another {access}"
-        raise InputError(f"a {access} guard has no such option", argument=name, cure=cure)
     guard: Guard = builder(model, **chosen)
     return guard.with_options(**options["options"]) if options["options"] else guard
 
