@@ -7,6 +7,7 @@ from igeood.version import __version__
 
 # Names are imported on first use, from their homes: `igeood --help` should not wait for torch. Types: __init__.pyi.
 _HOMES = {
+    "checking": "Check check",
     "comparison": "compare",
     "detectors": "METHODS Detector Energy Igeood IgeoodFeatures IgeoodLogits IgeoodPlus Mahalanobis MaxSoftmax Odin",
     "detectors.registry": "detector register",

@@ -3,6 +3,8 @@ from igeood import errors as errors
 from igeood import geometry as geometry
 from igeood import guard as guard
 from igeood import metrics as metrics
+from igeood.checking import Check as Check
+from igeood.checking import check as check
 from igeood.comparison import compare as compare
 from igeood.detectors import METHODS as METHODS
 from igeood.detectors import Detector as Detector

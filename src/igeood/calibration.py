@@ -11,7 +11,7 @@ Ties must stay ties: a sample scored again in another batch, thread or version m
 import math
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -196,18 +196,14 @@ class Calibration:
     def by_class(self, confidence: float = 0.95) -> list[ClassShare]:
         """The share of the calibration samples of each predicted class that is kept, the smallest first.
 
-        The interval is Clopper and Pearson's. Classes without samples are not listed.
+        Classes without samples are not listed.
         """
         if self.labels is None:
             return []
-        from scipy.stats import beta  # noqa: PLC0415 (slow to import)
-
         limits = self.thresholds(torch.arange(self.n_classes))
         n = torch.bincount(self.labels, minlength=self.n_classes).numpy()
         kept = torch.bincount(self.labels[self.scores <= limits[self.labels]], minlength=self.n_classes).numpy()
-        low = np.where(kept > 0, beta.ppf((1.0 - confidence) / 2.0, kept, n - kept + 1), 0.0)
-        high = np.where(kept < n, beta.ppf((1.0 + confidence) / 2.0, kept + 1, n - kept), 1.0)
-        columns = (n, kept / np.maximum(n, 1), low, high, limits.numpy())
+        columns = (n, kept / np.maximum(n, 1), *exact_interval(kept, n, confidence), limits.numpy())
         shares = [ClassShare(c, *(column[c].item() for column in columns)) for c in np.flatnonzero(n).tolist()]
         return sorted(shares, key=lambda share: (share.kept, -share.n))
 
@@ -236,6 +232,19 @@ class Calibration:
             name = label if self.classes is None else self.classes[label]
             lines.append(f"  class {name}: {kept:.1%} of {n} samples are kept ({low:.1%} to {high:.1%})")
         return "\n".join(lines)
+
+
+def exact_interval(kept: Any, n: Any, confidence: float = 0.95) -> tuple[Values, Values]:
+    """Clopper and Pearson's interval of a share of which `kept` of n samples were seen, for arrays too.
+
+    >>> [round(float(end), 3) for end in exact_interval(19, 20)]
+    [0.751, 0.999]
+    """
+    from scipy.stats import beta  # noqa: PLC0415 (slow to import)
+
+    low = np.where(kept > 0, beta.ppf((1.0 - confidence) / 2.0, kept, n - kept + 1), 0.0)
+    high = np.where(kept < n, beta.ppf((1.0 + confidence) / 2.0, kept + 1, n - kept), 1.0)
+    return low, high
 
 
 def threshold(

@@ -182,7 +182,7 @@ def compare(
     seed : int
         Of the resamples that standard errors are from.
     """
-    sets = _named_sets(ood, model)
+    sets = named_sets(ood, model)
     if not sets:
         raise InputError("empty", argument="ood", cure="give at least one OOD set, as a loader or by name")
     source = Source(model, layers)
@@ -340,7 +340,7 @@ def _covers(summary: Summary, detector: Detector) -> bool:
     return False
 
 
-def _named_sets(ood: Any, model: nn.Module | None) -> dict[str, Any]:
+def named_sets(ood: Any, model: nn.Module | None) -> dict[str, Any]:
     """OOD sets by name; a mapping with a keyword of the model's is one batch."""
     keywords: set[str] = set()
     if model is not None:

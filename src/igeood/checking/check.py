@@ -11,16 +11,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from igeood.calibration import exact_interval
-from igeood.checking.faults import Fault, Usual, faults_for, on_inputs
+from igeood.checking.faults import Fault, Usual, faults_for, on_inputs, tokens_there
 from igeood.checking.result import Check, Example, FaultResult, OodResult, Share
-from igeood.checking.sampling import Sample, joined
+from igeood.checking.sampling import Sample
 from igeood.comparison import named_sets
 from igeood.errors import InputError
 from igeood.guard import Guard, Verdict
 from igeood.guard.identity import draw
 from igeood.metrics import auroc
 from igeood.model.batch import Batch
-from igeood.outputs import Outputs
 from igeood.terminal import Progress, progress_bars
 
 Faults = Literal["auto"] | Mapping[str, Callable[[Tensor], Tensor]] | None
@@ -93,7 +92,7 @@ def check(
     if not (faults is None or faults == "auto" or isinstance(faults, Mapping)):
         raise InputError(f"expected 'auto', None or functions by name; got {faults!r}", argument="faults")
     sets = {} if ood is None else named_sets(ood, guard.source.model)
-    with progress_bars() as report:
+    with progress_bars(lines=False) as report:
         known = _read(guard, held_out, "held_out", Sample(limit), seed, report)
         if not known.columns:
             problem = f"{known.left_out} of them were seen before" if known.left_out else "no sample"
@@ -116,6 +115,7 @@ def check(
         faults=results,
         no_faults=no_faults,
         ood=foreign,
+        calibration=guard.calibration,  # type: ignore[arg-type]
         guard=repr(guard),
         usual=usual[0] if usual else None,
         decode=decode,
@@ -165,15 +165,16 @@ def _kept(guard: Guard, known: Pass) -> dict[str, Any]:
     answers, labels = known.column("label"), known.column("true")
     tpr = guard.calibration.tpr  # type: ignore[union-attr]
 
-    def share(name: str, rows: NDArray[np.bool_]) -> Share:
+    def share(name: str, rows: NDArray[np.bool_], of: int = 1) -> Share:
         n = int(rows.sum())
         kept = int(is_kept[rows].sum())
         low, high = (float(end) for end in exact_interval(kept, n))
-        return Share(name, n, kept / n, low, high, high < tpr)
+        below = exact_interval(kept, n, 1.0 - 0.05 / of)[1] < tpr  # of so many classes none is marked by chance
+        return Share(name, n, kept / n, low, high, bool(below))
 
     def by(column: NDArray[Any]) -> list[Share]:
         present = np.unique(column[column >= 0]).tolist()
-        shares = [share(_named(guard, label), column == label) for label in present]
+        shares = [share(_named(guard, label), column == label, len(present)) for label in present]
         return sorted(shares, key=lambda one: (one.kept, -one.n))
 
     has_label = labels >= 0
@@ -246,7 +247,7 @@ def _examples(guard: Guard, batch: Batch) -> list[Example]:
     verdict = guard.predict(batch, on_error="refuse")
     explained = guard.explain(batch)
     return [
-        Example(batch.x[row].cpu(), _named(guard, one.label), one.is_ood, explained.reason(row))
+        Example(tokens_there(batch, row).cpu(), _named(guard, one.label), one.is_ood, explained.reason(row))
         for row, one in enumerate(verdict)
     ]
 

@@ -19,7 +19,7 @@ Fault = Callable[[Batch, "Usual", Generator], Batch]
 Change = Callable[[Tensor, "Usual", Generator], Tensor]  # of the inputs alone
 WORDS = 3  # of a text of which only the first ones arrive
 GRID = 4  # patches along each side of an image
-COARSE = 8  # pixels along each side of a pixelated image
+COARSE = 4  # pixels along each side that become one, in a pixelated image
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +93,7 @@ def _blurred(x: Tensor, *_: object) -> Tensor:
 
 
 def _pixelated(x: Tensor, *_: object) -> Tensor:
-    coarse = functional.adaptive_avg_pool2d(x, [min(COARSE, side) for side in x.shape[2:]])
+    coarse = functional.adaptive_avg_pool2d(x, [max(2, side // COARSE) for side in x.shape[2:]])
     return functional.interpolate(coarse, x.shape[2:])
 
 
@@ -182,6 +182,12 @@ def _are_words(batch: Batch) -> Tensor:
         if len(tokens) > 1 and bool((tokens == tokens[0]).all()):
             there = there & (places != place)
     return there
+
+
+def tokens_there(batch: Batch, row: int) -> Tensor:
+    """The input of one sample; of a text, the tokens that the mask shows."""
+    name = _mask_name(batch) if kind_of(batch) == "tokens" else None
+    return batch.x[row] if name is None else batch.x[row][batch.inputs[name][row].bool()]
 
 
 def _with_words(batch: Batch, words: Tensor) -> Batch:

@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from igeood.calibration import Calibration
 from igeood.checking.faults import Usual
-from igeood.errors import import_extra
+from igeood.errors import Finding, import_extra
 
 WORST = 5  # classes in a text
 MANY = 0.1  # of the samples: so many silent failures are worth a sentence
@@ -111,10 +112,11 @@ class Check:
     faults: list[FaultResult]
     no_faults: str
     ood: list[OodResult]
+    calibration: Calibration
     guard: str = ""
     usual: Usual | None = None
     decode: Callable[[Tensor], str] | None = None
-    findings: list[Any] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
 
     @property
     def advice(self) -> list[str]:
@@ -227,7 +229,10 @@ def _tables(check: Check) -> Iterable[str]:
     yield f"Promise: {check.promise}."
     for title, shares in (("class", check.by_true), ("taken for", check.by_predicted)):
         if shares:
-            rows = [[s.name, str(s.n), percent(s.kept), f"{percent(s.low)} to {percent(s.high)}", "!" * s.below] for s in shares]
+            rows = [
+                [s.name, str(s.n), percent(s.kept), f"{percent(s.low)} to {percent(s.high)}", "!" * s.below]
+                for s in shares
+            ]
             yield from ["", *table([[title, "n", "kept", "interval", ""], *rows[:WORST]])]
             if len(shares) > WORST:
                 yield f"… and {len(shares) - WORST} classes that are kept more often"

@@ -86,6 +86,11 @@ class Explanation:
             rarest.setdefault(name.rpartition(": ")[0], share)
         return [f"{place}: {one_in(share)}{self._near(place, row)}" for place, share in rarest.items()]
 
+    def reason(self, row: int) -> str:
+        """What of a sample is rarest, or adds most to its score, in a few words."""
+        places = self._rarest(row) if self.rarity is not None else self._largest(row)
+        return places[0].partition(" (")[0]
+
     def rarities(self, row: int) -> dict[str, float]:
         """The share of known inputs that are as extreme, by column, for one sample; empty if the method has none."""
         return {} if self.rarity is None else dict(zip(self.columns, self.rarity[row].tolist(), strict=True))

@@ -29,7 +29,8 @@ def save(guard: Guard, path: str | os.PathLike[str]) -> None:
     guard.source.check_weights(strict=True)
     detector = guard.detector
     tensors = {f"detector.{name}": value for name, value in detector.state().items()}
-    seen = {"fitted_on": guard.fitted_on, **{f"tuned_on.{i}": part for i, part in enumerate(guard.tuned_on)}}
+    seen = {"fitted_on": guard.fitted_on, "calibrated_on": guard.calibrated_on}
+    seen |= {f"tuned_on.{i}": part for i, part in enumerate(guard.tuned_on)}
     for name, samples in seen.items():
         tensors[name] = torch.from_numpy(samples.keys.view(np.int64).copy())
     record: dict[str, Any] = {
@@ -144,7 +145,8 @@ def _restored(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Modu
     source.fitted_autocast = record["autocast"]
     guard = Guard(detector, source, record["access"])
     guard.fitted_on = _seen(record, tensors, "fitted_on")
-    guard.tuned_on = tuple(_seen(record, tensors, name) for name in record["seen"] if name != "fitted_on")
+    guard.calibrated_on = _seen(record, tensors, "calibrated_on")
+    guard.tuned_on = tuple(_seen(record, tensors, name) for name in record["seen"] if name.startswith("tuned_on"))
     params, epsilon = record["untuned"]
     guard._first = (type(detector)(**params).params(), float(epsilon))
     findings = record["health"]

@@ -66,6 +66,7 @@ class Guard:
         self.preparation: dict[str, Any] | None = None  # how images become inputs, where the command line made them
         self.fitted_on = Seen()
         self.tuned_on: tuple[Seen, ...] = ()  # one for each time that `tune` was called
+        self.calibrated_on = Seen()
         self.highest: float | None = None  # score of a training sample, where they were looked at
         self.findings: dict[str, list[Finding]] = {}  # by step, in their order
         self._first = (detector.params(), self.source.epsilon)  # what `fit` starts from, whatever `tune` has chosen
@@ -280,6 +281,7 @@ class Guard:
         identified = bool(rows["identified"].all())
         unseen = Unseen.of(keys, identified, self.fitted_on, self.tuned_on, needed)
         used = torch.from_numpy(unseen.is_used)
+        self.calibrated_on = Seen(np.sort(keys[unseen.is_used]), identified)
         self.calibration = Calibration(
             rows["score"][used],
             tpr,

@@ -1,0 +1,114 @@
+"""The page of a check: one HTML file that needs no other and asks nothing of any network."""
+
+import base64
+import io
+import math
+import os
+import re
+from collections.abc import Sequence
+from datetime import date
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup, escape
+from torch import Tensor
+
+from igeood.checking.result import Check, Example, FaultResult, percent
+from igeood.checking.watching import watched
+from igeood.errors import InputError, import_extra
+from igeood.files import write_whole
+from igeood.version import __version__
+
+SIDE = 96  # pixels of a picture's longer side, where it is larger
+WORDS = 200  # characters of a text
+LABELLED = 0.03  # silent failures that are named in the chart
+FIRST_CLASSES = 12  # bars before the page is unfolded
+WIDTH, HEIGHT, EDGE, GAP = 560, 380, 46, 15  # of the chart of faults; of its margin, and between two labels
+
+
+def write(check: Check, path: str | os.PathLike[str], verdicts: Sequence[str]) -> None:
+    """Write the page; see `Check.report`."""
+    target = Path(path)
+    if target.is_dir() or not target.parent.is_dir():
+        problem = "is a folder" if target.is_dir() else "its folder does not exist"
+        raise InputError(f"{path}: {problem}", argument="path", cure="name a file, such as report.html")
+    seen = watched(verdicts, check.calibration) if verdicts else None
+    write_whole(target, page(check, seen).encode())
+
+
+def page(check: Check, seen: Any = None) -> str:
+    """The page's HTML."""
+    files = resources.files("igeood.checking")
+    template, style = (files.joinpath(name).read_text(encoding="utf-8") for name in ("template.html", "style.css"))
+    pages = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    pages.filters |= {"percent": percent, "count": "{:,}".format, "strong": strong}
+    shown = {"look": lambda example: look(example, check), "chart": chart(check.faults)}
+    return pages.from_string(template).render(
+        check=check,
+        watched=seen,
+        style=Markup(style),  # noqa: S704 (our own file)
+        version=__version__,
+        made_on=date.today(),
+        first=FIRST_CLASSES,
+        **shown,
+    )
+
+
+def strong(text: str) -> Markup:
+    """A sentence with its percentages in bold."""
+    return Markup(re.sub(r"(\d[\d.]*%)", r"<strong>\1</strong>", str(escape(text))))  # noqa: S704 (it is escaped)
+
+
+def look(example: Example, check: Check) -> Markup:
+    """A sample as the page shows it: a picture, or a text."""
+    x = example.x
+    if x.ndim == 3 and check.usual is not None:
+        alt = f"taken for {example.answer}, {'refused' if example.is_ood else 'kept'}"
+        return Markup('<img src="{}" alt="{}">').format(picture(_pixels(x, check)), alt)
+    if x.is_floating_point():
+        text = ", ".join(f"{float(value):.3g}" for value in x.flatten()[:8]) + (", …" if x.numel() > 8 else "")
+    else:
+        text = " ".join(map(str, x.tolist())) if check.decode is None else check.decode(x)
+    return Markup("<q>{}</q>").format(text[:WORDS] + ("…" if len(text) > WORDS else ""))
+
+
+def _pixels(x: Tensor, check: Check) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """An image (C, H, W) as bytes (3, H, W), from black to white as the held-out ones are."""
+    low, high = check.usual.low[0].cpu(), check.usual.high[0].cpu()  # type: ignore[union-attr]
+    scaled = ((x - low) / (high - low).clamp(min=1e-12)).clamp(0.0, 1.0).nan_to_num()
+    channels = scaled[:3] if len(scaled) >= 3 else scaled[:1].expand(3, -1, -1)
+    return (255 * channels).round().byte().numpy()
+
+
+def picture(image: np.ndarray[Any, np.dtype[np.uint8]], side: int = SIDE) -> str:
+    """An image (3, H, W) as the address of a PNG that is in the address itself."""
+    pillow = import_extra("PIL.Image", "data")
+    content = io.BytesIO()
+    drawn = pillow.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0)))
+    drawn.thumbnail((side, side))
+    drawn.save(content, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()
+
+
+def chart(faults: Sequence[FaultResult]) -> dict[str, Any]:
+    """Where each fault lies: refused to the right, changed upwards, silent failures as area; labels do not overlap."""
+    dots = [
+        {
+            "x": EDGE + one.refused * (WIDTH - 2 * EDGE),
+            "y": HEIGHT - EDGE - one.changed * (HEIGHT - 2 * EDGE),
+            "r": max(3.0, 30.0 * math.sqrt(one.silent)),
+            "name": one.name,
+            "is_silent": one.silent >= LABELLED,
+            "title": f"{one.name}: {percent(one.refused)} refused, {percent(one.changed)} changed, "
+            f"{percent(one.silent)} silent",
+        }
+        for one in faults
+        if not one.problem
+    ]
+    above = -math.inf
+    for dot in sorted((dot for dot in dots if dot["is_silent"]), key=lambda dot: dot["y"]):
+        above = dot["label"] = max(dot["y"] + 4, above + GAP)
+    return {"dots": sorted(dots, key=lambda dot: -dot["r"]), "width": WIDTH, "height": HEIGHT, "edge": EDGE}
