@@ -216,11 +216,17 @@ def _resampled(known: Scores, ood: list[Scores], tpr: float, seed: int) -> Itera
     order = inside.argsort(axis=1)
     inside = np.take_along_axis(inside, order, axis=1)
     for _ in range(RESAMPLES):
-        counts = np.bincount(random.integers(n, size=n), minlength=n)
-        places = (counts[order].cumsum(axis=1) < kept).sum(axis=1, keepdims=True)
+        counts = _drawn(n, random).astype(np.int16)  # small, so that they stay in the cache
+        places = (counts.take(order).cumsum(axis=1, dtype=np.int32) < kept).sum(axis=1, keepdims=True)
         thresholds = np.take_along_axis(inside, places, axis=1)  # (M, 1)
-        drawn = [scores[:, random.integers(scores.shape[1], size=scores.shape[1])] for scores in outside]
-        yield np.mean([(scores > thresholds).mean(axis=1) for scores in drawn], axis=0)
+        weights = [_drawn(scores.shape[1], random).astype(np.float32) for scores in outside]
+        refused = [(o > thresholds).astype(np.float32) @ w / len(w) for o, w in zip(outside, weights, strict=True)]
+        yield np.mean(refused, axis=0, dtype=np.float64)
+
+
+def _drawn(n: int, random: np.random.Generator) -> NDArray[np.int64]:
+    """How often each of n rows is drawn, in n draws with replacement."""
+    return np.bincount(random.integers(n, size=n), minlength=n)
 
 
 def _errors(tnr: dict[str, dict[str, float]], draws: NDArray[np.float64]) -> tuple[dict[str, float], list[str]]:
