@@ -221,33 +221,44 @@ def _try_fault(
     broken: list[Batch] = []
     n = sum(map(len, kept))
     try:
-        for batch, of, before in zip(kept, usual, clean, strict=True):
-            after = fault(batch, of, generator)
-            if len(after) != len(batch):
-                raise InputError(f"returned {len(after)} samples for {len(batch)}")
-            if after.x.is_floating_point() and not bool(after.x.isfinite().all()):
-                raise InputError("returned NaN or infinity")
-            verdict = guard.predict(after)
+        for batch, of, clear in zip(kept, usual, clean, strict=True):
+            faulty = fault(batch, of, generator)
+            verdict = guard.predict(faulty)  # raises for NaN
+            _check_length(faulty, len(batch))
             refused.append(torch.as_tensor(verdict.is_ood).cpu())
-            changed.append(torch.as_tensor(verdict.label != before.label).cpu())
-            broken.append(after)
+            changed.append(torch.as_tensor(verdict.label != clear.label).cpu())
+            broken.append(faulty)
     except Exception as error:  # noqa: BLE001 (of somebody's function, or of the model)
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         return FaultResult(name, n, problem=reason)
     silent = [c & ~r for c, r in zip(changed, refused, strict=True)]
     group = next((i for i, each in enumerate(silent) if each.any()), 0)
     row = int(silent[group].int().argmax())
-    examples = [_examples(guard, part[group][row : row + 1])[0] for part in (kept, broken)]
-    shares = [float(torch.cat(each).double().mean()) for each in (refused, changed, silent)]
-    return FaultResult(name, n, *shares, *examples)
+    before, after = (_examples(guard, part[group][row : row + 1])[0] for part in (kept, broken))
+    shares = {"refused": refused, "changed": changed, "silent": silent}
+    means = {name: float(torch.cat(each).double().mean()) for name, each in shares.items()}
+    return FaultResult(name, n, **means, before=before, after=after)  # type: ignore[arg-type]
+
+
+def _check_length(batch: Batch, n: int) -> None:
+    if len(batch) != n:
+        raise InputError(f"{len(batch)} samples for {n}")
 
 
 def _examples(guard: Guard, batch: Batch) -> list[Example]:
     """Samples with what the guard says of them."""
     verdict = guard.predict(batch, on_error="refuse")
     explained = guard.explain(batch)
+    sure: Any = explained.probability
     return [
-        Example(tokens_there(batch, row).cpu(), _named(guard, one.label), one.is_ood, explained.reason(row))
+        Example(
+            tokens_there(batch, row).cpu(),
+            _named(guard, one.label),
+            float(sure[row][0]),
+            one.p_value,
+            one.is_ood,
+            explained.reason(row),
+        )
         for row, one in enumerate(verdict)
     ]
 

@@ -41,9 +41,9 @@ class Usual:
         """Of the samples of a batch."""
         x = batch.x.double()
         axes = [axis for axis in range(x.ndim) if axis != 1]
-        moments = [reduce(x, axes, keepdim=True).to(batch.x) for reduce in (torch.amin, torch.amax, torch.mean)]
+        low, high, mean = (reduce(x, axes, keepdim=True).to(batch.x) for reduce in (torch.amin, torch.amax, torch.mean))
         words = batch.x[_are_words(batch)] if kind_of(batch) == "tokens" else batch.x.new_zeros(0)
-        return cls(*moments, x.std(axes, keepdim=True, correction=0).to(batch.x), words)
+        return cls(low, high, mean, x.std(axes, keepdim=True, correction=0).to(batch.x), words)
 
 
 def kind_of(batch: Batch) -> Kind | None:
@@ -93,7 +93,8 @@ def _blurred(x: Tensor, *_: object) -> Tensor:
 
 
 def _pixelated(x: Tensor, *_: object) -> Tensor:
-    coarse = functional.adaptive_avg_pool2d(x, [max(2, side // COARSE) for side in x.shape[2:]])
+    height, width = (max(2, side // COARSE) for side in x.shape[2:])
+    coarse = functional.adaptive_avg_pool2d(x, (height, width))
     return functional.interpolate(coarse, x.shape[2:])
 
 
@@ -109,7 +110,7 @@ def _shuffled(x: Tensor, _: Usual, draw: Generator) -> Tensor:
     patches = patches[:, :, :GRID, :GRID]
     rows, columns = patches.shape[2:4]
     order = torch.randperm(rows * columns, generator=draw)
-    patches = patches.flatten(2, 3)[:, :, order].unflatten(2, (rows, columns)).permute(0, 1, 2, 4, 3, 5)
+    patches = patches.flatten(2, 3)[:, :, order].reshape(patches.shape).permute(0, 1, 2, 4, 3, 5)
     result = x.clone()
     inner = patches.flatten(4, 5).flatten(2, 3)
     result[:, :, : inner.shape[2], : inner.shape[3]] = inner

@@ -26,7 +26,9 @@ SIDE = 96  # pixels of a picture's longer side, where it is larger
 WORDS = 200  # characters of a text
 LABELLED = 0.03  # silent failures that are named in the chart
 FIRST_CLASSES = 12  # bars before the page is unfolded
-WIDTH, HEIGHT, EDGE, GAP = 560, 380, 46, 15  # of the chart of faults; of its margin, and between two labels
+WIDTH, HEIGHT = 560, 380  # of the chart of faults
+EDGE = 46  # its margin
+GAP = 15  # between two labels
 
 
 def write(check: Check, path: str | os.PathLike[str], verdicts: Sequence[str]) -> None:
@@ -95,7 +97,7 @@ def picture(image: np.ndarray[Any, np.dtype[np.uint8]], side: int = SIDE) -> str
 
 def chart(faults: Sequence[FaultResult]) -> dict[str, Any]:
     """Where each fault lies: refused to the right, changed upwards, silent failures as area; labels do not overlap."""
-    dots = [
+    dots: list[dict[str, Any]] = [
         {
             "x": EDGE + one.refused * (WIDTH - 2 * EDGE),
             "y": HEIGHT - EDGE - one.changed * (HEIGHT - 2 * EDGE),

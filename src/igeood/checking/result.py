@@ -30,10 +30,12 @@ class Share:
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """One sample: its input, the classifier's answer, whether it is refused, and what of it is rare."""
+    """One sample: its input, the classifier's answer and how sure it is, the verdict, and what of it is rare."""
 
     x: Tensor
     answer: str
+    confidence: float
+    p_value: float
     is_ood: bool
     reason: str
 
@@ -225,7 +227,8 @@ def _tables(check: Check) -> Iterable[str]:
     kept = check.kept
     lost = f"; {check.left_out} that were seen before are left out" if check.left_out else ""
     unread = f"; {check.unread} could not be read" if check.unread else ""
-    yield f"Kept {percent(kept.kept)} of {kept.n} held-out samples ({percent(kept.low)} to {percent(kept.high)}){lost}{unread}."
+    interval = f"{percent(kept.low)} to {percent(kept.high)}"
+    yield f"Kept {percent(kept.kept)} of {kept.n} held-out samples ({interval}){lost}{unread}."
     yield f"Promise: {check.promise}."
     for title, shares in (("class", check.by_true), ("taken for", check.by_predicted)):
         if shares:

@@ -13,7 +13,8 @@ from igeood.work.verdicts import watch
 
 POINTS = 400  # of the curve
 SHOWN = 3  # alarms in words
-WIDTH, HEIGHT, EDGE = 560, 220, 40
+WIDTH, HEIGHT = 560, 220
+EDGE = 40
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,10 +60,8 @@ class Watched:
         x = EDGE + starts / max(1, len(self.evidence) - 1) * (WIDTH - 2 * EDGE)
         y = HEIGHT - EDGE - peaks / top * (HEIGHT - 2 * EDGE)
         line = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
-        return {"line": line, "limit": HEIGHT - EDGE - limit / top * (HEIGHT - 2 * EDGE), "width": WIDTH} | {
-            "height": HEIGHT,
-            "edge": EDGE,
-        }
+        alarm = HEIGHT - EDGE - limit / top * (HEIGHT - 2 * EDGE)
+        return {"line": line, "limit": alarm, "width": WIDTH, "height": HEIGHT, "edge": EDGE}
 
     def _input(self, number: int) -> str:
         name = self.names.get(number, number)

@@ -11,7 +11,7 @@ import click
 from igeood.errors import Finding, IgeoodError, IgeoodWarning
 from igeood.version import __version__
 
-_ON_GUARDS = ("calibrate", "export", "fit", "merge", "monitor", "score", "serve", "tune")
+_ON_GUARDS = ("calibrate", "check", "export", "fit", "merge", "monitor", "score", "serve", "tune")
 COMMANDS = {  # imported when they are asked for
     **{name: f"igeood.cli.{name}" for name in _ON_GUARDS},
     **dict.fromkeys(("bench", "data", "demo", "paper", "report", "train"), "igeood.bench.commands"),

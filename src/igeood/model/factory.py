@@ -2,10 +2,10 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors import safe_open
@@ -19,16 +19,20 @@ SHOWN = 300  # letters of torch's list of the keys that differ
 
 def make_model(spec: str) -> nn.Module:
     """The model that MODULE:NAME is, or makes. The module's code runs; the current folder is searched too."""
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        model = resolve_name(spec)
-        model = model if isinstance(model, nn.Module) else model()
-    except (Exception, SystemExit) as error:  # of the user's own code
-        problem = f"{spec} failed: {type(error).__name__}: {error}"
-        raise InputError(problem, argument="model", cure="give MODULE:NAME, such as nets:make_model") from error
+    model = resolved(spec, "model", lambda found: found if isinstance(found, nn.Module) else found())
     if not isinstance(model, nn.Module):
         raise InputError(f"{spec} is {type(model).__name__}, no torch.nn.Module nor what makes one", argument="model")
     return model
+
+
+def resolved(spec: str, argument: str, use: Callable[[Any], Any] = lambda found: found) -> Any:
+    """What MODULE:NAME is, in use; errors of the user's code name the argument."""
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return use(resolve_name(spec))
+    except (Exception, SystemExit) as error:  # of the user's own code
+        problem = f"{spec} failed: {type(error).__name__}: {error}"
+        raise InputError(problem, argument=argument, cure="give MODULE:NAME, such as nets:make_model") from error
 
 
 def read_weights(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:

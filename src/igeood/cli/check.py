@@ -1,0 +1,143 @@
+"""`igeood check`: one's own guard on one's own data, with a report."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from igeood.cli import _shared
+from igeood.errors import InputError
+from igeood.terminal import FILE, seed_option, show
+
+if TYPE_CHECKING:
+    from igeood.guard import Guard
+
+_DATA = "Held-out samples: a folder of images, an .npz of inputs, logits files, or a table of texts."
+_SETS = "OOD samples of the same kind, as NAME=DATA. Repeatable."
+
+
+def _named(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
+    """Sets by name from NAME=DATA."""
+    pairs = [text.partition("=") for text in texts]
+    if not all(name and data for name, _, data in pairs) or len({name for name, _, _ in pairs}) < len(pairs):
+        raise click.BadParameter("expected NAME=DATA, each name once")
+    return {name: data for name, _, data in pairs}
+
+
+@click.command()
+@click.argument("guard", type=click.Path())
+@click.option("--data", required=True, type=click.Path(), help=_DATA)
+@click.option("--ood", metavar="NAME=DATA", multiple=True, callback=_named, help=_SETS)
+@click.option("--out", type=FILE, help="Write the report here (.html).")
+@click.option("--verdicts", multiple=True, type=click.Path(), help="Files of `igeood score`, to watch. Repeatable.")
+@click.option("--limit", default=500, type=click.IntRange(min=1), help="Samples that faults are made of, at most.")
+@click.option("--faults/--no-faults", default=True, help="Try faults, which need the model.")
+@click.option("--size", type=click.IntRange(1, 4096), help="Height and width of images, if the guard has none.")
+@click.option("--mean", help="Mean of the images' normalisation, if the guard has none.")
+@click.option("--std", help="Standard deviation of the images' normalisation, if the guard has none.")
+@click.option("--text-column", metavar="NAME", help="Column of texts in a CSV or Parquet file.")
+@click.option("--tokenizer", metavar="MODULE:NAME", help="Function that makes the model's inputs of a list of texts.")
+@seed_option
+@_shared.guard_options
+def check(guard: str, data: str, ood: dict[str, str], out: str | None, **options: Any) -> None:
+    """See what GUARD would catch: held-out samples, faults made of them, and OOD sets.
+
+    A fault is what may go wrong with an input on its way: an image upside down, words in another order. Each has the
+    share that is refused, the share whose answer changes, and the share of silent failures: changed, and kept.
+
+    A folder of images may have a sub-folder for each class, named as the guard's classes. An .npz file for a model has
+    the inputs as `x`, and perhaps `labels`. The report needs no other file and no network.
+    """
+    from igeood.checking import check as check_guard
+
+    target = None if out is None else _shared.check_out(out, options["force"], guard, data, *ood.values(), guard=False)
+    loaded = _shared.load_guard(guard, options)
+    if options["size"] is not None:
+        from igeood.images import prepare
+
+        prepare(loaded, options["size"], options["mean"], options["std"])
+    decode = _decoder(options["tokenizer"])
+    sets = {name: _samples(each, loaded, options) for name, each in ood.items()}
+    chosen = {"faults": "auto" if options["faults"] else None, "limit": options["limit"], "seed": options["seed"]}
+    known = _samples(data, loaded, options, labelled=True)
+    result = check_guard(loaded, known, sets or None, decode=decode, **chosen)
+    if target is not None:
+        result.report(target, verdicts=options["verdicts"])
+    if options["as_json"]:
+        show(True, {**result.to_dict(), "out": target})
+        return
+    click.echo(repr(result) if target is None else f"{result!r}\n\nReport: {target}")
+
+
+def _samples(name: str, guard: "Guard", options: _shared.Options, *, labelled: bool = False) -> Any:
+    """Samples of a set, of the kind that the guard takes."""
+    if guard.source.model is None:
+        from igeood.work.scoring import open_logits
+
+        return open_logits(guard, [name], _shared.column_names(options), labelled=labelled)
+    if options["text_column"] is not None:
+        return list(_texts(name, guard, options, labelled=labelled))
+    if Path(name).suffix == ".npz":
+        return _arrays(name, labelled=labelled)
+    import torch
+
+    from igeood.images import ImageFolder
+
+    folder = ImageFolder(name, guard, batch=options["batch"], training=False)
+    names = [path.relative_to(name).parts[0] for path in folder.paths] if labelled else []
+    classes = guard.classes or ()
+    if names and {*names} <= {*classes}:
+        folder.labels = torch.tensor([classes.index(one) for one in names])
+    return folder
+
+
+def _arrays(name: str, *, labelled: bool) -> Any:
+    """Inputs `x` of a file, with `labels` where it has some."""
+    import numpy as np
+
+    with np.load(name, allow_pickle=False) as arrays:
+        if "x" not in arrays:
+            raise InputError(f"arrays {', '.join(arrays) or 'none'}", place=name, cure="name the inputs x")
+        return (arrays["x"], arrays["labels"]) if labelled and "labels" in arrays else arrays["x"]
+
+
+def _texts(name: str, guard: "Guard", options: _shared.Options, *, labelled: bool) -> Iterator[dict[str, Any]]:
+    """Batches of what the tokenizer makes of texts."""
+    import pyarrow as pa
+    import torch
+
+    from igeood.outputs import class_numbers
+    from igeood.tables import check_columns, open_table
+
+    tokenize = _function(options["tokenizer"])
+    column, label = options["text_column"], options["label_column"] or "label"
+    with open_table(Path(name)) as table:
+        check_columns(table, [column])
+        types = {column: pa.string()} | ({label: pa.string()} if labelled and label in table.names else {})
+        for block in table.batches(types):
+            for start in range(0, len(block), options["batch"]):
+                part = block.slice(start, options["batch"])
+                batch = dict(tokenize(part[column].cast(pa.string()).to_pylist()))
+                if label in types and guard.classes is not None:
+                    numbers = class_numbers(part[label].to_pylist(), guard.classes)
+                    batch["labels"] = torch.as_tensor(numbers)
+                yield batch
+
+
+def _function(spec: str | None) -> Callable[..., Any]:
+    if spec is None:
+        raise InputError("texts need one", argument="tokenizer", cure="give {tokenizer=MODULE:NAME}")
+    from igeood.model.factory import resolved
+
+    function = resolved(spec, "tokenizer")
+    if not callable(function):
+        raise InputError(f"{spec} is {type(function).__name__}, no function", argument="tokenizer")
+    return cast("Callable[..., Any]", function)
+
+
+def _decoder(spec: str | None) -> Callable[..., str] | None:
+    """What the tokenizer makes of tokens, if it can."""
+    tokenize = None if spec is None else _function(spec)
+    decode = getattr(tokenize, "decode", None)
+    return decode if callable(decode) else None
