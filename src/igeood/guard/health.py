@@ -155,7 +155,7 @@ def of_calibration(calibration: Calibration, n_tuned: int, highest: float | None
     is_new = highest is not None  # those of training samples differ
     yield from of_scores(scores, n, "calibration", "look whether these inputs are all the same" if is_new else _OF_TIES)
     if highest is not None and n >= FEW and float(scores[0]) > highest:
-        message = f"id_data: all {n} scores are above those of the training samples"
+        message = f"id_data: all {n} scores are above those of the training samples that were looked at"
         yield _warning("unlike-training", message, "prepare these samples as those, and look whether they are the same")
     n_tied = int((scores >= scores[-1] - ALIKE * scores[-1].abs()).sum())
     if n_tied < n and calibration.threshold >= float(scores[-1]) and n_tied > 1:
