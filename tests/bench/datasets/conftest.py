@@ -1,13 +1,10 @@
 """Small files of each official format, archives of them, and a web server on this machine."""
 
 import hashlib
-import http.server
 import io
 import tarfile
-import threading
 import zipfile
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -100,13 +97,8 @@ def packed():
 
 
 @pytest.fixture
-def web(tmp_path_factory):
+def web(file_server, tmp_path_factory):
     """A server of a folder's files."""
     folder = tmp_path_factory.mktemp("web")
-    handler = partial(http.server.SimpleHTTPRequestHandler, directory=folder)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        yield SimpleNamespace(url=f"http://127.0.0.1:{server.server_port}", folder=folder)
-        server.shutdown()
-        thread.join()
+    with file_server(folder) as address:
+        yield SimpleNamespace(url=address, folder=folder)

@@ -25,7 +25,7 @@ def serve(web, make, packed):
         content = packed(files | (foreign or {}), kind=name.partition(".")[2])
         (web.folder / name).write_bytes(content)
         layouts = {split: ((place,),) for split, place in zip(("train", "test"), SMALL, strict=True)}
-        download = Download(f"{web.url}/{name}", **{"checksum": make.md5(content), **options})
+        download = Download(f"{web.url}{name}", **{"checksum": make.md5(content), **options})
         return replace(DATASETS["cifar-10"], counts={"train": 3, "test": 2}, layouts=layouts, downloads=(download,))
 
     return put

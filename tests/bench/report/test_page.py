@@ -1,4 +1,4 @@
-"""The page: figures that follow from the files, nothing asked of others, and the same bytes each time."""
+"""The page: figures that follow from the files, nothing asked of others, the same bytes each time; in a browser."""
 
 import base64
 import hashlib
@@ -24,6 +24,10 @@ from igeood.cli import main
 
 DAY = date(2026, 1, 2)
 ADDRESSES = {"src", "href", "xlink:href", "srcset", "action", "data", "poster", "formaction", "background"}
+
+NAMELESS = """all => all.filter(e => !(e.getAttribute("alt") || e.getAttribute("aria-label") || e.textContent.trim()
+  || (e.labels && e.labels.length))).map(e => e.outerHTML.slice(0, 80))"""
+TABLE = "[data-metric=tnr] table"
 
 
 class Page(HTMLParser):
@@ -126,3 +130,27 @@ def test_what_the_user_must_fix(full, tmp_path):
     for words in ([tmp_path / "none"], [tmp_path], [full.folder, "--verdicts", tmp_path / "none.csv"]):
         assert CliRunner().invoke(main, ["report", *map(str, words)]).exit_code == 2
     assert not list(tmp_path.rglob("*.html"))
+
+
+def test_it_fits_has_names_for_those_who_do_not_see_it_and_sorts_by_mouse_and_by_keyboard(html, open_page, tmp_path):
+    (tmp_path / "report.html").write_text(html, encoding="utf-8")
+    for width in (390, 1280):
+        page = open_page((tmp_path / "report.html").as_uri(), width)
+        page.locator("details").evaluate_all("all => all.forEach(e => { e.open = true; })")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.locator("img, svg[role=img], button, input, [role=region], nav").evaluate_all(NAMELESS) == []
+
+    def averages():
+        rows = page.locator(f"{TABLE} tbody").first.locator("tr:not(.group)")
+        return [float(row.locator("td").last.inner_text()) for row in rows.all()]
+
+    button = page.locator(f"{TABLE} thead th").last.locator("button")
+    start = averages()
+    button.click()
+    assert averages() == sorted(start, reverse=True)
+    button.focus()
+    page.keyboard.press("Enter")
+    assert averages() == sorted(start)
+    page.get_by_label("AUROC", exact=True).check()
+    shown = "all => all.filter(e => e.offsetHeight).map(e => e.dataset.metric)"
+    assert page.locator("[data-metric]").evaluate_all(shown) == ["auroc"]
