@@ -1,10 +1,15 @@
+"""Sets load from their official layouts, files say what they hold, and damaged ones are named."""
+
 import gzip
+import itertools
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from igeood.bench.datasets import DATASETS, EMBEDDED, load
+from igeood.bench.datasets.images import Arrays, ImageSet
+from igeood.bench.datasets.records import read_cifar, read_idx, read_mat
 from igeood.errors import InputError
 
 PAPER = {"cifar-10": 10_000, "cifar-100": 10_000, "svhn": 10_000, "tiny-imagenet": 10_000, "lsun": 10_000}
@@ -99,3 +104,82 @@ def test_images_by_the_nearest_pixel(tmp_path, refused):
     assert smooth.contents() == nearest.contents()  # what was tuned on is still recognised
     with refused("name"):
         load("gaussian-nearest")
+
+
+def test_cifar_records_over_several_files_and_damaged_ones(tmp_path, make):
+    contents = [make.cifar(3, seed=1), make.cifar(2, seed=2)]
+    paths = (tmp_path / "a.bin", tmp_path / "b.bin")
+    for path, content in zip(paths, contents, strict=True):
+        path.write_bytes(content)
+    source, labels = read_cifar(paths, classes=10)
+    records = np.frombuffer(b"".join(contents), np.uint8).reshape(5, 3073)
+    np.testing.assert_array_equal(labels, records[:, 0])
+    np.testing.assert_array_equal(source.read(np.array([4, 0, 3])), records[[4, 0, 3], 1:].reshape(3, 3, 32, 32))
+    paths[0].write_bytes(make.cifar(40, classes=100))
+    assert read_cifar(paths[:1], classes=100)[1].tolist() == list(range(40))  # the fine labels
+    content = make.cifar(3)
+    for damaged in (content[:-1], content[:3073] + b"\x0a" + content[3074:]):  # a class that there is not
+        paths[1].write_bytes(damaged)
+        with pytest.raises(InputError, match=r"b\.bin"):
+            read_cifar(paths[1:], classes=10)
+
+
+def test_svhn_is_transposed_and_ten_is_zero_and_unverified_files_are_not_opened(tmp_path, make, monkeypatch):
+    x = make.mat(tmp_path / "test.mat")
+    images, labels = read_mat(tmp_path / "test.mat", make.md5((tmp_path / "test.mat").read_bytes()), limit=11)
+    assert (images.shape, images.dtype) == ((11, 3, 32, 32), np.uint8)
+    np.testing.assert_array_equal(images[7, 2], x[:, :, 2, 7])
+    assert labels.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
+    monkeypatch.setattr("scipy.io.loadmat", lambda *_, **__: pytest.fail("an unverified file was read"))
+    for checksum in (None, f"md5:{'0' * 32}"):
+        with pytest.raises(InputError, match=r"test\.mat"):
+            read_mat(tmp_path / "test.mat", checksum)
+
+
+def test_damaged_idx_files_are_refused(tmp_path, make):
+    images = np.arange(2 * 4 * 5, dtype=np.uint8).reshape(2, 4, 5)
+    content = make.idx(images)
+    (tmp_path / "x").write_bytes(content)
+    np.testing.assert_array_equal(read_idx(tmp_path / "x", dims=3), images)
+    bad = [b"", content[:3] + b"\x01" + content[4:], content[:-1], content[:4] + bytes(12)]
+    bad += [content[:4] + b"\xff" * 12 + content[16:], gzip.compress(content)[:-12]]
+    for i, changed in enumerate(bad):
+        path = tmp_path / ("x.gz" if i == 5 else "x")
+        path.write_bytes(changed)
+        with pytest.raises(InputError, match=path.name):
+            read_idx(path, dims=3)
+
+
+VALUES = np.random.default_rng(0).integers(0, 256, (10, 3, 32, 32), dtype=np.uint8)
+TEN = ImageSet("ten", "Ten", Arrays(VALUES), np.arange(10), np.arange(10) % 3, 3)
+
+
+def test_batches_subsets_and_limits_are_those_of_the_arrays():
+    for size in (1, 3, 99):
+        np.testing.assert_array_equal(np.concatenate(list(TEN.batches(size))), VALUES)
+    for key in (slice(2, 9, 3), [4, 4, 0], np.array([-1, 1]), np.arange(10) % 2 == 0, []):
+        rows = np.arange(10)[key]
+        np.testing.assert_array_equal(TEN[key].images(), VALUES[rows])
+        np.testing.assert_array_equal(TEN[key].labels, (np.arange(10) % 3)[rows])
+    np.testing.assert_array_equal(TEN[2:8][1:3].images(), VALUES[3:5])
+    assert TEN.limited(4).rows.tolist() == [0, 3, 6, 9]
+    assert TEN.limited(10) is TEN.limited(None) is TEN
+
+
+def test_digest_changes_with_rows_order_labels_and_content_only():
+    changed = VALUES.copy()
+    changed[9, 2, 31, 31] ^= 1
+    others = [TEN[:5], TEN[::-1], ImageSet("ten", "Ten", Arrays(VALUES), np.arange(10))]
+    others.append(ImageSet("ten", "Ten", Arrays(changed), np.arange(10), np.arange(10) % 3, 3))
+    assert len({TEN.digest, *(images.digest for images in others)}) == 5
+    copy = ImageSet("other", "Other", Arrays(VALUES.copy()), np.arange(10), np.arange(10) % 3, 3)
+    assert copy.digest == TEN.digest == TEN[:].digest
+    assert len(copy[:6].contents() & TEN[4:].contents()) == 2
+    assert TEN.digest.startswith("03464557")
+    assert load("gaussian", limit=7).digest.startswith("f53b2d7c")  # as in 0.1
+    assert load("demo:digits").digest.startswith("aa537075")
+
+
+def test_no_two_embedded_sets_share_an_image():
+    contents = [load(name).contents() for name in EMBEDDED] + [load("demo:digits", split="train").contents()]
+    assert not any(one & other for one, other in itertools.combinations(contents, 2))
