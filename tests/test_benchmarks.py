@@ -101,25 +101,16 @@ def test_few_rows_fit_each_method(benchmark, subject):
     assert len(set(few["energy"].values())) == 1  # it learns nothing
 
 
-def made_up_results(rates):
-    """Figures of one network with a near and a far set, from TNR of both by method."""
-    rows = {
-        name: {
-            f"{metric}{ood}": rate
-            for metric in ("tnr", "auroc")
-            for ood, rate in zip(("", " a", " b"), (sum(pair) / 2, *pair), strict=True)
-        }
-        for name, pair in rates.items()
-    }
-    methods = {name: {**row, "microseconds": 1.0} for name, row in rows.items()}
-    counts = {"train": 10, "held out": 10, "a": 10, "b": 10}
-    about = {"classes": 3, "accuracy": 0.9, "forward": 10.0, "left_out": {}, "counts": counts}
-    return {"methods": methods, "near": ["a"], "far": ["b"], "real": True, **about}
-
-
 def test_the_page_fills_in_every_figure(benchmark):
     rates = {"evidence": (0.5, 1.0), "evidence (logits)": (0.2, 0.3), "gen": (0.3, 0.1), "mahalanobis": (0.9, 0.4)}
-    result = made_up_results(rates)
+    methods = {}
+    for name, (near, far) in rates.items():
+        figures = {"": (near + far) / 2, " a": near, " b": far}
+        both = {f"{metric}{ood}": rate for metric in ("tnr", "auroc") for ood, rate in figures.items()}
+        methods[name] = {**both, "microseconds": 1.0}
+    counts = dict.fromkeys(("train", "held out", "a", "b"), 10)
+    about = {"classes": 3, "accuracy": 0.9, "forward": 10.0, "left_out": {}, "counts": counts}
+    result = {"methods": methods, "near": ["a"], "far": ["b"], "real": True, **about}
     pages = benchmark("comparison_page")
     results = {pages.WHOLE: {**result, "few rows": {"vim": {"1": None, "5": 0.25}}}, pages.FAULTS: result}
     text = pages.page((ROOT / "benchmarks" / "comparison.md").read_text(encoding="utf-8"), results)

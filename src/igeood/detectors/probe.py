@@ -15,7 +15,6 @@ from igeood.detectors.gaussians import IgeoodFeatures
 from igeood.detectors.logits import IgeoodLogits
 from igeood.detectors.registry import register
 from igeood.detectors.weighted import Weighted
-from igeood.errors import UnsuitedError
 from igeood.geometry.precision import wide
 from igeood.metrics import Evaluation
 from igeood.outputs import Outputs
@@ -45,7 +44,7 @@ class LogitColumns(Detector):
         return outputs.logits.double().clamp(min=-1e4, max=1e4)  # a masked class is far, not infinitely far
 
 
-class RootColumns(LogitColumns):
+class RootColumns(Detector):
     r"""Each layer's features as columns, :math:`\operatorname{sign}(z_j)\sqrt{|z_j|/\sum_i|z_i|}`.
 
     Those of layers with negative entries are two columns each: the positive and the negative part.
@@ -56,8 +55,6 @@ class RootColumns(LogitColumns):
     def learn(self, summary: Summary) -> Self:
         """See which layers have negative entries."""
         super().learn(summary)
-        if not self.widths_:
-            raise UnsuitedError("the model has none but its head", argument="layers", cure="use 'evidence'")
         self.signed_ = {layer: torch.tensor(False) for layer in self.widths_}
         for rows, _ in summary.samples["features"].batches():
             self.signed_ = {layer: known | (rows.features[layer] < 0).any() for layer, known in self.signed_.items()}

@@ -51,16 +51,6 @@ def html(full, verdicts):
     return make(full, made_on=DAY, verdicts=[verdicts]).html
 
 
-def test_the_guards_figures_are_those_of_its_scores_under_one_threshold(full, html, guard):
-    known, *foreign = Guarded.load(full.folder).sets
-    refused = {one.title: (one.scores > guard.threshold).double().mean().item() for one in (known, *foreign)}
-    text, headline = Page(html).text, make(full, made_on=DAY).guard
-    for share in (1 - refused[known.title], *(refused[one.title] for one in foreign)):
-        assert f"{share:.1%}" in headline
-        assert f"{share:.1%}" in text
-    assert guard.promise in text
-
-
 def test_a_guard_that_judged_nothing_and_another_guard(full, whole, guard, classifier, tmp_path):
     guard.save(tmp_path / "guard.safetensors")
     page = make(whole, made_on=DAY, guard=tmp_path / "guard.safetensors")
