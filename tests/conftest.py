@@ -24,6 +24,7 @@ from igeood.outputs import HEAD, Outputs
 
 settings.register_profile("igeood", deadline=None, derandomize=True)  # the same examples, whatever the clock says
 settings.load_profile("igeood")
+pytest.register_assert_rewrite("tests.contract.laws")
 
 # Files that take longest start first, so that two workers end together.
 LONG = ("contract", "test_units", "test_export", "test_docs", "test_tables", "test_cells", "test_real_network")

@@ -4,6 +4,7 @@ A good detector of a user's own keeps every law as well, and for each law there 
 """
 
 from dataclasses import replace
+from functools import cache
 from unittest.mock import patch
 
 import pytest
@@ -17,7 +18,7 @@ from igeood.geometry.precision import exporting
 from igeood.outputs import Outputs
 from igeood.summary import ClassSums, Needs
 
-from .laws import LAWS, refused
+from .laws import LAWS, Case, refused
 
 
 @igeood.options
@@ -153,6 +154,17 @@ GRAPHED = {"evidence", "gen", "igeood-logits", "knn", "mahalanobis", "vim"}  # t
 def param(name, method):
     is_slow = name == "a_graph_gives_the_same_verdicts" and method not in GRAPHED
     return pytest.param(name, method, marks=[pytest.mark.slow] if is_slow else [])
+
+
+@pytest.fixture(scope="session")
+def make_case(suited):
+    """A case of a method; each is made once."""
+
+    @cache
+    def make(name, _kind):
+        return Case(name, suited)
+
+    return lambda name: make(name, METHODS[name].kind)
 
 
 @pytest.mark.parametrize(("name", "method"), [param(name, method) for method in sorted(METHODS) for name in LAWS])
