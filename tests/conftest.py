@@ -27,7 +27,16 @@ settings.load_profile("igeood")
 pytest.register_assert_rewrite("tests.contract.laws")
 
 # Files that take longest start first, so that two workers end together.
-LONG = ("contract", "test_units", "test_export", "test_docs", "test_tables", "test_cells", "test_real_network")
+LONG = (
+    "contract",
+    "test_units",
+    "test_export",
+    "test_docs",
+    "test_tables",
+    "test_paper",
+    "test_cells",
+    "test_real_network",
+)
 
 
 def pytest_collection_modifyitems(items):

@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 import shutil
+import sys
 from dataclasses import replace
 from datetime import date
 from html.parser import HTMLParser
@@ -15,6 +16,9 @@ import torch
 from click.testing import CliRunner
 
 from igeood import black_box
+from igeood.bench.figures.curves import threshold_curves, tuning_curves
+from igeood.bench.figures.drawing import save
+from igeood.bench.figures.histograms import HistogramPanel, score_histograms
 from igeood.bench.guarded import Guarded, Judged, Picture
 from igeood.bench.report import make
 from igeood.bench.report.evidence import Evidence
@@ -22,6 +26,7 @@ from igeood.bench.report.standings import standings
 from igeood.bench.runs import Results
 from igeood.bench.runs.averages import Averages
 from igeood.cli import main
+from igeood.metrics import aupr, auroc
 
 DAY = date(2026, 1, 2)
 ADDRESSES = {"src", "href", "xlink:href", "srcset", "action", "data", "poster", "formaction", "background"}
@@ -193,3 +198,32 @@ def test_it_fits_has_names_for_those_who_do_not_see_it_and_sorts_by_mouse_and_by
     page.get_by_label("AUROC", exact=True).check()
     shown = "all => all.filter(e => e.offsetHeight).map(e => e.dataset.metric)"
     assert page.locator("[data-metric]").evaluate_all(shown) == ["auroc"]
+
+
+RANDOM = np.random.default_rng(0)
+KNOWN, FOREIGN = RANDOM.normal(0, 1, 400), RANDOM.normal(3, 1, 300)
+T = np.geomspace(1, 1000, 31)[RANDOM.permutation(31)]
+CURVES = {m: (T, 0.5 - 0.1 * (np.log10(T) - i) ** 2, 10.0**i) for i, m in enumerate(["odin", "energy"])}
+SCORES = {"energy": (KNOWN, FOREIGN), "igeood+": (KNOWN, FOREIGN + 1), "msp": ([1, 2, 2], [2, 3])}
+FIGURES = {
+    "scores": lambda: score_histograms([HistogramPanel("Energy", KNOWN, {"SVHN": FOREIGN}, 1.5)] * 2),
+    "curves": lambda: tuning_curves([("DenseNet", "temperature", CURVES)]),
+}
+
+
+@pytest.mark.parametrize(("name", "suffix"), [("scores", ".png"), ("curves", ".svg")])
+def test_files_are_the_same_bytes_each_time_without_pyplot(name, tmp_path, monkeypatch, suffix):
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    for stem in "ab":
+        save(FIGURES[name](), tmp_path / f"{stem}{suffix}")
+    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
+
+
+@pytest.mark.parametrize("method", SCORES)
+def test_areas_below_the_curves_are_auroc_and_aupr(method):
+    scores = SCORES[method]
+    x, y = threshold_curves("ROC", {method: scores}).axes[0].lines[0].get_data()
+    assert np.trapezoid(y, x) == pytest.approx(auroc(*scores), abs=0.005)  # some 200 points of many
+    few = [each[:60] for each in scores]
+    recall, precision = threshold_curves("precision–recall", {method: few}).axes[0].lines[0].get_data()
+    assert (np.diff(recall, prepend=0.0) * precision).sum() == pytest.approx(aupr(*few))
