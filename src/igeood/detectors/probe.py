@@ -15,6 +15,7 @@ from igeood.detectors.gaussians import IgeoodFeatures
 from igeood.detectors.logits import IgeoodLogits
 from igeood.detectors.registry import register
 from igeood.detectors.weighted import Weighted
+from igeood.errors import UnsuitedError
 from igeood.geometry.precision import wide
 from igeood.metrics import Evaluation
 from igeood.outputs import Outputs
@@ -55,6 +56,8 @@ class RootColumns(Detector):
     def learn(self, summary: Summary) -> Self:
         """See which layers have negative entries."""
         super().learn(summary)
+        if not self.widths_:
+            raise UnsuitedError("the model has none but its head", argument="layers", cure="use 'evidence'")
         self.signed_ = {layer: torch.tensor(False) for layer in self.widths_}
         for rows, _ in summary.samples["features"].batches():
             self.signed_ = {layer: known | (rows.features[layer] < 0).any() for layer, known in self.signed_.items()}
