@@ -2,7 +2,11 @@
 
 import os
 import random
+import shutil
 from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from types import SimpleNamespace
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: small work is quicker so, and two workers share two cores
@@ -20,9 +24,19 @@ from igeood.outputs import HEAD, Outputs
 
 settings.register_profile("igeood", deadline=None, derandomize=True)  # the same examples, whatever the clock says
 settings.load_profile("igeood")
+pytest.register_assert_rewrite("tests.contract.laws")
 
 # Files that take longest start first, so that two workers end together.
-LONG = ("contract", "test_units", "test_export", "test_docs", "test_tables", "test_cells", "test_real_network")
+LONG = (
+    "contract",
+    "test_units",
+    "test_export",
+    "test_docs",
+    "test_tables",
+    "test_paper",
+    "test_cells",
+    "test_real_network",
+)
 
 
 def pytest_collection_modifyitems(items):
@@ -154,5 +168,64 @@ def refusing(argument, place=None):
     assert place is None or raised.value.place == place, raised.value
 
 
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        """Say nothing."""
+
+
+@contextmanager
+def served_files(folder):
+    """The address of a server of a folder's files."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+def skip_without(there, what):
+    """Skip without something that is not ours to install; where a browser is required, fail."""
+    if not there and os.environ.get("IGEOOD_BROWSER") != "required":
+        pytest.skip(f"{what} is missing: nothing is tried in a browser")
+    assert there, f"{what} is missing, and IGEOOD_BROWSER=required"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415 (few tests need it)
+
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    skip_without(path, "Chromium")
+    with sync_playwright() as play:
+        chromium = play.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu", "--disable-quic"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def open_page(browser):
+    """Opens pages; whatever goes wrong there, or is asked of others, fails the test."""
+    troubles = []
+
+    def opened(url, width=1280, *, own=(), prepare=lambda _: None, is_strict=True, **options):
+        page = browser.new_page(viewport={"width": width, "height": 900}, **options)
+        page.on("console", lambda said: troubles.append(said.text) if is_strict or said.type == "error" else None)
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        allowed = (url, "blob:", "data:", *own)
+        page.on("request", lambda asked: None if asked.url.startswith(allowed) else troubles.append(asked.url))
+        prepare(page)
+        page.goto(url)
+        return page
+
+    opened.troubles = troubles
+    yield opened
+    for context in browser.contexts:
+        context.close()
+    assert troubles == []
+
+
 left_as_found = pytest.fixture(lambda: unchanged, scope="session")
+file_server = pytest.fixture(lambda: served_files, scope="session")
+needs = pytest.fixture(lambda: skip_without, scope="session")
 refused = pytest.fixture(lambda: refusing, scope="session")

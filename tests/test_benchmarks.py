@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 import igeood
+from igeood.model.batch import as_batch
+from igeood.model.reader import reader_for
 
 ROOT = Path(__file__).parent.parent
 
@@ -99,25 +101,16 @@ def test_few_rows_fit_each_method(benchmark, subject):
     assert len(set(few["energy"].values())) == 1  # it learns nothing
 
 
-def made_up_results(rates):
-    """Figures of one network with a near and a far set, from TNR of both by method."""
-    rows = {
-        name: {
-            f"{metric}{ood}": rate
-            for metric in ("tnr", "auroc")
-            for ood, rate in zip(("", " a", " b"), (sum(pair) / 2, *pair), strict=True)
-        }
-        for name, pair in rates.items()
-    }
-    methods = {name: {**row, "microseconds": 1.0} for name, row in rows.items()}
-    counts = {"train": 10, "held out": 10, "a": 10, "b": 10}
-    about = {"classes": 3, "accuracy": 0.9, "forward": 10.0, "left_out": {}, "counts": counts}
-    return {"methods": methods, "near": ["a"], "far": ["b"], "real": True, **about}
-
-
 def test_the_page_fills_in_every_figure(benchmark):
     rates = {"evidence": (0.5, 1.0), "evidence (logits)": (0.2, 0.3), "gen": (0.3, 0.1), "mahalanobis": (0.9, 0.4)}
-    result = made_up_results(rates)
+    methods = {}
+    for name, (near, far) in rates.items():
+        figures = {"": (near + far) / 2, " a": near, " b": far}
+        both = {f"{metric}{ood}": rate for metric in ("tnr", "auroc") for ood, rate in figures.items()}
+        methods[name] = {**both, "microseconds": 1.0}
+    counts = dict.fromkeys(("train", "held out", "a", "b"), 10)
+    about = {"classes": 3, "accuracy": 0.9, "forward": 10.0, "left_out": {}, "counts": counts}
+    result = {"methods": methods, "near": ["a"], "far": ["b"], "real": True, **about}
     pages = benchmark("comparison_page")
     results = {pages.WHOLE: {**result, "few rows": {"vim": {"1": None, "5": 0.25}}}, pages.FAULTS: result}
     text = pages.page((ROOT / "benchmarks" / "comparison.md").read_text(encoding="utf-8"), results)
@@ -128,3 +121,33 @@ def test_the_page_fills_in_every_figure(benchmark):
     assert np.mean(list(every.ranks().values())) == (len(rates) + 1) / 2
     assert every.best_other("evidence", every.groups["near"]) == "mahalanobis"
     assert set(pages.Figures({"net": result}, pages.reads_logits_alone).methods) == {"evidence (logits)", "gen"}
+
+
+SIZES = (0.01, 0.1, 0.3)
+smallest_size = load("robustness/adversary").smallest_size  # scores are no defence against somebody who knows them
+
+
+@pytest.mark.parametrize("method", ["msp", "energy", "igeood-logits", "igeood"])
+@pytest.mark.parametrize("raising", [False, True])
+def test_verdicts_turn_as_the_attack_grows(model, data, method, raising):
+    """Refused inputs are walked under the threshold, and kept ones pushed over it."""
+    make = igeood.white_box if method == "igeood" else igeood.black_box
+    guard = make(model, method=method).fit(data.train).calibrate(data.held_out)
+    dark = 0.5 * torch.rand(100, 3, 8, 8, generator=torch.Generator().manual_seed(3))
+    reader = reader_for(model, as_batch(dark), guard.detector.needs)
+    x = data.test[:100] if raising else dark
+    score = lambda z: guard.detector.score(reader(as_batch(z)))  # noqa: E731
+    sizes = smallest_size(score, x, guard.threshold, SIZES, raising=raising)
+    left = [float((sizes > size).double().mean()) for size in (0.0, *SIZES)]
+    assert left[0] == float((guard.predict(x).is_ood != raising).double().mean())
+    assert left == sorted(left, reverse=True)
+    assert left[0] > 0.5 > left[-1]  # three tenths of the range turn most of what none turns
+
+
+def test_sizes_are_in_pixel_units_whatever_the_normalisation():
+    std, mean = torch.tensor([0.2, 0.5]), torch.tensor([0.4, 0.1])
+    pixels = torch.tensor([[0.5, 0.5]])
+    ends = {"std": std, "low": (0 - mean) / std, "high": (1 - mean) / std}
+    score = lambda z: (z * std + mean).sum(dim=1)  # noqa: E731 (1 in pixels; needs a step of 0.06 in both)
+    found = smallest_size(score, (pixels - mean) / std, 0.88, (0.05, 0.07), **ends)
+    assert found.tolist() == pytest.approx([0.07])

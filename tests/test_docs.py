@@ -1,8 +1,9 @@
-"""What the documentation shows is true: its code and commands run, links lead somewhere, and the site builds."""
+"""What the documentation shows is true: its code, commands and examples run, links lead somewhere, the site builds."""
 
 import contextlib
 import io
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from click.testing import CliRunner
 import igeood
 import igeood.bench.methods
 from igeood.cli import main
+from igeood.model.reader import random_state_kept
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -27,6 +29,10 @@ WRITTEN = [*PAGES, *sorted(ROOT.glob("*.md")), ROOT / "examples" / "README.md"]
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<printed>.*?)^```)?", re.S | re.M)
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
 NEEDS = {"text.md": "transformers", "production.md": "tritonclient.http", "export.md": "onnxruntime"}
+NEEDS |= {"hugging_face_text.py": "transformers", "image_folder.py": "PIL"}
+NEEDS |= {"ray_files.py": "ray", "service_client.py": "uvicorn"}
+EXAMPLES = ROOT / "examples"
+SLOW = {"ray_files.py": [pytest.mark.slow]}
 MADE_UP = {"drift.md", "files.md", "guarantees.md", "production.md", "threshold.md"}  # figures of seeded draws
 
 
@@ -204,3 +210,24 @@ def test_the_commands_of_the_page_run_and_print_the_entries_that_it_shows(tmp_pa
         entries, expected = ([words[:1] for words in shape(text)] for text in (printed, shown))
         assert [entry for entry in entries if entry not in expected] == [], printed
     sys.modules.pop("nets", None)
+
+
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, marks=SLOW.get(path.name, []), id=path.stem) for path in sorted(EXAMPLES.glob("*.py"))]
+)
+def test_an_example_runs_offline_and_prints_the_lines_that_its_readme_shows(path, tmp_path, monkeypatch, capsys):
+    if path.name in NEEDS:
+        pytest.importorskip(NEEDS[path.name])
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.chdir(tmp_path)
+    if path.stem == "torchrun":
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(path)]
+        out = subprocess.run(launch, capture_output=True, text=True, timeout=600, check=True).stdout
+    else:
+        with random_state_kept():
+            runpy.run_path(str(path), run_name="__main__")
+        out = capsys.readouterr().out
+    shown = re.search(rf"`{path.name}`.*?```text\n(.*?)```", text_of(EXAMPLES / "README.md"), re.S)
+    assert shape(out) == shape(shown[1]), out
+    assert list(tmp_path.iterdir()) == []

@@ -85,10 +85,25 @@ print(before, len(calls) > before)
 """
 
 
-def test_nothing_is_unpickled_and_no_process_started(tmp_path):
-    done = subprocess.run([sys.executable, "-c", WATCHED], cwd=tmp_path, capture_output=True, text=True, check=False)
+HEAVY = ("scipy", "sklearn", "pyarrow", "matplotlib", "optuna", "pandas", "PIL", "click", "torchvision", "pooch")
+FIRST_LINES = f"""
+import sys, igeood
+assert "torch" not in sys.modules
+igeood.black_box, igeood.grey_box, igeood.white_box, igeood.load, igeood.extract, igeood.Monitor
+print([name for name in {(*HEAVY, "igeood.bench")} if name in sys.modules])
+"""
+
+
+def printed(code, folder):
+    """The last line that a program prints."""
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "0 True"  # and the watch sees what it looks for
+    return done.stdout.splitlines()[-1]
+
+
+def test_nothing_is_unpickled_no_process_started_and_heavy_parts_come_in_when_first_used(tmp_path):
+    assert printed(WATCHED, tmp_path) == "0 True"  # and the watch sees what it looks for
+    assert printed(FIRST_LINES, tmp_path) == "[]"
 
 
 def requirements():

@@ -88,7 +88,8 @@ class Calibration:
         Each class that has samples enough for the promise has its own threshold and p-values; the others have those
         of all samples.
     left_out : array of int
-        Places of the samples that were offered but not used, because training or tuning had seen them.
+        Places of the samples that were offered but not used, because training or tuning had seen them; among those of
+        all ranks, one rank after the other.
     trained_on : int
         Samples among those used that are training samples, where too few others are left: nothing is promised.
     classes : tuple of str, optional
@@ -154,10 +155,8 @@ class Calibration:
 
     def thresholds(self, labels: Tensor) -> Tensor:
         """The threshold for each of these answers, (N,)."""
-        limits = torch.full((self.n_classes + 1,), self.threshold, dtype=torch.float64)
-        for label, part in self.own.items():
-            limits[label] = part.threshold
-        return limits.to(labels.device)[labels]
+        limits = [self.own.get(label, self).threshold for label in range(self.n_classes)]
+        return torch.tensor([*limits, self.threshold], dtype=torch.float64, device=labels.device)[labels]
 
     def look_up(self, scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Whether each score (N,) is above its threshold, and its p-value, among the samples of the same threshold."""
@@ -173,9 +172,10 @@ class Calibration:
         if not self.per_class or self.labels is None:
             return {}
         needed = needed_samples(self.tpr, self.guarantee, self.confidence)
-        enough = (torch.bincount(self.labels, minlength=self.n_classes) >= needed).nonzero()[:, 0].tolist()
+        sizes = torch.bincount(self.labels, minlength=self.n_classes).tolist()
+        parts = torch.split(self.scores[self.labels.argsort(stable=True)], sizes)
         options = (self.tpr, self.guarantee, self.confidence)
-        return {label: Calibration(self.scores[self.labels == label], *options) for label in enough}
+        return {label: Calibration(part, *options) for label, part in enumerate(parts) if len(part) >= needed}
 
     @cached_property
     def places(self) -> Places:
@@ -343,12 +343,9 @@ def p_values(id_scores: ArrayLike, scores: ArrayLike) -> Array:
     values, is_numpy = as_vector(scores, "scores")
     if len(calibration) == 0:
         raise InputError("empty", argument="id_scores", cure="give calibration scores")
-    result = _p_values(calibration.sort().values, values)
+    below = torch.searchsorted(calibration.sort().values, values).double()
+    result = (len(calibration) + 1.0 - below) / (len(calibration) + 1.0)
     return as_kind(result.to(scores.device) if isinstance(scores, Tensor) else result, is_numpy)
-
-
-def _p_values(ascending: Tensor, scores: Tensor) -> Tensor:  # as export/graph.py has it in plain operations
-    return (len(ascending) + 1.0 - torch.searchsorted(ascending, scores).double()) / (len(ascending) + 1.0)
 
 
 class SeededRanks:

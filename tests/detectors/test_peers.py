@@ -219,7 +219,8 @@ def test_the_last_layer_is_the_input_of_the_head_where_there_is_one(model, data,
     assert torch.equal(guards["react"].detector.bias_, model[-1].bias.detach().double())
     linear = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 4))  # its input is all there is to read
     assert igeood.white_box(linear, method="knn").fit(data.train).layers == [HEAD]
-    for argument, other, method in (("layers", linear, "igeood"), ("head", Bent(model), "react")):
+    unsuited = [("layers", linear, "igeood"), ("layers", linear, "probe"), ("head", Bent(model), "react")]
+    for argument, other, method in unsuited:
         with refused(argument):
             igeood.white_box(other, method=method).fit(data.train)
     assert HEAD not in igeood.white_box(Bent(model)).fit(data.train).layers

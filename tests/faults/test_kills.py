@@ -1,13 +1,10 @@
 """Killed at any point: files are whole, the same command finishes, little is done twice, and the end is the same."""
 
-import functools
-import http.server
 import json
 import random
 import re
 import shutil
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -96,18 +93,12 @@ class Shop:
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory):
+def shop(file_server, tmp_path_factory):
     folder = tmp_path_factory.mktemp("kills")
     write_cifar(folder / "files")
     shutil.make_archive(folder / "web" / "small", "gztar", folder / "files")
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=folder / "web")
-    handler.func.log_message = lambda *_: None
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        yield Shop(folder, f"http://127.0.0.1:{server.server_port}/small.tar.gz")
-        server.shutdown()
-        thread.join()
+    with file_server(folder / "web") as address:
+        yield Shop(folder, f"{address}small.tar.gz")
 
 
 def tree(folder):

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Event
 
+import frozen_cases as frozen
 import numpy as np
 import pytest
 import torch
@@ -20,6 +21,7 @@ LENGTH = "inference-header-content-length"
 COLUMNS = ("is_ood", "score", "p_value", "label")
 KINDS = ["logits", "classes", "features", "named", "images", "grey", "tokens"]
 PATIENCE = 30
+ANSWERS = json.loads((frozen.FROZEN / "answers.json").read_text())  # of 0.2: a later version has to give the same
 
 
 def expected_of(kind, rows=slice(None), dtype=None):
@@ -278,3 +280,14 @@ def test_a_fault_of_the_service_is_a_500_and_the_next_is_answered(plain, monkeyp
         assert client.post(INFER, infer_json())[0] == 500
     assert client.post(INFER, infer_json())[0] == 200
     assert {record.exc_info[0] for record in caplog.records if record.exc_info} == {ZeroDivisionError}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "tolerance"), [("logits", 1e-9), ("images", 1e-4)])  # the images' model is of float32
+def test_answers_to_kept_requests(serving, tmp_path, name, tolerance):
+    guard, model = frozen.served_guard(name)
+    guard.save(tmp_path / "guard.safetensors")
+    with serving(tmp_path / "guard.safetensors", model) as running:
+        client = running.client()
+        answers = {key: frozen.answer(client, *request) for key, request in frozen.requests(name).items()}
+    frozen.assert_same(answers, ANSWERS[name], tolerance)

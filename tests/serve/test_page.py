@@ -3,19 +3,14 @@
 import copy
 import json
 import math
-import os
 import random
-import shutil
 
 import pytest
-from playwright.sync_api import sync_playwright
 
 from igeood.serve import Options
 from igeood.serve import service as serve
 from igeood.serve.app import _page
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-sync"
 HOME = "http://127.0.0.1:9/pets/"
 NOW = 1_772_539_509  # 3 March 2026, 12:05:09 UTC
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
@@ -74,48 +69,29 @@ def hostile(base):
     return status
 
 
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None and os.environ.get("IGEOOD_BROWSER") != "required":
-        pytest.skip("Chromium is missing: the page is not seen in a browser")
-    with sync_playwright() as play:
-        chromium = play.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
-        yield chromium
-        chromium.close()
-
-
 @pytest.fixture
-def visit(browser):
-    """Opens the page on an answer; whatever goes wrong there, or is asked of others, fails the test."""
-    troubles, document = [], _page()
+def visit(open_page):
+    """Opens the page on an answer."""
+    document = _page()
 
-    def open_page(status, width=1280, **options):
-        page = browser.new_page(viewport={"width": width, "height": 900}, timezone_id="UTC", **options)
-        page.answer = (200, status)
-        page.on("console", lambda message: troubles.append(message.text))
-        page.on("pageerror", lambda error: troubles.append(str(error)))
+    def opened(status, width=1280):
+        def prepare(page):
+            def route(asked):
+                if asked.request.url == HOME:
+                    asked.fulfill(body=document.body, headers=dict(document.headers))
+                elif asked.request.url != HOME + "status" or page.answer is None:
+                    asked.abort()  # of which the browser complains
+                else:
+                    status, content = page.answer
+                    asked.fulfill(status=status, body=json.dumps(content), content_type="application/json")
 
-        def route(asked):
-            if asked.request.url == HOME:
-                asked.fulfill(body=document.body, headers=dict(document.headers))
-            elif asked.request.url != HOME + "status":
-                troubles.append(f"asked for {asked.request.url}")
-                asked.abort()
-            elif page.answer is None:
-                asked.abort()
-            else:
-                asked.fulfill(status=page.answer[0], body=json.dumps(page.answer[1]), content_type="application/json")
+            page.answer = (200, status)
+            page.route("http*://**/*", route)
+            page.clock.install(time=NOW)
 
-        page.route("http*://**/*", route)
-        page.clock.install(time=NOW)
-        page.goto(HOME)
-        return settled(page)
+        return settled(open_page(HOME, width, prepare=prepare, timezone_id="UTC"))
 
-    open_page.troubles = troubles
-    yield open_page
-    for context in browser.contexts:
-        context.close()
-    assert troubles == []
+    return opened
 
 
 def settled(page):
@@ -161,7 +137,7 @@ def test_hostile_text_stays_text(visit, base):
     assert HOSTILE in page.title()
 
 
-def test_a_lost_connection_is_shown_and_found_again(visit, base):
+def test_a_lost_connection_is_shown_and_found_again(visit, open_page, base):
     page = visit(quiet(base))
     before = words(page, "#state")
     for answer in (None, (401, {}), (200, {"name": "not a status"}), (200, quiet(base))):
@@ -171,5 +147,5 @@ def test_a_lost_connection_is_shown_and_found_again(visit, base):
         is_lost = answer is None or "now" not in answer[1]
         assert ("stale" in (page.locator("main").get_attribute("class") or "")) == is_lost
         assert (words(page, "#state") != before) == is_lost
-    assert all(text.startswith("Failed to load resource") for text in visit.troubles)
-    visit.troubles.clear()
+    assert all(text.startswith("Failed to load resource") for text in open_page.troubles)
+    open_page.troubles.clear()

@@ -63,13 +63,21 @@ class Detector(ABC):  # noqa: B024 (a subclass overrides score, or terms)
     def learn(self, summary: Summary) -> Self:
         """Learn from a summary of in-distribution samples; what was learnt before is forgotten."""
         check_covers(summary.described, self.needs.describe(), type(self).__name__)
-        self.__dict__ = vars(type(self)(**self.params()))
-        self.n_classes_ = summary.n_classes
-        self.widths_ = {block: summary.widths[block] for block in self.needs.blocks(summary.widths)}
-        self.findings_: list[Finding] = []
-        if self.needs.labels:
-            self.findings_ += without_rows(summary.counts)
+        self._start(summary.n_classes, summary.widths)
+        missing = (summary.counts == 0).nonzero()[:, 0].tolist() if self.needs.labels else []
+        if missing:
+            names = ", ".join(map(str, missing[:5])) + (", …" if len(missing) > 5 else "")
+            message = f"labels: {len(missing)} of {len(summary.counts)} classes have no training row: {names}"
+            cure = "add rows of them: no input counts as near to them"
+            self.findings_.append(Finding("class-without-rows", "warning", message, cure))
         return self
+
+    def _start(self, n_classes: int, widths: Mapping[str, int]) -> None:
+        """Forget what was learnt, and read these classes and blocks."""
+        self.__dict__ = vars(type(self)(**self.params()))
+        self.n_classes_ = n_classes
+        self.widths_ = {block: widths[block] for block in self.needs.blocks(widths)}
+        self.findings_: list[Finding] = []
 
     def score(self, outputs: Outputs) -> Tensor:
         """Scores (N,) of outputs that have what the detector was fitted on; differentiable."""
@@ -150,22 +158,9 @@ class Detector(ABC):  # noqa: B024 (a subclass overrides score, or terms)
 
     def load_state(self, state: Mapping[str, Tensor], n_classes: int, widths: Mapping[str, int]) -> Self:
         """Take over what `state` returned, in place of `fit`."""
-        self.__dict__ = vars(type(self)(**self.params()))
-        self.n_classes_ = n_classes
-        self.widths_ = {block: widths[block] for block in self.needs.blocks(widths)}
-        self.findings_ = []
+        self._start(n_classes, widths)
         for key, tensor in state.items():
             name, _, layer = key.partition(":")
             place = vars(self).setdefault(name, {}) if layer else vars(self)
             place[layer or name] = tensor
         return self
-
-
-def without_rows(counts: Tensor) -> list[Finding]:
-    """What there is to say of classes without rows; counts is (C,)."""
-    missing = (counts == 0).nonzero()[:, 0].tolist()
-    if not missing:
-        return []
-    names = ", ".join(map(str, missing[:5])) + (", …" if len(missing) > 5 else "")
-    message = f"labels: {len(missing)} of {len(counts)} classes have no training row: {names}"
-    return [Finding("class-without-rows", "warning", message, "add rows of them: no input counts as near to them")]

@@ -258,8 +258,7 @@ class Whitened:
         self.tensors: tuple[Tensor, ...] = (origin, whitening, centres, 0.5 * centres.square().sum(dim=1))
 
     def _on(self, device: torch.device) -> tuple[Tensor, ...]:
-        is_there = device == self.tensors[0].device
-        return self.tensors if is_there else tuple(tensor.to(device) for tensor in self.tensors)
+        return tuple(tensor.to(device) for tensor in self.tensors)
 
     def distance(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Squared Mahalanobis distance (N,) of x (N, k) to the nearest class, and that class's place."""

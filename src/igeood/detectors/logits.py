@@ -182,21 +182,20 @@ class CentroidDetector(LogitsDetector):
 
     def learn(self, summary: Summary) -> Self:
         """Seek the centroids."""
-        super().learn(summary)
-        self.classes_ = summary.counts.nonzero()[:, 0]
-        self.centroids_ = self.solve_centroids(chunks(summary.samples["logits"], self.classes_), None, roughly=False)
-        return self
+        return self.seek(summary, None, roughly=False)
 
-    def at_temperature(self, temperature: float, summary: Summary, near: Detector | None = None) -> Self:
+    def at_temperature(self, temperature: float, summary: Summary, near: Any = None) -> Self:
         """The same detector at another temperature, whose centroids are sought from a neighbour's on."""
         other = type(self)(**{**self.params(), "temperature": temperature})
-        Detector.learn(other, summary)
-        other.classes_ = self.classes_
-        roughly = near is not None
-        start: Any = near or self
+        return other.seek(summary, near or self, roughly=near is not None)
+
+    def seek(self, summary: Summary, start: "CentroidDetector | None", *, roughly: bool) -> Self:
+        """Learn, the centroids from those of another detector on; `roughly` from few rows, in few passes."""
+        super().learn(summary)
+        self.classes_ = summary.counts.nonzero()[:, 0]
         rows = chunks(summary.samples["logits"], self.classes_, roughly=roughly)
-        other.centroids_ = other.solve_centroids(rows, start, roughly=roughly)
-        return other
+        self.centroids_ = self.solve_centroids(rows, start, roughly=roughly)
+        return self
 
     @property
     def reduction(self) -> str:
@@ -247,21 +246,15 @@ class IgeoodLogits(CentroidDetector):
 
     centroid_temperature: float | None = None
 
-    def learn(self, summary: Summary) -> Self:
+    def seek(self, summary: Summary, start: CentroidDetector | None, *, roughly: bool) -> Self:
         """Seek the centroids, and how far training samples are from them."""
-        super().learn(summary)
+        super().seek(summary, start, roughly=roughly)
         if self.reduction != self.reduce:
             message = "two classes: FR₀ is constant between the centroids, so the minimum distance is used"
             self.findings_.append(Finding("two-classes", "info", message, "nothing has to be done"))
-        self.usual_ = self._usual(summary.samples["logits"])
+        if not roughly:
+            self.usual_ = self._usual(summary.samples["logits"])
         return self
-
-    def at_temperature(self, temperature: float, summary: Summary, near: Detector | None = None) -> Self:
-        """See `CentroidDetector.at_temperature`."""
-        other = super().at_temperature(temperature, summary, near)
-        if near is None:
-            other.usual_ = other._usual(summary.samples["logits"])
-        return other
 
     def solve_centroids(self, chunks: Chunks, near: Any, *, roughly: bool) -> Tensor:
         """Riemannian Weiszfeld on the sphere (Eq. 3)."""

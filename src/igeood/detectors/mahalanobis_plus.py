@@ -1,4 +1,4 @@
-"""Mahalanobis++: Mahalanobis on rows of length 1."""
+"""Mahalanobis++ and relative Mahalanobis++: Mahalanobis on rows of length 1."""
 
 from torch import Tensor
 
@@ -8,9 +8,19 @@ from igeood.outputs import Outputs
 from igeood.summary import Needs, unit_rows
 
 
+@register(
+    "relative-mahalanobis++",
+    title="Relative Mahalanobis++",
+    fixed={"relative": True},
+    style=("#009E73", ":", "v"),
+    tunes=False,
+)
 @register("mahalanobis++", title="Mahalanobis++", fixed={"relative": False}, style=("#009E73", "--", "^"), tunes=False)
 class MahalanobisPlusPlus(Mahalanobis):
-    r""":math:`\min_y (u-\mu_y)^\top\Sigma^{-1}(u-\mu_y)` with :math:`u = z/\lVert z\rVert` of the last layer (2025)."""
+    r""":math:`\min_y (u-\mu_y)^\top\Sigma^{-1}(u-\mu_y)` with :math:`u = z/\lVert z\rVert` of the last layer (2025).
+
+    `relative-mahalanobis++` subtracts the distance to one Gaussian of all such rows.
+    """
 
     needs = Needs(layers="last", labels=True, sums="full", transform=unit_rows)
 

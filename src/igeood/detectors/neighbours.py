@@ -13,30 +13,7 @@ from igeood.detectors.registry import register
 from igeood.errors import InputError
 from igeood.geometry.precision import by_rows
 from igeood.outputs import Outputs
-from igeood.summary import Needs, Sample, Summary, unit_rows
-
-
-def class_bank(sample: Sample, per_class: int, k: int | Literal["auto"], most: int) -> tuple[Outputs, int]:
-    """A bank of up to so many rows of each class, and k: by default a third of the smallest class's, at most `most`.
-
-    k must stay below the rows that a class has in the bank: with more, other classes' rows decide.
-    """
-    bank, _ = sample.outputs(per_class)
-    fewest = int(np.minimum(sample.kept[sample.kept > 0], per_class).min())
-    chosen = max(1, min(most, fewest // 3)) if k == "auto" else k
-    if chosen > len(bank):
-        raise InputError(f"{chosen} neighbours of {len(bank)} rows", argument="k", cure="give more, or a smaller k")
-    return bank, chosen
-
-
-def middle_ranks(likeness: Tensor, k: int) -> tuple[Tensor, int]:
-    """Columns (N, 3) of the ranks k − 1, k and k + 1, the largest first, as far as there are such; and the place of k.
-
-    float32 puts columns that are alike in any order: who needs the k-th compares these three exactly.
-    """
-    first = max(1, k - 1)
-    last = min(k + 1, likeness.shape[1])
-    return likeness.topk(last, dim=1).indices[:, first - 1 :], k - first
+from igeood.summary import Needs, Summary, unit_rows
 
 
 @register("knn", title="KNN", style=("#0072B2", "-", "*"), tunes=False)
@@ -70,7 +47,13 @@ class KNN(Detector):
         """Keep a bank of rows."""
         super().learn(summary)
         sample = summary.samples["features"]
-        bank, k = class_bank(sample, max(1, self.rows // sample.strata), self.k, self.most)
+        per_class = max(1, self.rows // sample.strata)
+        bank, _ = sample.outputs(per_class)
+        # k stays below the rows that a class has in the bank: with more, other classes' rows decide
+        fewest = int(np.minimum(sample.kept[sample.kept > 0], per_class).min())
+        k = max(1, min(self.most, fewest // 3)) if self.k == "auto" else self.k
+        if k > len(bank):
+            raise InputError(f"{k} neighbours of {len(bank)} rows", argument="k", cure="give more, or a smaller k")
         self.bank_ = self.bank_rows(bank).float()
         self.k_ = torch.tensor(k)
         return self
@@ -83,13 +66,14 @@ class KNN(Detector):
         """The distance to the k-th nearest row."""
         bank = self.bank_.to(outputs.logits.device)
         k = int(self.k_)
+        first = max(1, k - 1)
 
         def distance(rows: Tensor) -> Tensor:
             unit = unit_rows(rows)
-            with torch.no_grad():
-                near, place = middle_ranks(unit.float() @ bank.T, k)
+            with torch.no_grad():  # the ranks about k: float32 puts rows that are alike in any order
+                near = (unit.float() @ bank.T).topk(min(k + 1, len(bank)), dim=1).indices[:, first - 1 :]
             # by the difference itself: of near rows, the inner product has lost the digits
             length: Tensor = torch.linalg.vector_norm(unit[:, None] - bank[near].double(), dim=2)
-            return length.sort(dim=1).values[:, place]
+            return length.sort(dim=1).values[:, k - first]
 
         return by_rows(distance, self.last_features(outputs), max(bank.shape))

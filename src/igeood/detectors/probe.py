@@ -45,7 +45,7 @@ class LogitColumns(Detector):
         return outputs.logits.double().clamp(min=-1e4, max=1e4)  # a masked class is far, not infinitely far
 
 
-class RootColumns(LogitColumns):
+class RootColumns(Detector):
     r"""Each layer's features as columns, :math:`\operatorname{sign}(z_j)\sqrt{|z_j|/\sum_i|z_i|}`.
 
     Those of layers with negative entries are two columns each: the positive and the negative part.

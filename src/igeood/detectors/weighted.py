@@ -133,7 +133,6 @@ class Weighted(Detector):
         *,
         tpr: float = 0.95,
         seed: int = 0,
-        strength: float | None = None,
     ) -> WeightSearch:
         """Learn the weights by logistic regression (Eq. 13), its strength chosen by cross-validation.
 
@@ -148,37 +147,32 @@ class Weighted(Detector):
             The operating point.
         seed : int
             Of the folds.
-        strength : float, optional
-            The strength, in place of choosing one.
         """
         pair = (id_outputs, ood_outputs)
         for name, batch in zip(("id", "ood"), pair, strict=True):
             if len(batch) < FEWEST:
                 raise InputError(f"{len(batch)} samples, at least {FEWEST} are needed", argument=name)
-        strengths = self.strengths if strength is None else (strength,)
         with torch.no_grad():
             parts = [part for name, part in self.parts.items() if name != OOD]
             fixed = [torch.cat([part.terms(batch) for part in parts], dim=1) for batch in pair]
             folds = [
-                self._fold_rates(self.shown(pair, fixed, train)[1], train, test, tpr, strengths)
+                self._fold_rates(self.shown(pair, fixed, train)[1], train, test, tpr)
                 for train, test in _folds(pair, seed)
             ]
             rates = np.mean(folds, axis=0)
             best = int(np.argmax(rates[:, 0]))  # of equals, the most regularised
             shown, tables = self.shown(pair, fixed, tuple(np.arange(len(batch)) for batch in pair))
-        weights = regress(tables[0], tables[1], strengths[best])
+        weights = regress(tables[0], tables[1], self.strengths[best])
         shown.weights_ = torch.from_numpy(weights).to(shown.centre_)
         self.__dict__ = shown.__dict__
-        return WeightSearch(strengths[best], *rates[best, 1:].tolist())
+        return WeightSearch(self.strengths[best], *rates[best, 1:].tolist())
 
-    def _fold_rates(
-        self, tables: list[Table], train: Rows, test: Rows, tpr: float, strengths: Iterable[float]
-    ) -> list[tuple[float, float, float]]:
+    def _fold_rates(self, tables: list[Table], train: Rows, test: Rows, tpr: float) -> list[tuple[float, float, float]]:
         """For each strength its quality, TNR and AUROC, on one fold."""
         id_train, ood_train = (table[rows] for table, rows in zip(tables, train, strict=True))
         id_test, ood_test = (table[rows] for table, rows in zip(tables, test, strict=True))
         rates = []
-        for strength in strengths:
+        for strength in self.strengths:
             weights = regress(id_train, ood_train, strength)
             rate = evaluate(id_test @ weights, ood_test @ weights, tpr)
             rates.append((self.quality(rate), rate.tnr_at_tpr, rate.auroc))

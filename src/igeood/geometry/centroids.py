@@ -74,16 +74,11 @@ def centroids(
     outputs = Outputs(logits.detach(), labels=labels)
     if outputs.n_classes != n_classes or outputs.labels is None:
         raise InputError(f"expected shape (N, {n_classes}), got {tuple(logits.shape)}", argument="logits")
-    check_every_class(torch.bincount(outputs.labels, minlength=n_classes))
-    piece = (outputs.logits, outputs.labels, torch.ones_like(outputs.labels))
-    return solve(lambda: [piece], n_classes, temperature, tolerance=tolerance, max_passes=max_passes)
-
-
-def check_every_class(counts: Tensor) -> None:
-    """Raise if a class has no sample; counts is (C,)."""
-    missing = (counts == 0).nonzero()[:, 0].tolist()
+    missing = (torch.bincount(outputs.labels, minlength=n_classes) == 0).nonzero()[:, 0].tolist()
     if missing:
         raise InputError(f"{len(missing)} classes have no sample: {missing[0]}, …", argument="labels", cure="add some")
+    piece = (outputs.logits, outputs.labels, torch.ones_like(outputs.labels))
+    return solve(lambda: [piece], n_classes, temperature, tolerance=tolerance, max_passes=max_passes)
 
 
 class _Sums(NamedTuple):

@@ -110,18 +110,17 @@ def nearest(x: Tensor, means: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
     """`nearest_distance` of rows (N, k) in float64, without checks."""
     means = wide(means)
     scale = 1.0 / (_TWO_SQRT2 * wide(std))
+
+    def squares(rows: Tensor) -> Tensor:
+        return asinh((wide(rows)[:, None] - means) * scale).square_().sum(dim=-1)  # (n, C)
+
     with torch.no_grad():
-        label = by_rows(lambda rows: _squares(rows[:, None], means, scale).argmin(dim=1), x, means.numel())
+        label = by_rows(lambda rows: squares(rows).argmin(dim=1), x, means.numel())
     lengths = []
     for rows in row_chunks(x.shape[0], x.shape[1]):
         rho = asinh((wide(x[rows]) - means[label[rows]]) * scale)  # (n, k)
         lengths.append(_TWO_SQRT2 * torch.linalg.vector_norm(rho, dim=-1))
     return torch.cat(lengths), label
-
-
-def _squares(x: Tensor, means: Tensor, scale: Tensor) -> Tensor:
-    """Sums over channels of asinh²((x − μ)·scale): (..., k) → (...)."""
-    return asinh((wide(x) - means) * scale).square_().sum(dim=-1)
 
 
 def asinh(t: Tensor) -> Tensor:

@@ -74,10 +74,10 @@ def check_rows(logits: Tensor, name: str) -> None:
         raise InputError("a row has NaN, +inf or only −inf", argument=name, cure="remove such rows")
 
 
-def check_temperature(temperature: float, name: str = "temperature") -> None:
+def check_temperature(temperature: float) -> None:
     """Raise unless the temperature is a positive finite number."""
     if isinstance(temperature, bool) or not isinstance(temperature, Real) or not 0.0 < float(temperature) < math.inf:
-        raise InputError(f"expected a positive finite number, got {temperature!r}", argument=name)
+        raise InputError(f"expected a positive finite number, got {temperature!r}", argument="temperature")
 
 
 def _below_peak(logits: Tensor) -> Tensor:

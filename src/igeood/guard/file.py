@@ -21,7 +21,7 @@ from igeood.guard.source import Source
 from igeood.guard.tune import Tuning
 from igeood.outputs import Outputs
 
-CALIBRATION_FIELDS = ("tpr", "guarantee", "confidence", "n_classes", "per_class", "trained_on")
+CALIBRATION_FIELDS = ("tpr", "guarantee", "confidence", "per_class", "trained_on")
 
 
 def save(guard: Guard, path: str | os.PathLike[str]) -> None:
@@ -167,8 +167,12 @@ def _calibration(record: dict[str, Any], tensors: dict[str, Tensor]) -> Calibrat
     promised = {name: record["calibration"][name] for name in CALIBRATION_FIELDS}
     if record["classes"] is not None:
         promised["classes"] = checked_names(record["classes"], record["n_classes"])
+    if type(promised["per_class"]) is not bool or type(promised["trained_on"]) is not int:
+        raise InputError(f"calibration: {record['calibration']!r}")
     promised |= {"labels": tensors.get("calibration.labels"), "left_out": tensors["calibration.left_out"].numpy()}
-    return Calibration(tensors["calibration.scores"], **promised)
+    calibration = Calibration(tensors["calibration.scores"], n_classes=record["n_classes"], **promised)
+    _ = calibration.places  # what does not fit fails here, not at the first input
+    return calibration
 
 
 def _seen(record: dict[str, Any], tensors: dict[str, Tensor], name: str) -> Seen:

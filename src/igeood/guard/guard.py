@@ -208,7 +208,7 @@ class Guard:
         progress : callable, optional
             Called with the number of temperatures tried and their total.
         ids, budget
-            As in `fit`, of `id_data` and of all validation samples' outputs.
+            As in `fit`, of `id_data` and of all validation samples' outputs; more than the budget holds is an error.
         """
         self._check_fitted("tune")
         if self.summary is None and self.detector.needs.samples:
@@ -237,7 +237,7 @@ class Guard:
         self.calibration = None
         self.tuned_on = (*self.tuned_on, validation.used)
         trained_on = int(self.fitted_on.among(validation.used.keys, validation.used.identified).sum())
-        return self._report("tune", health.of_tune(self.tuning, tpr, trained_on, validation.halved))
+        return self._report("tune", health.of_tune(self.tuning, tpr, trained_on))
 
     def calibrate(
         self,

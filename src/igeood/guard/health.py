@@ -108,14 +108,12 @@ def _are_tied(scores: Tensor) -> bool:
     return float(scores.max() - scores.min()) <= ALIKE * float(scores.abs().max())
 
 
-def of_tune(tuning: Tuning, tpr: float, trained_on: int, halved: list[str]) -> Iterator[Finding]:
+def of_tune(tuning: Tuning, tpr: float, trained_on: int) -> Iterator[Finding]:
     """What the validation samples show."""
     if trained_on:
         message = f"id_data: {trained_on} of {tuning.n_id} samples are training samples"
         level: Level = "warning" if trained_on > MANY * tuning.n_id else "info"
         yield Finding("tuned-on-training-samples", level, message, "tune on others")
-    for name in halved:
-        yield Finding("sampled", "info", f"tune: the budget holds a part of {name}", "raise {budget}")
     error = math.sqrt((tuning.n_id + tuning.n_ood + 1) / (12.0 * tuning.n_id * tuning.n_ood))  # of an AUROC of one half
     if tuning.auroc < 0.5 - 2.0 * error:
         message = f"ood: scored as less foreign than in-distribution samples, AUROC {tuning.auroc:.2f}: swapped?"
@@ -155,7 +153,7 @@ def of_calibration(calibration: Calibration, n_tuned: int, highest: float | None
     is_new = highest is not None  # those of training samples differ
     yield from of_scores(scores, n, "calibration", "look whether these inputs are all the same" if is_new else _OF_TIES)
     if highest is not None and n >= FEW and float(scores[0]) > highest:
-        message = f"id_data: all {n} scores are above those of the training samples"
+        message = f"id_data: all {n} scores are above those of the training samples that were looked at"
         yield _warning("unlike-training", message, "prepare these samples as those, and look whether they are the same")
     n_tied = int((scores >= scores[-1] - ALIKE * scores[-1].abs()).sum())
     if n_tied < n and calibration.threshold >= float(scores[-1]) and n_tied > 1:

@@ -51,9 +51,10 @@ def _read(paths: Sequence[Path], monitor: Monitor) -> Iterator[tuple[Verdict, An
     for path in paths:
         first = 0
         with open_table(path) as table:
-            needed = {"score": True, "is_ood": monitor.kind == "flags", "label": monitor.calibration.per_class}
-            check_columns(table, [name for name, is_needed in needed.items() if is_needed])
-            types = {name: kind for name, kind in _TYPES.items() if name in table.names}
+            needed = {"score": True, "label": monitor.calibration.per_class}
+            is_flags = {"is_ood"} if monitor.kind == "flags" else set()
+            check_columns(table, [*(name for name, is_needed in needed.items() if is_needed), *is_flags])
+            types = {name: kind for name, kind in _TYPES.items() if name in table.names and needed.get(name, True)}
             for batch in table.batches(types):
                 columns = {name: batch[name].cast(types[name]) for name in types if name != "id"}
                 yield _verdict(columns, first, monitor), batch["id"] if "id" in types else None
@@ -72,7 +73,7 @@ def _verdict(columns: dict[str, pa.Array], first: int, monitor: Monitor) -> Verd
     labels = torch.full((len(scores),), -1)
     if monitor.calibration.per_class:
         labels = torch.from_numpy(np.array(columns["label"].fill_null(-1)))
-        if bool((labels >= monitor.calibration.n_classes).any()):
+        if bool(((labels < -1) | (labels >= monitor.calibration.n_classes)).any()):
             raise InputError("some are no class of the guard", argument="label", cure="score that file with this guard")
     verdict = Verdict.of(torch.from_numpy(scores), labels, monitor.calibration, reasons, to_numpy=True)
     is_other = np.isnan(scores)

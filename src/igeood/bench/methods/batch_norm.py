@@ -120,6 +120,11 @@ class BatchNorm(Weighted):
     strengths = tuple(10.0**power for power in range(-2, 3))
     columns: Columns = "channels"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.columns == "channels":
+            self.strengths = (STRENGTH,)  # type: ignore[misc]
+
     def make_parts(self) -> dict[str, igeood.Detector]:
         """The distances, and the columns of the regression."""
         return {name: Moments(columns=name) for name in dict.fromkeys(("fisher-rao", self.columns))}
@@ -155,12 +160,6 @@ class BatchNorm(Weighted):
 
         chunks = row_chunks(outputs.logits.shape[0], len(places) // 16)  # a few rows are as much work as many
         return torch.cat([of_layers(rows) for rows in chunks])
-
-    def learn_weights(self, id_outputs: Outputs, ood_outputs: Outputs, **choices: Any) -> Any:
-        """As `Weighted` has it; a regression on channels has one strength."""
-        if self.columns == "channels":
-            choices = {"strength": STRENGTH, **choices}
-        return super().learn_weights(id_outputs, ood_outputs, **choices)
 
     def shown(self, pair: tuple[Outputs, Outputs], fixed: list[Tensor], rows: Any) -> tuple[Self, list[Any]]:
         """As `Weighted` has it; where the regression is on other columns, the distances get no weight."""

@@ -1,12 +1,16 @@
-"""The paper's tables: our numbers where they belong, the paper's beside them, and what is missing as missing."""
+"""The paper's tables: our numbers where they belong, the paper's beside them, what is missing as missing; its toy."""
 
+import math
 import re
 from collections import Counter
+from hashlib import sha256
 from statistics import fmean
 
+import numpy as np
 import pytest
 import torch
 
+from igeood import METHODS
 from igeood.bench.paper.catalog import NAMES, TABLES, make
 from igeood.bench.paper.layers import kept, reduction
 from igeood.bench.paper.networks import accuracy, hyperparameters
@@ -14,6 +18,7 @@ from igeood.bench.paper.plots import FIGURES
 from igeood.bench.paper.reported import load
 from igeood.bench.paper.table import MISSING
 from igeood.bench.paper.tables import averages, extended
+from igeood.bench.paper.toy import OOD_I, OOD_II, TRUTH, toy
 from igeood.bench.report.standings import standings
 from igeood.bench.runs import Results
 from igeood.bench.runs.averages import Averages, Key
@@ -212,3 +217,32 @@ def test_every_number_of_the_paper_is_in_the_table_it_belongs_to(results, tmp_pa
     assert {label: numbers - there.get(label, Counter()) for label, numbers in wanted.items()} == {
         label: Counter() for label in wanted
     }
+
+
+def test_every_number_is_as_it_was_checked_and_of_a_method_that_is_there():
+    assert sha256(repr(load()).encode()).hexdigest().startswith("a53a2dc9d5c6c42e")
+    assert {one.method for one in load()} <= {*METHODS, ""}
+
+
+def area(example, score, ood):
+    return example.evaluations[score][ood].auroc
+
+
+def test_what_the_example_claims():
+    """Without OOD statistics the metric adds nothing; with them Mahalanobis does as well, near the best there is."""
+    examples = [toy(seed) for seed in range(5)]
+    for example in examples:
+        found = {name: area(example, name, OOD_II) for name in example.evaluations}
+        assert 0.4 <= found["mahalanobis"] <= 0.6
+        assert found["fisher-rao-ood"] > 0.9
+        assert area(example, "fisher-rao-ood", OOD_I) > area(example, "mahalanobis", OOD_I)
+        assert example.evaluations["fisher-rao"] == example.evaluations["mahalanobis"]
+        assert found["mahalanobis-ood"] == pytest.approx(found["fisher-rao-ood"], abs=0.01)
+        assert found["likelihood-ratio"] == pytest.approx(found["fisher-rao-ood"], abs=0.01)
+        assert found["mahalanobis"] < found["fisher-rao-ood-printed"] < found["fisher-rao-ood"]
+        for ood in (OOD_I, OOD_II):  # no score is above the likelihood ratio's but by the draws' noise
+            highest = max(area(example, name, ood) for name in example.evaluations)
+            assert highest <= area(example, "likelihood-ratio", ood) + 0.005
+    best = 0.5 * (1.0 + math.erf(TRUTH[OOD_I].mean / 2.0))  # Φ(Δ/(σ√2))
+    assert np.mean([area(each, "likelihood-ratio", OOD_I) for each in examples]) == pytest.approx(best, abs=0.01)
+    assert toy(0).evaluations == examples[0].evaluations != examples[1].evaluations
