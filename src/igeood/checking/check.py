@@ -17,7 +17,7 @@ from igeood.checking.sampling import Sample
 from igeood.comparison import named_sets
 from igeood.errors import InputError
 from igeood.guard import Guard, Verdict
-from igeood.guard.identity import draw
+from igeood.guard.identity import Seen, draw
 from igeood.metrics import auroc
 from igeood.model.batch import Batch
 from igeood.terminal import Progress, progress_bars
@@ -93,7 +93,8 @@ def check(
         raise InputError(f"expected 'auto', None or functions by name; got {faults!r}", argument="faults")
     sets = {} if ood is None else named_sets(ood, guard.source.model)
     with progress_bars(lines=False) as report:
-        known = _read(guard, held_out, "held_out", Sample(limit), seed, report)
+        seen = (guard.fitted_on, *guard.tuned_on, guard.calibrated_on)
+        known = _read(guard, held_out, "held_out", seen, Sample(limit), seed, report)
         if not known.columns:
             problem = f"{known.left_out} of them were seen before" if known.left_out else "no sample"
             raise InputError(problem, argument="held_out", cure="give samples that the guard has not seen")
@@ -103,7 +104,7 @@ def check(
         results = list(_try_faults(guard, kept, usual, tried, seed, report))
         scores = known.column("score")
         foreign = [
-            _of_set(guard, name, _read(guard, data, name, Sample(0), seed, report), scores)
+            _of_set(guard, name, _read(guard, data, name, (), Sample(0), seed, report), scores)
             for name, data in sets.items()
         ]
     return Check(
@@ -123,10 +124,11 @@ def check(
     )
 
 
-def _read(guard: Guard, data: Any, name: str, sample: Sample, seed: int, report: Progress) -> Pass:
-    """Judge all samples of a set; of held-out samples, without those that the guard has seen."""
+def _read(
+    guard: Guard, data: Any, name: str, seen: tuple[Seen, ...], sample: Sample, seed: int, report: Progress
+) -> Pass:
+    """Judge all samples of a set, without those that were seen."""
     done = Pass(sample)
-    seen = (guard.fitted_on, *guard.tuned_on, guard.calibrated_on) if name == "held_out" else ()
     n = 0
     with guard.source.reading(data):
         for item in guard.source.items(data, name=name, on_error="refuse"):
