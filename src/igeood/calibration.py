@@ -38,6 +38,7 @@ class ClassShare(NamedTuple):
     """How many of the calibration samples of one predicted class are kept, with an exact interval."""
 
     label: int
+    name: str
     n: int
     kept: float
     low: float
@@ -204,7 +205,9 @@ class Calibration:
         n = torch.bincount(self.labels, minlength=self.n_classes).numpy()
         kept = torch.bincount(self.labels[self.scores <= limits[self.labels]], minlength=self.n_classes).numpy()
         columns = (n, kept / np.maximum(n, 1), *exact_interval(kept, n, confidence), limits.numpy())
-        shares = [ClassShare(c, *(column[c].item() for column in columns)) for c in np.flatnonzero(n).tolist()]
+        names = self.classes or [str(label) for label in range(self.n_classes)]
+        present = np.flatnonzero(n).tolist()
+        shares = [ClassShare(c, names[c], *(column[c].item() for column in columns)) for c in present]
         return sorted(shares, key=lambda share: (share.kept, -share.n))
 
     @property
@@ -228,8 +231,7 @@ class Calibration:
     def __repr__(self) -> str:
         """The promise, and the classes of which the smallest share is kept."""
         lines = [f"Calibration({self.promise})"]
-        for label, n, kept, low, high, _ in self.by_class()[:SHOWN]:
-            name = label if self.classes is None else self.classes[label]
+        for _, name, n, kept, low, high, _ in self.by_class()[:SHOWN]:
             lines.append(f"  class {name}: {kept:.1%} of {n} samples are kept ({low:.1%} to {high:.1%})")
         return "\n".join(lines)
 

@@ -99,9 +99,9 @@ class Evidence(Detector):
             self._learn_classes(sample, sums_with(summary, alone), summed | alone, kept == 0)
         few = int(held.sum()) if is_split else len(sample)
         if few < ENOUGH or not is_split:
-            where = "" if is_split else ", in the sums too"
-            message = f"{few} of {summary.rows} training rows say what is usual{where}"
-            cure = f"give more, or a larger budget: {ENOUGH} such rows say it well"
+            where = "" if is_split else ", and the classes are learnt from the same rows"
+            message = f"{few} different rows of {summary.rows} training rows say what is usual{where}"
+            cure = f"give more, if there are: {10 * ENOUGH} different rows are enough"
             self.findings_.append(Finding("few-rows", "info", message, cure))
         single = int((next(iter(sums.values())).count == 1).sum()) if sums else 0
         if single:

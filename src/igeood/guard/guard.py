@@ -294,8 +294,7 @@ class Guard:
             trained_on=unseen.trained_on,
             classes=self.classes,
         )
-        findings = health.of_calibration(self.calibration, unseen.tuned_on, self.highest)
-        return self._report("calibrate", findings)
+        return self._report("calibrate", health.of_calibration(self.calibration, unseen, self.highest))
 
     def score(self, data: Any, *, on_error: OnError = "raise") -> Array:
         """Scores (N,) of a tensor, a loader, or logits: higher is more out-of-distribution.

@@ -9,6 +9,7 @@ from torch import Tensor
 from igeood.calibration import Calibration
 from igeood.detectors import Detector
 from igeood.errors import Finding, Level
+from igeood.guard.identity import Unseen
 from igeood.guard.tune import Tuning
 from igeood.outputs import Outputs, is_no_distribution
 from igeood.summary import Sample, Summary
@@ -137,13 +138,20 @@ def _is_chance(tuning: Tuning, tpr: float, area: float) -> bool:
     return tuning.after <= 1.0 - tpr + (4.0 * spread if tuning.auroc <= area else 1e-9)
 
 
-def of_calibration(calibration: Calibration, n_tuned: int, highest: float | None) -> Iterator[Finding]:
-    """What calibration samples show; `n_tuned` were used by `tune`, and training samples score `highest` at most."""
+def of_calibration(calibration: Calibration, unseen: Unseen, highest: float | None) -> Iterator[Finding]:
+    """What calibration samples show; `unseen` says which serve, and training samples score `highest` at most."""
     scores = calibration.scores
     n = len(scores)
     left_out = calibration.left_out
+    n_tuned = unseen.tuned_on
+    how = "their ids or inputs" if unseen.identified else "equal rows"
+    if unseen.is_other_kind:
+        message = "calibrate: one of training and calibration samples have ids, the others none: they are not compared"
+        yield Finding("not-compared", "info", message, "give ids to both")
     if calibration.trained_on:
-        message = f"id_data: {calibration.trained_on} of {n} samples are training samples, so nothing is promised"
+        message = (
+            f"id_data: {calibration.trained_on} of {n} samples are training samples, by {how}; nothing is promised"
+        )
         yield _warning("trained-on", message, "calibrate on samples kept apart")
     if len(left_out):
         which = f"rows {', '.join(map(str, left_out[:SHOWN]))}{' …' if len(left_out) > SHOWN else ''}"
@@ -168,9 +176,8 @@ def _of_classes(calibration: Calibration) -> Iterator[Finding]:
     below = [share for share in shares if share.high < calibration.tpr]
     if below:
         worst = below[0]
-        name = worst.label if calibration.classes is None else calibration.classes[worst.label]
         which = f"{len(below)} of {len(shares)} predicted classes are kept less often than {100 * calibration.tpr:.4g}%"
-        message = f"calibrate: {which}; {name} is kept in {100 * worst.kept:.0f}% of {worst.n} samples"
+        message = f"calibrate: {which}; {worst.name} is kept in {100 * worst.kept:.0f}% of {worst.n} samples"
         more = "give more calibration samples of such classes"
         cure = more if calibration.per_class else "for a promise to each class give {per_class=True}"
         yield Finding("classes-kept-less", "info", message, cure)

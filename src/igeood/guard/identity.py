@@ -53,11 +53,17 @@ class Unseen:
         (N,) which samples serve.
     tuned_on, trained_on : int
         Samples that tuning used, and training samples among those that serve.
+    identified : bool
+        Whether they are known by ids or inputs.
+    is_other_kind : bool
+        Whether training samples are known otherwise, so that they cannot be compared.
     """
 
     is_used: NDArray[np.bool_]
     tuned_on: int
     trained_on: int
+    identified: bool
+    is_other_kind: bool
 
     @classmethod
     def of(cls, keys: Keys, identified: bool, fitted_on: Seen, tuned_on: Sequence[Seen], needed: int) -> "Unseen":
@@ -68,13 +74,14 @@ class Unseen:
         is_trained = ~is_tuned & fitted_on.among(keys, identified)
         n_tuned = int(is_tuned.sum())
         n_trained = int(is_trained.sum())
+        kinds = (identified, len(fitted_on.keys) > 0 and identified != fitted_on.identified)
         if len(keys) - n_tuned - n_trained >= needed:
-            return cls(~is_tuned & ~is_trained, n_tuned, 0)
+            return cls(~is_tuned & ~is_trained, n_tuned, 0, *kinds)
         if len(keys) - n_tuned < needed:
             used = f" ({n_tuned} more were used by tune)" if n_tuned else ""
             cure = f"give at least {needed} that neither training nor tune has used, or a lower {{tpr}}"
             raise InputError(f"{len(keys) - n_tuned} samples{used} are too few", argument="id_data", cure=cure)
-        return cls(~is_tuned, n_tuned, n_trained)
+        return cls(~is_tuned, n_tuned, n_trained, *kinds)
 
 
 def draw(keys: Keys, occurrence: NDArray[np.int64], seed: int) -> NDArray[np.float64]:

@@ -343,7 +343,7 @@ def _check_addable(one: Summary, other: Summary) -> None:
     pairs += [(name, value, other.about.get(name, value)) for name, value in one.about.items()]
     for name, mine, theirs in pairs:
         if mine != theirs:
-            raise InputError(f"{name}: {mine!r} and {theirs!r}", argument="summary", cure="add those of one method")
+            raise InputError(f"{name}: {mine!r} and {theirs!r}", argument="summary", cure="add those made alike")
 
 
 def _check_budget(samples: dict[str, Sample], budget: int) -> None:
