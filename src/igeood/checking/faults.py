@@ -83,6 +83,16 @@ def _normal(x: Tensor, draw: Generator) -> Tensor:
     return torch.randn(x.shape, generator=draw).to(x)
 
 
+def _normalised(x: Tensor, usual: Usual, _: Generator) -> Tensor:
+    """Normalised once more, by the mean and deviation that made the usual range of pixels from 0 to 1.
+
+    Inputs in [0, 1] were not normalised: they are, by their own moments.
+    """
+    width = usual.high - usual.low
+    is_plain = (usual.low.abs() + (width - 1.0).abs()).amax() < 0.1
+    return (x - usual.mean) / usual.std.clamp(min=1e-6) if bool(is_plain) else x * width + usual.low
+
+
 def _noisy(x: Tensor, usual: Usual, draw: Generator) -> Tensor:
     return x + 0.2 * (usual.high - usual.low) * _normal(x, draw)
 
@@ -132,7 +142,7 @@ def _shifted(x: Tensor, usual: Usual, _: Generator) -> Tensor:
 IMAGES: dict[str, Change] = {
     "× 255": lambda x, *_: 255.0 * x,
     "÷ 255": lambda x, *_: x / 255.0,
-    "normalised twice": lambda x, usual, _: (x - usual.mean) / usual.std.clamp(min=1e-6),
+    "normalised twice": _normalised,
     "channels reversed": lambda x, *_: x.flip(1),
     "inverted": lambda x, usual, _: usual.low + usual.high - x,
     "black": lambda x, usual, _: usual.low.expand_as(x).clone(),
