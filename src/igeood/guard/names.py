@@ -7,6 +7,7 @@ from typing import Any
 from igeood.errors import InputError
 
 LONGEST = 1000  # characters of a name
+SHORT = 20  # characters of a torch device's or type's
 DEEPEST = 4  # data sets inside each other, such as a subset of a subset
 
 
@@ -48,6 +49,13 @@ def checked_columns(columns: Any) -> dict[str, Any] | None:
     if not all(isinstance(name, str) for name in names):
         raise InputError(f"{columns!r}", argument="columns")
     return columns  # type: ignore[no-any-return]
+
+
+def checked_text(text: Any, name: str) -> str | None:
+    """What torch calls a device or a type, once it is a short text that a terminal can show; or None."""
+    if text is None or (isinstance(text, str) and text.isprintable() and 0 < len(text) <= SHORT):
+        return text
+    raise InputError(f"{text!r}", argument=name)
 
 
 def _known(source: Any) -> Iterator[Any]:

@@ -229,7 +229,7 @@ class Source:
     def _warn_of_autocast(self) -> None:
         """Warn that torch's autocast is another than when the guard was fitted: scores differ."""
         now, before = (name or "off" for name in (self.precision[1], self.fitted_autocast))
-        message = f"torch's autocast is {now}, and was {before} in fit"
+        message = f"torch's autocast is {now}, and was {before} in fit, on {self.fitted_device}"
         cure = "use the guard as it was fitted, or fit and calibrate it again"
         self.findings = (Finding("other-autocast", "warning", message, cure),)
         warnings.warn(IgeoodWarning(self.findings[0]), stacklevel=5)

@@ -10,8 +10,9 @@ from safetensors.torch import load, save
 from igeood.detectors import Detector
 from igeood.distributed import Ranks
 from igeood.errors import InputError
+from igeood.geometry.precision import precise
 from igeood.guard.health import ROWS
-from igeood.guard.names import checked_columns, class_names
+from igeood.guard.names import checked_columns, checked_text, class_names
 from igeood.guard.source import Source, joined
 from igeood.outputs import label_names
 from igeood.summary import BUDGET, Summary
@@ -61,7 +62,8 @@ def read_training(source: Source, detector: Detector, summary: Summary, data: An
         for block in joined(part for part in outputs if len(part)):
             if summary.preview is None:
                 summary.preview = block.detached()[torch.arange(min(ROWS, len(block)))]
-            summary.add(block)
+            with precise():
+                summary.add(block)
     source.settle(before)
     if summary.rows:
         summary.model = before
@@ -118,4 +120,4 @@ def follow(source: Source, detector: Detector, summary: Summary) -> None:
     source.columns = checked_columns(summary.about.get("columns"))
     source.follow(blocks, summary.about.get("layouts", {}), needs)
     source.settle()
-    source.fitted_autocast = summary.about.get("autocast")
+    source.fitted_autocast = checked_text(summary.about.get("autocast"), "autocast")
