@@ -151,7 +151,7 @@ def _restored(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Modu
     guard.findings = {step: [_finding(each) for each in findings[step]] for step in STEPS if step in findings}
     guard.preparation = preparation
     if record["classes"] is not None:
-        guard.classes = checked_names(record["classes"], n_classes)
+        guard.classes = source.classes = checked_names(record["classes"], n_classes)
     guard.tuning = None if record["tuning"] is None else Tuning(**record["tuning"])
     guard.calibration = _calibration(record, tensors)
     guard.highest = None if record["highest"] is None else float(record["highest"])
