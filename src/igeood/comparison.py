@@ -187,11 +187,13 @@ def compare(
         raise InputError("empty", argument="ood", cure="give at least one OOD set, as a loader or by name")
     source = Source(model, layers)
     left_out: dict[str, str] = {}
-    wanted = _detectors(methods, list(exclude), probabilities, left_out)
+    methods = [methods] if isinstance(methods, str) else methods
+    exclude = [exclude] if isinstance(exclude, str) else list(exclude)
+    wanted = _detectors(methods, exclude, probabilities, left_out)
     source.probabilities = any(one.probabilities for one in wanted.values())
     with random_state_kept(), torch.inference_mode(False), torch.no_grad(), progress_bars(lines=False) as report:
         read = partial(_batches, source, report)
-        detectors, seconds = _fit(wanted, source, read(train, "train"), left_out, report)
+        detectors, seconds = _fit(wanted, source, read(train, "train", training=True), left_out, report)
         spent = dict.fromkeys(["", *detectors], 0.0)
         known = _scores(detectors, source, read(held_out, "held_out"), spent)
         scores = {name: _scores(detectors, source, read(data, name), spent) for name, data in sets.items()}
@@ -257,7 +259,7 @@ def _detectors(
         same = sum(other == name or other.startswith(f"{name} (") for other in detectors)
         name = f"{name} ({same + 1})" if same else name
         if probabilities and "probabilities" not in instance.params():
-            left_out[name] = "takes logits, not probabilities"
+            left_out[name] = "has no option for probabilities"
             continue
         try:
             if probabilities:
@@ -343,10 +345,10 @@ def _named_sets(ood: Any, model: nn.Module | None) -> dict[str, Any]:
     return {str(name): data for name, data in ood.items()}
 
 
-def _batches(source: Source, report: Progress, data: Any, name: str) -> Batches:
+def _batches(source: Source, report: Progress, data: Any, name: str, *, training: bool = False) -> Batches:
     """The batches that have samples."""
     number = 0
-    for number, batch in enumerate(filter(len, source.items(data, name=name)), start=1):
+    for number, batch in enumerate(filter(len, source.items(data, name=name, training=training)), start=1):
         yield batch
         report(name, number, length_hint(data) or None)
     if number == 0:

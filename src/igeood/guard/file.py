@@ -145,6 +145,7 @@ def _restored(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Modu
     source.fitted_autocast = checked_text(record["autocast"], "autocast")
     guard = Guard(detector, source, record["access"])
     guard.fitted_on = _seen(record, tensors, "fitted_on")
+    source.identified = guard.fitted_on.identified
     guard.tuned_on = tuple(_seen(record, tensors, name) for name in record["seen"] if name != "fitted_on")
     params, epsilon = record["untuned"]
     guard._first = (type(detector)(**params).params(), float(epsilon))
@@ -152,7 +153,7 @@ def _restored(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Modu
     guard.findings = {step: [_finding(each) for each in findings[step]] for step in STEPS if step in findings}
     guard.preparation = preparation
     if record["classes"] is not None:
-        guard.classes = checked_names(record["classes"], n_classes)
+        guard.classes = source.classes = checked_names(record["classes"], n_classes)
     guard.tuning = None if record["tuning"] is None else Tuning(**record["tuning"])
     guard.calibration = _calibration(record, tensors)
     guard.highest = None if record["highest"] is None else float(record["highest"])

@@ -141,21 +141,21 @@ class Guard:
         """
         fresh = self.with_options()
         detector, source = fresh.detector, fresh.source
-        source.classes = classes
         ranks = Ranks(group)
         ranks.check_same(json.dumps([type(detector).__name__, detector.params(), self.access], default=str), "method")
         summary = data if isinstance(data, Summary) else Summary(detector.needs, budget=budget)
         with ranks.agreed():
             if summary is not data:
-                read_training(source, detector, summary, data, labels, ids)
+                read_training(source, detector, summary, data, labels, ids, classes)
         has_read = summary is not data and summary.shape is not None
         summary = add_up(summary, ranks)
         with ranks.agreed(), precise():
             learn(source, detector, summary, has_read=has_read)
-            fresh.classes = class_names(classes, detector.n_classes_, summary, source.bare, self)
+            fresh.classes = source.classes = class_names(classes, detector.n_classes_, summary, source.bare, self)
         if not ranks.alone:
             take_over_first(detector, ranks)
         fresh.summary = summary
+        source.identified = summary.identified
         fresh.fitted_on = Seen(np.repeat(summary.keys, np.minimum(summary.key_counts, 2)), summary.identified)
         scores, fresh.highest = health.training_scores(detector, summary)
         vars(self).update(vars(fresh))

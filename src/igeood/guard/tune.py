@@ -124,7 +124,7 @@ class Validation:
         whole = np.empty(0, dtype=np.uint64)  # all keys of rows without ids, which may be equal
         identified = True
         parts: list[tuple[Keys, list[Outputs]]] = []
-        for number, item in enumerate(self.source.items(data, None, ids, name)):
+        for number, item in enumerate(self.source.items(data, None, ids, name, keys=True)):
             with self.source.naming(name, number):
                 keys = self.source.read(item).keys if isinstance(item, Outputs) else item.keys
                 copies = np.zeros(len(keys), dtype=np.int64)
