@@ -52,6 +52,23 @@ def test_arrays_and_methods_by_choice(known):
     assert not any(igeood.METHODS[name].needs_layers for name in logits.tnr)
 
 
+def test_training_data_are_those_of_fit(known, model, data, tmp_path):
+    logits, labels = known.train.logits, known.train.labels
+    names = np.array(list("abcdefghij"))[labels]
+    sets = {"held_out": known.held_out.logits, "ood": (known.ood.logits, np.full(len(known.ood), "emu"))}
+    expected = igeood.compare(None, (logits, labels), **sets, methods=["igeood-logits"]).auroc
+    for number, each in enumerate((labels.numpy(), labels.numpy().astype(str), names)):
+        np.savez(tmp_path / f"{number}.npz", logits=logits, labels=each)
+        for train in (igeood.read_logits(tmp_path / f"{number}.npz"), (logits, each)):
+            assert igeood.compare(None, train, **sets, methods=["igeood-logits"]).auroc == expected
+    x, y = data.images(300, 1)
+    tables = [igeood.compare(model, (x, each), x, data.ood) for each in (y, np.array(list("abcd"))[y])]
+    assert tables[0].auroc == tables[1].auroc
+    with pytest.raises(InputError) as caught:
+        igeood.compare(model, [(x, list("abcd") * 75)], x, data.ood)
+    assert caught.value.argument == "labels"
+
+
 def test_what_cannot_be_compared(model, data):
     for arguments, argument in (
         ((data.train, data.held_out, {}), "ood"),

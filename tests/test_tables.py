@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+import igeood
 from igeood import tables
 from igeood.errors import InputError
 from igeood.logits_files import read_logits, write_logits
@@ -230,7 +231,12 @@ def test_labels_may_be_names(tmp_path, suffix):
         (names, None, [1, 0, 1]),
         (names, ["dog", "cat"], [0, 1, 0]),
         (["0", "1", "0"], ["a", "b"], [0, 1, 0]),  # a text of numbers is numbers
+        ([0, 1, 0], ["1", "0"], [0, 1, 0]),
+        (["0", "1", "0"], ["1", "0"], [1, 0, 1]),  # unless they are names
+        (["2.0", "1.0", "2.0"], ["2.0", "1.0"], [0, 1, 0]),
     ):
+        if suffix == ".csv" and labels[0] in ("0", "2.0"):  # it has no types
+            continue
         assert next(iter(named(tmp_path, suffix, labels).settled(classes))).labels.tolist() == places
     file = named(tmp_path, suffix, names, ("p_dog", "p_cat")).settled()
     assert file.classes == (["cat", "dog"] if suffix == ".npz" else ["dog", "cat"])
@@ -247,6 +253,24 @@ def test_labels_may_be_names(tmp_path, suffix):
                 list(named(tmp_path, suffix, labels).settled(classes))
             argument = "labels" if fact.startswith("row") else "classes"
             assert (caught.value.argument, fact in caught.value.what) == (argument, True), caught.value
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_numbers_are_read_once(tmp_path, suffix, monkeypatch):
+    file = named(tmp_path, suffix, [1, 0, 1])
+    monkeypatch.setattr(tables, "_block_rows", None)  # nothing can be read
+    assert file.settled(["a", "b"]).classes == ()
+
+
+def test_ids_count_where_samples_are_recognised(tmp_path, refused):
+    for name, ids in (("a", range(10)), ("b", [0] * 10)):
+        write_logits(tmp_path / f"{name}.npz", ROWS[:10], np.arange(10) % ROWS.shape[1], ids=np.array(ids))
+    guard = igeood.black_box(method="energy").fit(read_logits(tmp_path / "a.npz", identity="id"))
+    repeated = read_logits(tmp_path / "b.npz")
+    assert len(guard.score(repeated)) == 10
+    for step in (guard.calibrate, guard.fit, lambda data: guard.tune(data, ROWS)):
+        with refused("id", str(tmp_path / "b.npz")):
+            step(read_logits(tmp_path / "b.npz", identity="id") if step == guard.fit else repeated)
 
 
 def test_columns_are_found_by_name(tmp_path, refused):

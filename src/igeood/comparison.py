@@ -21,6 +21,7 @@ from torch import nn
 from igeood.detectors import METHODS, Detector
 from igeood.detectors import detector as make_detector
 from igeood.errors import InputError, UnsuitedError
+from igeood.geometry.precision import precise
 from igeood.guard.source import Source
 from igeood.metrics import evaluate, exact_fraction
 from igeood.model.batch import Batch
@@ -28,10 +29,9 @@ from igeood.model.layers import Layers, bare
 from igeood.model.reader import random_state_kept
 from igeood.outputs import Outputs
 from igeood.summary import Needs, Summary
-from igeood.summary.needs import check_covers, merge_needs
+from igeood.summary.needs import merge_needs, unserved
 from igeood.terminal import Progress, progress_bars
 
-LOGITS = "logits"  # what a method reads, where it is compared without layers
 LABORATORY = "igeood.bench"  # whose methods are compared only if they are named
 DEFAULT = "evidence"
 RESAMPLES = 200  # of the samples, for standard errors
@@ -187,11 +187,13 @@ def compare(
         raise InputError("empty", argument="ood", cure="give at least one OOD set, as a loader or by name")
     source = Source(model, layers)
     left_out: dict[str, str] = {}
-    wanted = _detectors(methods, list(exclude), probabilities, left_out)
+    methods = [methods] if isinstance(methods, str) else methods
+    exclude = [exclude] if isinstance(exclude, str) else list(exclude)
+    wanted = _detectors(methods, exclude, probabilities, left_out)
     source.probabilities = any(one.probabilities for one in wanted.values())
     with random_state_kept(), torch.inference_mode(False), torch.no_grad(), progress_bars(lines=False) as report:
         read = partial(_batches, source, report)
-        detectors, seconds = _fit(wanted, source, read(train, "train"), left_out, report)
+        detectors, seconds = _fit(wanted, source, read(train, "train", training=True), left_out, report)
         spent = dict.fromkeys(["", *detectors], 0.0)
         known = _scores(detectors, source, read(held_out, "held_out"), spent)
         scores = {name: _scores(detectors, source, read(data, name), spent) for name, data in sets.items()}
@@ -256,17 +258,16 @@ def _detectors(
         name = method if isinstance(method, str) else next(registered, type(instance).__name__)
         same = sum(other == name or other.startswith(f"{name} (") for other in detectors)
         name = f"{name} ({same + 1})" if same else name
+        if probabilities and "probabilities" not in instance.params():
+            left_out[name] = "has no option for probabilities"
+            continue
         try:
-            detectors[name] = _for_probabilities(instance) if probabilities else instance
+            if probabilities:
+                instance = type(instance)(**{**instance.params(), "probabilities": True})
+            detectors[name] = instance
         except UnsuitedError as error:
             left_out[name] = str(error)
     return detectors
-
-
-def _for_probabilities(instance: Detector) -> Detector:
-    if "probabilities" not in instance.params():
-        raise UnsuitedError("takes logits, not probabilities")
-    return type(instance)(**{**instance.params(), "probabilities": True})
 
 
 def _usual_methods() -> list[str]:
@@ -275,40 +276,38 @@ def _usual_methods() -> list[str]:
     return [name for name, method in core.items() if method.tunes != "only" and method.needs.pool is None]
 
 
-def _check_some(detectors: dict[str, Detector], left_out: dict[str, str]) -> None:
-    if not detectors:
-        problem = "; ".join(f"{method}: {reason}" for method, reason in left_out.items()) or "empty"
-        raise InputError(problem, argument="methods", cure="name others of igeood.METHODS, or leave it out")
-
-
 def _fit(
-    detectors: dict[str, Detector], source: Source, batches: Batches, left_out: dict[str, str], report: Progress
+    wanted: dict[str, Detector], source: Source, batches: Batches, left_out: dict[str, str], report: Progress
 ) -> tuple[dict[str, Detector], dict[str, float]]:
     """Fitted detectors from one reading of the data, and the seconds that each took."""
     batch = next(batches)
-    detectors = _readable(detectors, source, batch, left_out)
-    _check_some(detectors, left_out)
+    detectors = _readable(wanted, source, batch, left_out)
     summaries = [Summary(needs, model=source.weights()) for needs in merge_needs(o.needs for o in detectors.values())]
-    blind = {name: Summary(one.needs) for name, one in detectors.items() if _is_blind(name)}
+    blind = {name: Summary(one.needs) for name, one in detectors.items() if name not in wanted}
     for outputs in (source.read(each, labels=True, keys=True) for each in chain([batch], batches)):
-        for summary in summaries:
-            summary.head = source.reader.head if source.reader is not None else None
-            summary.add(outputs)
-        for summary in blind.values():
-            summary.add(outputs.only(()))
+        with precise():
+            for summary in summaries:
+                summary.head = source.reader.head if source.reader is not None else None
+                summary.add(outputs)
+            for summary in blind.values():
+                summary.add(outputs.only(()))
     fitted: dict[str, Detector] = {}
     seconds: dict[str, float] = {}
     for number, (name, one) in enumerate(detectors.items(), start=1):
-        covering = blind.get(name) or next(summary for summary in summaries if _covers(summary, one))
+        needs = one.needs.describe()
+        covering = blind.get(name) or next(each for each in summaries if not unserved(each.described, needs))
         start = time.perf_counter()
         try:
-            fitted[name] = copy.copy(one).learn(covering)
+            with precise():
+                fitted[name] = copy.copy(one).learn(covering)
         except UnsuitedError as error:
             left_out[name] = str(error)
         else:
             seconds[name] = time.perf_counter() - start
         report("methods", number, len(detectors))
-    _check_some(fitted, left_out)
+    if not fitted:
+        problem = "; ".join(f"{method}: {reason}" for method, reason in left_out.items()) or "empty"
+        raise InputError(problem, argument="methods", cure="name others of igeood.METHODS, or leave it out")
     return fitted, seconds
 
 
@@ -326,24 +325,13 @@ def _readable(
             source.prepare(batch, needs)
             # what reads layers where there are some is compared without them too
             blind = {name: one for name, one in detectors.items() if source.layers and one.needs.layers == "any"}
-            return detectors | {f"{name} ({LOGITS})": copy.copy(one) for name, one in blind.items()}
+            return detectors | {f"{name} (logits)": copy.copy(one) for name, one in blind.items()}
     except UnsuitedError as error:
         reason = str(error)
     source.wanted = []
     left_out |= {name: reason for name, one in detectors.items() if one.needs.must_read_layers}
     source.prepare(batch, Needs())
     return {name: one for name, one in detectors.items() if name not in left_out}
-
-
-def _is_blind(name: str) -> bool:
-    return name.endswith(f"({LOGITS})")
-
-
-def _covers(summary: Summary, detector: Detector) -> bool:
-    with suppress(InputError):
-        check_covers(summary.described, detector.needs.describe(), "")
-        return True
-    return False
 
 
 def named_sets(ood: Any, model: nn.Module | None) -> dict[str, Any]:
@@ -357,10 +345,10 @@ def named_sets(ood: Any, model: nn.Module | None) -> dict[str, Any]:
     return {str(name): data for name, data in ood.items()}
 
 
-def _batches(source: Source, report: Progress, data: Any, name: str) -> Batches:
+def _batches(source: Source, report: Progress, data: Any, name: str, *, training: bool = False) -> Batches:
     """The batches that have samples."""
     number = 0
-    for number, batch in enumerate(filter(len, source.items(data, name=name)), start=1):
+    for number, batch in enumerate(filter(len, source.items(data, name=name, training=training)), start=1):
         yield batch
         report(name, number, length_hint(data) or None)
     if number == 0:
@@ -375,9 +363,9 @@ def _scores(detectors: dict[str, Detector], source: Source, batches: Batches, sp
         start = time.perf_counter()
         outputs = source.read(batch)
         spent[""] += time.perf_counter() - start
-        with torch.autocast(outputs.logits.device.type, enabled=False):  # as in guards
+        with precise():
             for method, detector in detectors.items():
-                seen = outputs.only(()) if _is_blind(method) else outputs
+                seen = outputs.only(detector.widths_)
                 if not parts[method]:
                     detector.score(seen)  # a first call may prepare something
                 start = time.perf_counter()

@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 
 from igeood.errors import InputError
 from igeood.files import PathLike, whole
-from igeood.outputs import ArrayLike, OnError, Outputs, class_numbers
+from igeood.outputs import NUMERAL, ArrayLike, OnError, Outputs, class_places
 from igeood.tables import FEATURE, Table, as_column, check_columns, find_files, open_table
 
 Matrices = dict[str, list[str]]  # columns by matrix: of the logits, and of each layer
 LOGITS = "logits"
 _PATTERN = "logit*"  # of columns where none is named
-_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")
 _NAME_THEM = '{logits="prefix_*"}, with the prefix of the columns of logits'
 
 
@@ -61,6 +60,7 @@ class LogitsFile:
     report: Callable[[int, int | None], None] = lambda *_: None
     columns: dict[str, Any] | None = None
     classes: Sequence[str] | None = None
+    identifies: bool | None = None  # whether ids identify samples, where the guard knows
 
     def __iter__(self) -> Iterator[Outputs]:
         return (block for block, _ in self.blocks())
@@ -68,8 +68,8 @@ class LogitsFile:
     def settled(self, classes: Sequence[str] | None = None) -> "LogitsFile":
         """The same files with `columns` from the first of them, and with `classes`.
 
-        Labels are names if the first file's are not all numbers: those given, else those in the columns' names, else
-        the sorted labels of all files.
+        Labels are names if the first file's are not all whole numbers, or are names that are given. Names are those
+        given, else those in the columns' names, else the sorted labels of all files.
         """
         file = copy.copy(self)
         with open_table(self.paths[0]) as table:
@@ -78,21 +78,24 @@ class LogitsFile:
         if logits != [LOGITS] or self.identity is not None:
             file.columns = {"logits": None if logits == [LOGITS] else logits, "id": identity}
         if self.classes is None:
-            labels = next(filter(None, map(self._labels, self.paths)), ())
-            file.classes = self._names_in(logits) if classes is None else classes
-            if all(map(_NUMBER.fullmatch, labels)):
+            others = map(self._labels, self.paths)
+            labels = next(filter(None, others), set[str]())
+            file.classes = self._names_in(logits) if classes is None else list(classes)
+            if all(map(NUMERAL.fullmatch, labels)) and not labels <= {*(file.classes or ())}:
                 file.classes = ()
             elif file.classes is None:
-                file.classes = sorted(set[str]().union(*map(self._labels, self.paths)))
+                file.classes = sorted(labels.union(*others))
         return file
 
     def _labels(self, path: Path) -> set[str]:
-        """The labels in a file, as texts."""
+        """The labels in a file, as texts; "-1" stands for a column of numbers, which is not read."""
         with open_table(path) as table:
             label = self._choose(table)[1].get("label")
             if label is None:
                 return set()
             check_columns(table, [label])
+            if pa.types.is_integer(table.type_of(label)) or pa.types.is_floating(table.type_of(label)):
+                return {"-1"}
             columns = (batch[label].unique().cast(pa.string()) for batch in table.batches({label: pa.string()}))
             return {text for column in columns for text in column.to_pylist() if text}
 
@@ -100,7 +103,7 @@ class LogitsFile:
         """What the `*` of the pattern stands for in the columns' names, unless one of them is a number."""
         start, _, end = (self.logits or _PATTERN).partition("*")
         names = [column.removeprefix(start).removesuffix(end).strip("_") for column in columns]
-        return names if len(names) > 1 and not any(map(_NUMBER.fullmatch, names)) else None
+        return names if len(names) > 1 and not any(map(NUMERAL.fullmatch, names)) else None
 
     def blocks(self, *, ids: bool = False) -> Iterator[tuple[Outputs, Any]]:
         """Blocks in order, each with the rows' ids (as text if there are several files), or else their numbers.
@@ -176,8 +179,7 @@ class LogitsFile:
         logits = features.pop(LOGITS)
         features = {name.removeprefix(FEATURE): matrix for name, matrix in features.items()}
         if labels is not None and self.classes:
-            names = labels.cast(pa.string()).to_pylist()
-            labels = class_numbers(names, self.classes, logits, first)
+            labels = class_places(labels.cast(pa.string()).to_pylist(), self.classes, logits.shape[1], first)
         elif labels is not None:
             is_text = not pa.types.is_primitive(labels.type)
             labels = (labels.cast(pa.string()).cast(pa.int64()) if is_text else labels).fill_null(-1)
@@ -192,7 +194,8 @@ class LogitsFile:
         is_asked_for = column in (self.identity, (self.columns or {}).get("id"))
         if is_asked_for and not is_unique:
             raise InputError("rows share an id", argument=column, cure="name a column of unique ids, or none")
-        return ids if is_asked_for or (is_unique and _are_names(ids)) else None
+        are_names = is_unique and _are_names(ids) if self.identifies is None else self.identifies
+        return ids if is_asked_for or are_names else None
 
     def _matrix(
         self, batch: pa.RecordBatch, name: str, columns: list[str], reasons: dict[int, str], first: int

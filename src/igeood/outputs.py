@@ -1,6 +1,7 @@
 """What a classifier returned for N inputs, checked once, and how arrays come in and go out again."""
 
 import copy
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal
@@ -17,6 +18,7 @@ ArrayLike = Array | Sequence[Any]
 OnError = Literal["raise", "refuse"]
 
 HEAD = "|head"  # the block of features that is the input of the classifier's last linear layer
+NUMERAL = re.compile(r"-?\d+")  # a label that is a number, as text
 LARGEST = 1e100  # of a feature: sums of squares of larger ones could overflow
 
 
@@ -98,7 +100,7 @@ class Outputs:
             bad = ~self.valid[:, None]
             self.logits = self.logits.masked_fill(bad, 0.0)
             self.features = {block: value.masked_fill(bad, 0.0) for block, value in self.features.items()}
-        self.labels = None if labels is None else _checked_labels(labels, self.logits, first)
+        self.labels = None if labels is None else checked_labels(labels, self.logits, first)
         self._keys = keys if keys is None and ids is None else _checked_keys(keys, ids, n)
         self._predicted: Tensor | None = None
 
@@ -118,7 +120,7 @@ class Outputs:
         if not isinstance(value, Outputs):
             return cls(value, labels=labels, ids=ids)
         if labels is not None:
-            value = value.replace(labels=_checked_labels(labels, value.logits, 0))
+            value = value.replace(labels=checked_labels(labels, value.logits, 0))
         return value if ids is None else value.replace(_keys=_checked_keys(None, ids, len(value)))
 
     @staticmethod
@@ -250,33 +252,45 @@ class Outputs:
 
 def label_names(labels: Any) -> list[str] | None:
     """Sorted unique names, where labels are names of classes; else None."""
-    if isinstance(labels, Tensor) or np.asarray(labels).dtype.kind not in "OUT":
-        return None
-    names = {label for label in np.asarray(labels, object).ravel().tolist() if isinstance(label, str)}
-    return sorted(names - {""}) if names else None
+    names = {label for label in _texts(labels) if isinstance(label, str)} - {""}
+    return None if all(map(NUMERAL.fullmatch, names)) else sorted(names)
 
 
-def class_numbers(labels: Any, classes: Sequence[str] | None, logits: Any = None, first: int = 0) -> Any:
+def _texts(labels: Any) -> list[Any]:
+    """Labels of which one at least is a text; of others none."""
+    if not isinstance(labels, (list, tuple)):
+        labels = labels.tolist() if getattr(getattr(labels, "dtype", None), "kind", "?") in "OUT" else []
+    return list(labels) if any(isinstance(label, str) for label in labels) else []
+
+
+def class_numbers(labels: Any, classes: Sequence[str] | None, width: int | None = None, first: int = 0) -> Any:
     """The place of each label in `classes`, which are as many as columns of the logits, where labels are names.
 
-    Other labels come back as they are. `first` is the number of the first row, for errors.
+    Texts that are whole numbers, and no classes' names, become these; labels that are no texts come back as they are.
+    `first` is the number of the first row, for errors.
     """
-    if label_names(labels) is None:
+    values = _texts(labels)
+    if not values:
         return labels
+    if all(NUMERAL.fullmatch(str(value)) for value in values) and not {*values} <= {*(classes or ())}:
+        return torch.tensor([int(value) for value in values])
+    return class_places(values, classes, width, first)
+
+
+def class_places(labels: list[Any], classes: Sequence[str] | None, width: int | None, first: int) -> Tensor:
+    """The place of each name in `classes`; arguments are those of `class_numbers`."""
     cure = "name all classes, in the order of the columns of the logits: {classes}"
     if classes is None:
-        raise InputError("names, and samples come in blocks", argument="labels", cure=cure)
+        raise InputError("texts, and no names of classes are given", argument="labels", cure=cure)
     places = {name: place for place, name in enumerate(classes)}
-    width = len(classes) if logits is None else np.shape(getattr(logits, "logits", logits))[-1]
-    if not len(places) == len(classes) == width:
-        problem = f"{len(classes)} names, {len(places)} of them different, for {width} columns of logits"
+    if len(places) != len(classes) or width not in (None, len(classes)):
+        problem = f"{len(classes)} names, {len(places)} of them different, for {width or len(places)} columns"
         raise InputError(problem, argument="classes", cure=cure)
-    values = np.asarray(labels, object).tolist()
-    for row, name in enumerate(values):
+    for row, name in enumerate(labels):
         if not isinstance(name, str) or name not in places:
             problem = f"row {first + row} has {name!r}, which is none of the {len(classes)} classes"
             raise InputError(problem, argument="labels", cure=f"correct it, or {cure}")
-    return np.array([places[name] for name in values])
+    return torch.tensor([places[name] for name in labels])
 
 
 def note_bad_rows(
@@ -354,7 +368,8 @@ def _checked_features(
     return tensor
 
 
-def _checked_labels(value: ArrayLike, logits: Tensor, first: int) -> Tensor:
+def checked_labels(value: ArrayLike, logits: Tensor, first: int) -> Tensor:
+    """Numbers of classes as a tensor, once there is one for each row of logits; `first` is as in `Outputs`."""
     n, n_classes = logits.shape
     array: Any = value if isinstance(value, Tensor) else np.asarray(value)
     if array.shape != (n,) or (n and "int" not in str(getattr(array.dtype, "name", array.dtype))):

@@ -53,10 +53,14 @@ def find_files(name: str) -> tuple[Path, list[Path]]:
 
 
 class Table(NamedTuple):
-    """An open file of columns. `batches` reads some of them in blocks; `rows` counts the rows, None for text."""
+    """An open file of columns. `batches` reads some of them in blocks; `rows` counts the rows, None for text.
+
+    `type_of` says what a column holds; of text, what its beginning holds.
+    """
 
     names: list[str]
     rows: int | None
+    type_of: Callable[[str], pa.DataType]
     batches: Callable[[Types], Iterator[pa.RecordBatch]]
 
 
@@ -91,7 +95,8 @@ def _parquet(file: IO[bytes]) -> Table:
             size = _block_rows(group.num_rows, sum(group.column(i).num_values for i in range(group.num_columns)))
             yield from reader.iter_batches(size, columns=list(types), use_threads=False)
 
-    return Table(reader.schema_arrow.names, reader.metadata.num_rows, batches)
+    schema = reader.schema_arrow
+    return Table(schema.names, reader.metadata.num_rows, lambda name: schema.field(name).type, batches)
 
 
 def _npz(file: IO[bytes]) -> Table:
@@ -101,7 +106,8 @@ def _npz(file: IO[bytes]) -> Table:
         table = pa.table({name: as_column(arrays[name]) for name in types})
         yield from table.to_batches(max_chunksize=_block_rows(table.num_rows, table.nbytes // 4))
 
-    return Table(arrays.files, len(arrays[arrays.files[0]]) if arrays.files else 0, batches)
+    rows = len(arrays[arrays.files[0]]) if arrays.files else 0
+    return Table(arrays.files, rows, lambda name: as_column(arrays[name]).type, batches)
 
 
 def _block_rows(rows: int, values: int) -> int:
@@ -122,7 +128,7 @@ def _text(file: IO[bytes], open_reader: Callable[[IO[bytes], Types], Any]) -> Ta
         file.seek(0)
         yield from open_reader(file, {name: chosen(schema.field(name).type, wanted) for name, wanted in types.items()})
 
-    return Table(schema.names, None, batches)
+    return Table(schema.names, None, lambda name: schema.field(name).type, batches)
 
 
 def _open_csv(file: IO[bytes], types: Types) -> Any:

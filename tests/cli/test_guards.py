@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 import igeood
 from igeood.work import engines
@@ -203,3 +204,15 @@ def test_ids_of_two_kinds_are_kept_as_text(good, files, known):
         igeood.write_logits(files / "mixed" / f"{name}.parquet", known.test.logits[:200], ids=ids)
     good("score", "guard.safetensors", "mixed", "--out", "o.parquet")
     assert pq.read_table("o.parquet")["id"].to_pylist() == [*map(str, range(200, 400)), *(f"x{i}" for i in range(200))]
+
+
+@pytest.mark.parametrize("name", ["img_{:05}.png", "7a{}f-photo", "{}"])
+def test_training_samples_are_recognised_whatever_their_ids_look_like(good, files, known, name):
+    """Ids that look like a count are no names to `fit`, which then knows rows: so does `calibrate`, with such ids."""
+    ids = [name.format(i) for i in range(400)]
+    igeood.write_logits("train.parquet", known.train.logits, known.train.labels, ids=ids)
+    mixed = torch.cat([known.train.logits[:300], known.held_out.logits[:60]])
+    igeood.write_logits("mixed.parquet", mixed, ids=[*ids[:300], *(name.format(900 + 7 * i) for i in range(60))])
+    good("fit", "train.parquet", "--out", "g.safetensors")
+    told = json.loads(good("calibrate", "g.safetensors", "mixed.parquet", "--json"))
+    assert (told["samples"], told["left_out"]) == (60, [*range(300)])

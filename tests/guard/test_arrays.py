@@ -1,5 +1,7 @@
 """Guards without a model: arrays of logits, and outputs with features."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -35,7 +37,7 @@ def test_labels_may_be_names(classifier, refused):
     expected = igeood.black_box().fit(classifier.train, classifier.labels).score(classifier.test)
     pairs = [(classifier.train[half], names[half].tolist()) for half in (slice(0, 200), slice(200, None))]
     for arguments in ((classifier.train, names), ((classifier.train, names.astype(object)),), (pairs,), (iter(pairs),)):
-        guard = igeood.black_box().fit(*arguments, classes=NAMES)
+        guard = igeood.black_box().fit(*arguments, classes=np.array(NAMES))
         assert guard.classes == tuple(NAMES)
         torch.testing.assert_close(guard.score(classifier.test), expected)
     numbers = torch.argsort(torch.tensor([9, *range(9)]))
@@ -51,6 +53,42 @@ def test_labels_may_be_names(classifier, refused):
         assert caught.value.argument == ("labels" if case[0] in "lr" else "classes"), case
         assert "classes" in caught.value.cure
         assert not case.startswith("row") or case in caught.value.what
+
+
+def test_texts_that_are_numbers_are_numbers():
+    labels = torch.arange(11).repeat(20)  # "10" sorts before "2"
+    logits = 5.0 * torch.eye(11)[labels] + torch.rand(220, 11, generator=torch.Generator().manual_seed(0))
+    black_box = partial(igeood.black_box, method="igeood-logits")
+    texts = labels.numpy().astype(str)
+    expected = black_box().fit(logits, labels).score(logits)
+    order = sorted(map(str, range(11)))  # of a classifier that sorts texts
+    sorted_logits = logits[:, [int(name) for name in order]]
+    for guard, rows in (
+        (black_box().fit(logits, texts), logits),
+        (black_box().fit([(logits, texts)]), logits),
+        (black_box().fit(sorted_logits, texts, classes=order), sorted_logits),
+    ):
+        torch.testing.assert_close(guard.score(rows), expected)
+    assert black_box().fit(logits, texts).classes is None
+
+
+def test_only_training_checks_labels(classifier, model, data, tmp_path):
+    names = np.array(NAMES)
+    guard = igeood.black_box(method="igeood-logits").fit(classifier.train, names[classifier.labels], classes=NAMES)
+    guard.save(tmp_path / "g.safetensors")
+    for one in (guard, igeood.load(tmp_path / "g.safetensors")):
+        for labels in (np.full(len(classifier.held_out), "emu"), np.full(len(classifier.held_out), 99)):
+            pair = (classifier.held_out, labels)
+            assert len(one.calibrate(pair).predict(pair)) == len(labels)
+            assert next(one.source.items(pair)).labels is None
+        (item,) = one.source.items((classifier.held_out[:3], names[[4, 0, 9]]))
+        assert item.labels.tolist() == [4, 0, 9]
+    guard.tune(classifier.held_out, (classifier.ood, np.full(len(classifier.ood), "emu")))
+    x, y = data.images(300, 1)
+    guard = igeood.black_box(model).fit((x, names[y]), classes=NAMES[:4])
+    assert len(guard.score((x, np.full(300, "emu")))) == 300
+    assert torch.cat([batch.labels for batch in guard.source.items((x, names[y]))]).tolist() == y.tolist()
+    assert [batch.labels for batch in guard.source.items([(x, ["emu"] * 300)])] == [None]
 
 
 def test_features_are_read_by_layer(known, refused):

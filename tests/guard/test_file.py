@@ -67,6 +67,8 @@ FORGED = {
     "classes": [["a"] * 5],
     "layers": [None],
     "epsilon": ["x"],
+    "device": [1, "\x1b[2J", "c" * 999],
+    "autocast": [16, ["bfloat16"], ""],
     "calibration": [{"tpr": 0.95}],
     "preparation": [{"size": 0}],
     "health": [{"fit": [{**FINDING, **change}]} for change in ({"level": "x"}, {"message": "\x1b[2J"}, {"cure": ""})],

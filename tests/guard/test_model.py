@@ -130,11 +130,36 @@ def test_another_autocast_than_in_fit_is_a_finding(model, data, tmp_path, method
         plain.calibrate(data.held_out)
     assert [finding.code for finding in plain.health] == ["other-autocast"]
     assert [finding.code for finding in plain.fit(data.train).health] == []
-    arrays = igeood.white_box(method=method).fit(igeood.extract(model, data.train))
-    test = igeood.extract(model, data.test)
-    scores = arrays.score(test)
-    with autocast():  # it is for the model: what is computed from arrays stays precise
-        assert torch.equal(arrays.score(test), scores)
+
+
+class Exact(nn.Module):
+    """A classifier that no autocast changes."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        with torch.autocast("cpu", enabled=False):
+            return self.inner(x)
+
+
+@pytest.mark.parametrize("method", ["evidence", "knn", "nnguide", "igeood-logits"])
+def test_autocast_is_for_the_model_alone(model, data, tmp_path, method):
+    def figures():
+        build = igeood.grey_box if method == "igeood-logits" else igeood.white_box
+        guard = build(Exact(model), method=method, epsilon=0.01).fit(data.train)
+        before = guard.highest, guard.score(data.test)
+        guard.tune(data.held_out, data.ood, epsilons=(0.001,)).calibrate(data.held_out).save(tmp_path / "guard")
+        loaded = igeood.load(tmp_path / "guard", Exact(model))
+        table = igeood.compare(Exact(model), data.train, data.held_out, data.ood, methods=[method])
+        after = guard.tuning, loaded.score(data.test), loaded.explain(data.test[:9]).contributions
+        return [*before, *after, table.auroc]
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = figures()
+    for within, outside in zip(inside, figures(), strict=True):
+        assert torch.equal(within, outside) if isinstance(within, torch.Tensor) else within == outside
 
 
 def exported(net, x):

@@ -1,5 +1,7 @@
 """Which weights a model has, and weights from files, without running any code."""
 
+import copy
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -61,6 +63,18 @@ def test_the_fingerprint_is_the_same_in_every_process():
     model.register_buffer("e", torch.tensor(7))
     model.register_buffer("f", torch.zeros(3), persistent=False)
     assert fingerprint(model) == "6bfbc82443b2cb7e"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("wrap", [lambda frozen: frozen, nn.Sequential, nn.DataParallel])
+def test_frozen_graphs_count_by_their_constants_through_files_and_in_wrappers(net, tmp_path, wrap):
+    other = copy.deepcopy(net)
+    nn.init.constant_(other.fc.bias, 3.0)
+    one, changed = (torch.jit.freeze(torch.jit.script(each.eval())) for each in (net, other))
+    torch.jit.save(one, tmp_path / "frozen.pt")
+    loaded = torch.jit.load(tmp_path / "frozen.pt")
+    assert fingerprint(wrap(one)) == fingerprint(wrap(loaded)) != fingerprint(wrap(changed))
+    assert fingerprint(torch.jit.script(net)) == fingerprint(net)
 
 
 STATES = {

@@ -129,9 +129,10 @@ def _read(
 ) -> Pass:
     """Judge all samples of a set, without those that were seen."""
     done = Pass(sample)
+    data = data.settled(guard.classes) if hasattr(data, "settled") else data  # a file of logits
     n = 0
     with guard.source.reading(data):
-        for item in guard.source.items(data, name=name, on_error="refuse"):
+        for item in guard.source.items(data, name=name, on_error="refuse", keys=True):
             verdict = guard.predict(item, on_error="refuse")
             outputs = item if isinstance(item, Batch) else guard.source.read(item, on_error="refuse")
             is_read = verdict.is_read

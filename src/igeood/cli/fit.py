@@ -46,7 +46,7 @@ def fit(train: tuple[str, ...], out: str | None, summary: str | None, **options:
 
     TRAIN is a logits file with labels (Parquet, npz or CSV), several files, a folder, or a pattern such as
     "parts/*.parquet". Labels are the numbers of the logits' columns, or names of classes. With --model it is a folder
-    of images, with a sub-folder for each class. It is read once.
+    of images, with a sub-folder for each class. It is read once; where labels are texts, their column is read before.
 
     With --summary instead of --out, only the training summary is written. Each machine can summarise its own part of
     the training data; `igeood merge` makes a guard from all summaries.

@@ -1,6 +1,7 @@
 """Which precision to compute in, and how many rows at a time."""
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 
 import torch
@@ -8,9 +9,19 @@ from torch import Tensor
 
 CHUNK_ELEMENTS = 1 << 18  # 2 MB of float64: a few temporaries of that size stay in the cache
 _NO_FLOAT64 = frozenset({"mps"})
+_WITH_AUTOCAST = ("cpu", "cuda", "mps", "xpu")
 # Whether this thread traces a graph: nothing may depend on values or on the number of rows. torch.compiler.is_exporting
 # says so of all threads, and others may be scoring.
 exporting = ContextVar("exporting", default=False)
+
+
+@contextmanager
+def precise() -> Iterator[None]:
+    """For detectors' arithmetic: without autocast, which is for the model. What is made may serve for gradients."""
+    with torch.inference_mode(False), ExitStack() as stack:
+        for device in filter(torch.is_autocast_enabled, _WITH_AUTOCAST):
+            stack.enter_context(torch.autocast(device, enabled=False))
+        yield
 
 
 def wide(x: Tensor) -> Tensor:

@@ -13,10 +13,11 @@ from igeood.calibration import Calibration
 from igeood.detectors import METHODS, Detector, method_name
 from igeood.errors import Finding, GuardFileError, InputError, NotReadyError
 from igeood.files import describing, read_record, record_head, write_record
+from igeood.geometry.precision import precise
 from igeood.guard.guard import Guard
 from igeood.guard.health import STEPS
 from igeood.guard.identity import Seen
-from igeood.guard.names import checked_columns, checked_names
+from igeood.guard.names import checked_columns, checked_names, checked_text
 from igeood.guard.source import Source
 from igeood.guard.tune import Tuning
 from igeood.outputs import Outputs
@@ -111,7 +112,7 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None, *, strict
     if strict and present != wanted:
         problem = f"its fingerprint is {present}, the guard in {path} was made with {wanted}"
         raise InputError(problem, argument="model", cure="load that model, in that precision")
-    with describing(path, "guard"), torch.inference_mode(False):  # what is made in it cannot serve for gradients
+    with describing(path, "guard"), precise():
         return _restored(record, tensors, model)
 
 
@@ -141,10 +142,11 @@ def _restored(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Modu
     source.wanted = record["wanted"]
     source.columns = checked_columns(record["columns"])
     source.settle()
-    source.fitted_device = record["device"]
-    source.fitted_autocast = record["autocast"]
+    source.fitted_device = checked_text(record["device"], "device")
+    source.fitted_autocast = checked_text(record["autocast"], "autocast")
     guard = Guard(detector, source, record["access"])
     guard.fitted_on = _seen(record, tensors, "fitted_on")
+    source.identified = guard.fitted_on.identified
     guard.calibrated_on = _seen(record, tensors, "calibrated_on")
     guard.tuned_on = tuple(_seen(record, tensors, name) for name in record["seen"] if name.startswith("tuned_on"))
     params, epsilon = record["untuned"]
@@ -153,7 +155,7 @@ def _restored(record: dict[str, Any], tensors: dict[str, Tensor], model: nn.Modu
     guard.findings = {step: [_finding(each) for each in findings[step]] for step in STEPS if step in findings}
     guard.preparation = preparation
     if record["classes"] is not None:
-        guard.classes = checked_names(record["classes"], n_classes)
+        guard.classes = source.classes = checked_names(record["classes"], n_classes)
     guard.tuning = None if record["tuning"] is None else Tuning(**record["tuning"])
     guard.calibration = _calibration(record, tensors)
     guard.highest = None if record["highest"] is None else float(record["highest"])

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, autocast
+from torch import Tensor
 
 from igeood.calibration import Calibration, Guarantee, needed_samples
 from igeood.detectors import Detector, method_name
@@ -18,6 +18,7 @@ from igeood.detectors import detector as make_detector
 from igeood.distributed import Group, Ranks
 from igeood.errors import Finding, IgeoodWarning, InputError, NotReadyError, import_extra
 from igeood.files import digest
+from igeood.geometry.precision import precise
 from igeood.guard import health
 from igeood.guard.explain import Explanation, explain
 from igeood.guard.identity import Seen, Unseen
@@ -141,21 +142,21 @@ class Guard:
         """
         fresh = self.with_options()
         detector, source = fresh.detector, fresh.source
-        source.classes = classes
         ranks = Ranks(group)
         ranks.check_same(json.dumps([type(detector).__name__, detector.params(), self.access], default=str), "method")
         summary = data if isinstance(data, Summary) else Summary(detector.needs, budget=budget)
         with ranks.agreed():
             if summary is not data:
-                read_training(source, detector, summary, data, labels, ids)
+                read_training(source, detector, summary, data, labels, ids, classes)
         has_read = summary is not data and summary.shape is not None
         summary = add_up(summary, ranks)
-        with ranks.agreed(), torch.inference_mode(False):  # what is made in it cannot serve for gradients
+        with ranks.agreed(), precise():
             learn(source, detector, summary, has_read=has_read)
-            fresh.classes = class_names(classes, detector.n_classes_, summary, source.bare, self)
+            fresh.classes = source.classes = class_names(classes, detector.n_classes_, summary, source.bare, self)
         if not ranks.alone:
             take_over_first(detector, ranks)
         fresh.summary = summary
+        source.identified = summary.identified
         fresh.fitted_on = Seen(np.repeat(summary.keys, np.minimum(summary.key_counts, 2)), summary.identified)
         scores, fresh.highest = health.training_scores(detector, summary)
         vars(self).update(vars(fresh))
@@ -278,8 +279,7 @@ class Guard:
             ranks.check_same(digest({}, {name: t.detach().cpu() for name, t in self.detector.state().items()}), "fit")
         rows = ranks.gather_rows(rows)
         keys = rows["key"].numpy().view(np.uint64)
-        identified = bool(rows["identified"].all())
-        unseen = Unseen.of(keys, identified, self.fitted_on, self.tuned_on, needed)
+        unseen = Unseen.of(keys, bool(rows["identified"].all()), self.fitted_on, self.tuned_on, needed)
         used = torch.from_numpy(unseen.is_used)
         self.calibrated_on = Seen(np.sort(keys[unseen.is_used]), identified)
         self.calibration = Calibration(
@@ -332,8 +332,8 @@ class Guard:
         with self.source.reading(data):
             for outputs in self.source.batches(data, detector=self.detector, keys=keys, **reading):
                 self.detector.check(outputs)
-                with torch.inference_mode(False), torch.no_grad(), autocast(outputs.logits.device.type, enabled=False):
-                    score = self.detector.score(outputs)  # what a detector derives may serve for gradients
+                with precise(), torch.no_grad():
+                    score = self.detector.score(outputs)
                 if outputs.reasons:
                     score = score.masked_fill(~outputs.valid, torch.inf)
                     reasons |= {n + row: reason for row, reason in outputs.reasons.items()}
@@ -357,7 +357,7 @@ class Guard:
         with self.source.reading(data):
             whole = Outputs.concat(self.source.batches(data, detector=self.detector))
         self.detector.check(whole)
-        with torch.no_grad():
+        with precise(), torch.no_grad():
             return explain(self.detector, whole, top, self.classes, self.calibration, to_numpy=is_numpy(data))
 
     def save(self, path: str | os.PathLike[str]) -> None:

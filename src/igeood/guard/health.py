@@ -9,6 +9,7 @@ from torch import Tensor
 from igeood.calibration import Calibration
 from igeood.detectors import Detector
 from igeood.errors import Finding, Level
+from igeood.geometry.precision import precise
 from igeood.guard.identity import Unseen
 from igeood.guard.tune import Tuning
 from igeood.outputs import Outputs, is_no_distribution
@@ -62,7 +63,7 @@ def training_scores(detector: Detector, summary: Summary | None) -> tuple[Tensor
         return None, None
     rows = rows.only(detector.widths_)
     unsure = rows[:1].replace(logits=torch.zeros_like(rows.logits[:1]))
-    with torch.inference_mode(False), torch.no_grad():
+    with precise(), torch.no_grad():
         scores = torch.cat([detector.score(part).double().cpu() for part in (rows, unsure)])
     is_tied = len(rows) < FEW or _are_tied(scores[:-1])
     return scores, None if is_tied else float(scores[:-1].max())

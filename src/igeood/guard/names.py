@@ -7,6 +7,7 @@ from typing import Any
 from igeood.errors import InputError
 
 LONGEST = 1000  # characters of a name
+SHORT = 20  # characters of a torch device's or type's
 DEEPEST = 4  # data sets inside each other, such as a subset of a subset
 
 
@@ -30,16 +31,17 @@ def class_names(given: Sequence[str] | None, n_classes: int, *knowing: Any) -> t
     return None
 
 
-def checked_names(names: Any, n_classes: int) -> tuple[str, ...]:
-    """Names as a tuple, once they are C texts that a terminal can show."""
-    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+def checked_names(names: Any, n_classes: int | None = None) -> tuple[str, ...]:
+    """Names as a tuple, once they are texts that a terminal can show, C where that is known."""
+    is_list = getattr(names, "ndim", 0) == 1 or (isinstance(names, Sequence) and not isinstance(names, str))
+    if not is_list or not all(isinstance(name, str) for name in names):
         raise InputError(f"expected a list of names, got {type(names).__name__}", argument="classes", cure="give texts")
-    if len(names) != n_classes:
+    if n_classes not in (None, len(names)):
         raise InputError(f"{len(names)} names for {n_classes} classes", argument="classes", cure="give one for each")
     for name in names:
         if not name.isprintable() or not 0 < len(name) <= LONGEST:
             raise InputError(f"{name[:50]!r} is empty, too long or not printable", argument="classes", cure="rename it")
-    return tuple(names)
+    return tuple(map(str, names))
 
 
 def checked_columns(columns: Any) -> dict[str, Any] | None:
@@ -48,6 +50,13 @@ def checked_columns(columns: Any) -> dict[str, Any] | None:
     if not all(isinstance(name, str) for name in names):
         raise InputError(f"{columns!r}", argument="columns")
     return columns  # type: ignore[no-any-return]
+
+
+def checked_text(text: Any, name: str) -> str | None:
+    """What torch calls a device or a type, once it is a short text that a terminal can show; or None."""
+    if text is None or (isinstance(text, str) and text.isprintable() and 0 < len(text) <= SHORT):
+        return text
+    raise InputError(f"{text!r}", argument=name)
 
 
 def _known(source: Any) -> Iterator[Any]:

@@ -3,8 +3,8 @@
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,12 +14,12 @@ from torch.nn.parallel import DistributedDataParallel
 from igeood.detectors import Detector
 from igeood.errors import Finding, IgeoodWarning, InputError, NoRowsError, UnsuitedError
 from igeood.keys import BLOCK_VALUES
-from igeood.model.batch import Batch, batches, is_batch
+from igeood.model.batch import Batch, Numbers, batches, is_batch
 from igeood.model.fingerprint import Versions, fingerprint
 from igeood.model.layers import Call, Layers
 from igeood.model.reader import Reader, random_state_kept, reader_for
 from igeood.model.step import Channels, check_channels, check_epsilon, check_steppable, stepped
-from igeood.outputs import OnError, Outputs, class_numbers
+from igeood.outputs import OnError, Outputs, checked_labels, class_numbers, label_names
 from igeood.summary import Needs
 
 Names = Sequence[str] | None
@@ -63,13 +63,14 @@ class Source:
         self.probabilities = False  # the guard's detector says so
         self.reader = None if model is None else Reader(self.model, self.wanted or ())  # type: ignore[arg-type]
         self._blocks: Iterable[str] = self.wanted or ()  # of arrays
+        self.identified: bool | None = None  # whether training samples have ids, or are known by their rows
         self.fingerprint: str | None = None
         self.fitted_device: str | None = None
         self.fitted_autocast: str | None = None
         self.findings: tuple[Finding, ...] = ()
         self._versions: Versions | None = None
         self._warned = False
-        self.classes: Names = None  # of training labels that are names
+        self.classes: Names = None  # by which labels that are names become numbers
         self.columns: dict[str, Any] | None = None  # of logits files, by which later ones are read
 
     @property
@@ -136,15 +137,14 @@ class Source:
         is_fitted = is_prepared and self.fingerprint is not None
         if is_fitted and not self.findings and self.precision[1] != self.fitted_autocast:
             self._warn_of_autocast()
-        for number, item in enumerate(self.items(data, labels, ids, name, on_error)):
+        items = self.items(data, labels, ids, name, on_error, training=needs is not None, keys=keys)
+        for number, item in enumerate(items):
             with self.naming(name, number):
                 if needs is not None and not is_prepared:
                     if len(item) == 0:
                         continue
                     self.prepare(item, needs)
                     is_prepared = True
-                if needs is not None and isinstance(item, Batch) and not isinstance(item.labels, Tensor):
-                    item = replace(item, labels=class_numbers(item.labels, self.classes))  # noqa: PLW2901
                 if detector is not None and self.epsilon:
                     outputs = self.step(item, detector, (self.epsilon,), on_error)[0]
                     outputs = outputs.replace(_keys=item.keys) if keys else outputs
@@ -163,20 +163,53 @@ class Source:
             raise error.within(f"{name}: batch {number}") from error.__cause__
 
     def items(
-        self, data: Any, labels: Any = None, ids: Any = None, name: str = "x", on_error: OnError = "raise"
+        self,
+        data: Any,
+        labels: Any = None,
+        ids: Any = None,
+        name: str = "x",
+        on_error: OnError = "raise",
+        *,
+        training: bool = False,
+        keys: bool = False,
     ) -> Iterator[Any]:
-        """Batches for the model, or blocks of arrays."""
+        """Batches for the model, or blocks of arrays; labels that are names become numbers of `classes`.
+
+        In `training`, data that are whole say what `classes` and `columns` are, and labels that fit no class are an
+        error. Otherwise such labels are left out, and all of files that are not settled.
+        """
+        if isinstance(data, tuple) and len(data) == 2 and getattr(data[0], "ndim", 0) > 1:
+            data, labels = data
+        if training and self.classes is None and labels is not None:
+            self.classes = label_names(labels)
+        numbers = partial(self._numbers, training)
         if self.model is None:
             if hasattr(data, "settled"):  # a file of logits
-                data = copy.copy(data)
-                data.on_error = on_error
-                data.columns = data.columns or self.columns
-                data.labelled &= data.classes is not None  # training has settled them
-            yield from array_blocks(data, labels, ids, "logits" if name == "x" else name, on_error, self.classes)
+                data = self._opened(data, on_error, training=training, keys=keys)
+            yield from array_blocks(data, labels, ids, "logits" if name == "x" else name, on_error, numbers)
             return
         if ids is not None:
             raise InputError("a model's inputs are recognised by their content", argument="ids", cure="leave them out")
-        yield from batches(data if labels is None else (data, class_numbers(labels, self.classes)), name, on_error)
+        yield from batches(data if labels is None else (data, labels), name, on_error, numbers)
+
+    def _numbers(self, training: bool, labels: Any, logits: Tensor | None = None, first: int = 0) -> Any:
+        """Labels as numbers of classes; where they fit none, an error in training, else None."""
+        with nullcontext() if training else suppress(InputError):
+            numbers = class_numbers(labels, self.classes, None if logits is None else logits.shape[1], first)
+            return numbers if logits is None else checked_labels(numbers, logits, first)
+        return None
+
+    def _opened(self, file: Any, on_error: OnError, *, training: bool, keys: bool) -> Iterable[Outputs]:
+        """The blocks of a file of logits, whose samples have keys where they are to be recognised."""
+        file = file.settled(self.classes) if training else copy.copy(file)
+        if training:
+            self.columns = file.columns
+            self.classes = file.classes or self.classes
+        file.on_error = on_error
+        file.columns = file.columns or self.columns
+        file.labelled &= file.classes is not None
+        file.identifies = None if training else self.identified
+        return file if keys or training else (block for block, _ in file.blocks(ids=True))
 
     def reading(self, data: Any) -> AbstractContextManager[None]:
         """Around the use of `batches`: random states as they were, even if a loader draws from them."""
@@ -229,7 +262,7 @@ class Source:
     def _warn_of_autocast(self) -> None:
         """Warn that torch's autocast is another than when the guard was fitted: scores differ."""
         now, before = (name or "off" for name in (self.precision[1], self.fitted_autocast))
-        message = f"torch's autocast is {now}, and was {before} in fit"
+        message = f"torch's autocast is {now}, and was {before} in fit, on {self.fitted_device}"
         cure = "use the guard as it was fitted, or fit and calibrate it again"
         self.findings = (Finding("other-autocast", "warning", message, cure),)
         warnings.warn(IgeoodWarning(self.findings[0]), stacklevel=5)
@@ -254,13 +287,8 @@ class Source:
         warnings.warn(IgeoodWarning(error), stacklevel=3)
 
 
-def array_blocks(data: Any, labels: Any, ids: Any, name: str, on_error: OnError, names: Names) -> Iterator[Outputs]:
-    """The whole, checked at once; or each block of an iterable, which is `Outputs`, logits, or `(logits, labels)`.
-
-    Labels may be names of classes, which are `names`.
-    """
-    if isinstance(data, tuple) and len(data) == 2 and getattr(data[0], "ndim", 0) == 2:
-        data, labels = data
+def array_blocks(data: Any, labels: Any, ids: Any, name: str, on_error: OnError, numbers: Numbers) -> Iterator[Outputs]:
+    """The whole, checked at once; or each block of an iterable, which is `Outputs`, logits, or `(logits, labels)`."""
     is_whole = _is_whole(data)
     if not is_whole and not (labels is None and ids is None):
         argument = "ids" if labels is None else "labels"
@@ -268,12 +296,13 @@ def array_blocks(data: Any, labels: Any, ids: Any, name: str, on_error: OnError,
     first = 0
     block = None
     for item in [(data, labels)] if is_whole else data:
-        logits, classes = item if isinstance(item, (tuple, list)) and len(item) == 2 else (item, None)
-        classes = None if classes is None else class_numbers(classes, names, logits, first)
-        if not isinstance(logits, Outputs):
-            block = Outputs(logits, labels=classes, ids=ids, name=name, on_error=on_error, first=first)
+        logits, own_labels = item if isinstance(item, (tuple, list)) and len(item) == 2 else (item, None)
+        if isinstance(logits, Outputs):
+            block = Outputs.of(logits, ids=ids)
         else:
-            block = Outputs.of(logits, classes, ids=ids)
+            block = Outputs(logits, ids=ids, name=name, on_error=on_error, first=first)
+        if own_labels is not None:
+            block = block.replace(labels=numbers(own_labels, block.logits, first))
         if on_error == "raise":
             block.check_valid(first)
         first += len(block)

@@ -10,10 +10,10 @@ from safetensors.torch import load, save
 from igeood.detectors import Detector
 from igeood.distributed import Ranks
 from igeood.errors import InputError
+from igeood.geometry.precision import precise
 from igeood.guard.health import ROWS
-from igeood.guard.names import checked_columns, class_names
+from igeood.guard.names import checked_columns, checked_names, checked_text, class_names
 from igeood.guard.source import Source, joined
-from igeood.outputs import label_names
 from igeood.summary import BUDGET, Summary
 
 if TYPE_CHECKING:
@@ -35,33 +35,24 @@ def summarise(
     if not hasattr(guard, "detector"):
         raise InputError(f"got {type(guard).__name__}", argument="guard", cure="give one, as white_box(model)")
     summary = Summary(guard.detector.needs, budget=budget)
-    source = copy.copy(guard.source)
-    source.classes = classes
-    read_training(source, guard.detector, summary, data, labels, None)
+    read_training(copy.copy(guard.source), guard.detector, summary, data, labels, None, classes)
     return summary
 
 
-def read_training(source: Source, detector: Detector, summary: Summary, data: Any, labels: Any, ids: Any) -> None:
-    """Add training samples to a summary, in one pass, and prepare the source for such samples.
-
-    `source.classes` are the names that are given.
-    """
+def read_training(
+    source: Source, detector: Detector, summary: Summary, data: Any, labels: Any, ids: Any, classes: Any
+) -> None:
+    """Add training samples to a summary, in one pass, and prepare the source for such samples."""
     before = source.weights()
-    if isinstance(data, tuple) and len(data) == 2 and hasattr(data[0], "ndim"):
-        data, labels = data
     source.columns = None
-    names = None if labels is None else label_names(labels)
-    if hasattr(data, "settled"):  # a file of logits
-        data = data.settled(source.classes)
-        source.columns = data.columns
-        names = data.classes or None
-    source.classes = names if source.classes is None else source.classes
+    source.classes = None if classes is None else checked_names(classes)
     outputs = source.batches(data, labels, ids=ids, name="data", needs=detector.needs, keys=True)
     with source.reading(data), torch.inference_mode(False):
         for block in joined(part for part in outputs if len(part)):
             if summary.preview is None:
                 summary.preview = block.detached()[torch.arange(min(ROWS, len(block)))]
-            summary.add(block)
+            with precise():
+                summary.add(block)
     source.settle(before)
     if summary.rows:
         summary.model = before
@@ -118,4 +109,4 @@ def follow(source: Source, detector: Detector, summary: Summary) -> None:
     source.columns = checked_columns(summary.about.get("columns"))
     source.follow(blocks, summary.about.get("layouts", {}), needs)
     source.settle()
-    source.fitted_autocast = summary.about.get("autocast")
+    source.fitted_autocast = checked_text(summary.about.get("autocast"), "autocast")

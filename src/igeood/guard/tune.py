@@ -12,6 +12,7 @@ import torch
 from igeood.detectors import Detector
 from igeood.detectors.weighted import FEWEST as FEWEST_OOD
 from igeood.errors import InputError
+from igeood.geometry.precision import precise
 from igeood.guard.identity import Seen, draw, fingerprint, occurrences
 from igeood.guard.source import Source
 from igeood.keys import Keys
@@ -123,7 +124,7 @@ class Validation:
         whole = np.empty(0, dtype=np.uint64)  # all keys of rows without ids, which may be equal
         identified = True
         parts: list[tuple[Keys, list[Outputs]]] = []
-        for number, item in enumerate(self.source.items(data, None, ids, name)):
+        for number, item in enumerate(self.source.items(data, None, ids, name, keys=True)):
             with self.source.naming(name, number):
                 keys = self.source.read(item).keys if isinstance(item, Outputs) else item.keys
                 copies = np.zeros(len(keys), dtype=np.int64)
@@ -174,20 +175,22 @@ def tune_detector(
     id_outputs, ood_outputs = read(detector, (0.0, epsilon) if epsilon else (0.0,))
     clean = (id_outputs[0], ood_outputs[0])
     n_ood = len(clean[1])
-    first = _rates(detector, id_outputs[-1], ood_outputs[-1], tpr)
     trials: Trials = []
     candidates = [detector]
-    if detector.softmax is not None and search is not None:
-        is_whole = detector.softmax is detector
-        trials = search_temperature(detector.softmax, summary, clean, search, tpr=tpr, progress=progress)
-        least = first["tnr"] if is_whole and not epsilon else 0.0
-        tempered = detector.at_temperature(best(trials, n_ood, least)["temperature"], summary)
-        candidates = [tempered] if is_whole else [tempered, detector]
+    with precise():
+        first = _rates(detector, id_outputs[-1], ood_outputs[-1], tpr)
+        if detector.softmax is not None and search is not None:
+            is_whole = detector.softmax is detector
+            trials = search_temperature(detector.softmax, summary, clean, search, tpr=tpr, progress=progress)
+            least = first["tnr"] if is_whole and not epsilon else 0.0
+            tempered = detector.at_temperature(best(trials, n_ood, least)["temperature"], summary)
+            candidates = [tempered] if is_whole else [tempered, detector]
     tried = []
     for candidate in candidates:
         pairs = zip(*read(candidate, epsilons), strict=True) if any(epsilons) else [clean] * len(epsilons)
-        for size, pair in zip(epsilons, pairs, strict=True):
-            tried.append(_attempt(candidate, pair, float(size), tpr, seed))
+        with precise():
+            for size, pair in zip(epsilons, pairs, strict=True):
+                tried.append(_attempt(candidate, pair, float(size), tpr, seed))
     steps = [step for _, _, step in tried]
     chosen = best(steps, n_ood, first["tnr"])
     tuned, strength, _ = tried[steps.index(chosen)]

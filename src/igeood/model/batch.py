@@ -13,6 +13,7 @@ from igeood.errors import InputError, NoRowsError
 from igeood.keys import Keys, row_keys
 from igeood.outputs import OnError, note_bad_rows
 
+Numbers = Callable[..., Any]  # makes numbers of labels that are names
 CHUNK = 256  # samples of a bare tensor that go through the model at a time
 
 
@@ -76,13 +77,13 @@ def has_rows(value: Any, n: int) -> bool:
     return isinstance(value, Tensor) and value.ndim > 0 and len(value) == n
 
 
-def batches(data: Any, name: str = "x", on_error: OnError = "raise") -> Iterator[Batch]:
+def batches(data: Any, name: str = "x", on_error: OnError = "raise", numbers: Numbers | None = None) -> Iterator[Batch]:
     """Batches of a loader, or of one tensor, array, `(x, y)` pair or mapping, cut into pieces of 256 samples.
 
-    `name` is what errors call the data; `on_error` is about inputs with NaN.
+    `name` is what errors call the data; `on_error` is about inputs with NaN; `numbers` makes labels of names.
     """
     if is_batch(data):
-        whole = as_batch(data, on_error)
+        whole = as_batch(data, on_error, numbers)
         n = len(whole)
         if n > CHUNK and isinstance(whole.labels, Tensor) and not has_rows(whole.labels, n):
             raise InputError(f"{whole.labels.numel()} of them for {n} samples", argument="labels", cure="give one each")
@@ -95,7 +96,7 @@ def batches(data: Any, name: str = "x", on_error: OnError = "raise") -> Iterator
     for number, item in enumerate(data):
         is_empty = False
         try:
-            batch = as_batch(item, on_error)
+            batch = as_batch(item, on_error, numbers)
         except InputError as error:
             raise error.within(f"{name}: batch {number}") from error.__cause__
         yield batch
@@ -115,7 +116,7 @@ def is_batch(data: Any) -> bool:
     return len(shapes) == 2 and shapes[0][:1] == shapes[1][:1] and len(shapes[0]) != len(shapes[1])
 
 
-def as_batch(item: Any, on_error: OnError = "raise") -> Batch:
+def as_batch(item: Any, on_error: OnError = "raise", numbers: Numbers | None = None) -> Batch:
     """One batch: a tensor or array, a tuple `(x, y)` or `(x, y, ...)`, or a mapping whose entries are keywords.
 
     Of a mapping's tensors the first that has floating-point values and is no mask holds the samples.
@@ -125,11 +126,13 @@ def as_batch(item: Any, on_error: OnError = "raise") -> Batch:
     parts = item if isinstance(item, (tuple, list)) else (item,)
     inputs = dict(item) if isinstance(item, Mapping) else dict(zip(("", "labels"), parts, strict=False))
     for name, value in inputs.items():
-        if isinstance(value, np.ndarray):
+        if isinstance(value, np.ndarray) and value.dtype.kind not in "OUT":
             inputs[name] = torch.from_numpy(np.require(value, requirements=["C", "W"]))
     labels = inputs.pop("labels", inputs.pop("label", None))
     if isinstance(labels, (list, tuple)) and labels and all(isinstance(label, (int, np.integer)) for label in labels):
         labels = torch.tensor(labels)
+    elif numbers is not None and labels is not None and not isinstance(labels, Tensor):
+        labels = numbers(labels)
     tensors = [name for name, value in inputs.items() if isinstance(value, Tensor) and value.ndim]
     if not tensors:
         given = f"a mapping of {sorted(map(str, item))}" if isinstance(item, Mapping) else type(item).__name__

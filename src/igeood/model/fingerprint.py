@@ -17,21 +17,24 @@ def fingerprint(model: nn.Module) -> str:
     Wrappers (`DataParallel`, `torch.compile`) do not count. State that is no tensor counts by its type.
     """
     digest = hashlib.sha256()
-    state = model.state_dict() or _constants(model)
-    for name, value in sorted(state.items(), key=lambda entry: strip(entry[0])):
+    for name, value in sorted(model.state_dict().items(), key=lambda entry: strip(entry[0])):
         digest.update(f"{strip(name)} ".encode())
         for part in _content(value):
             digest.update(part)
+    for module in model.modules():
+        for constant in sorted(_constants(module)):
+            digest.update(constant)
     return digest.hexdigest()[:16]
 
 
-def _constants(model: nn.Module) -> dict[str, Tensor]:
-    """Constants of frozen TorchScript, which parameters and buffers have become."""
-    if not isinstance(model, torch.jit.ScriptModule):
-        return {}
-    graph: Any = model.inlined_graph
-    nodes = [node for node in graph.findAllNodes("prim::Constant") if "value" in node.attributeNames()]
-    return {str(place): node.t("value") for place, node in enumerate(nodes) if node.kindOf("value") == "t"}
+def _constants(module: nn.Module) -> Iterator[bytes]:
+    """A digest of each constant of frozen TorchScript, which parameters have become; files change their order."""
+    if not isinstance(module, torch.jit.ScriptModule) or hasattr(module, "training"):  # frozen ones have no modes
+        return
+    graph: Any = module.inlined_graph  # held: its nodes are valid as long
+    for node in graph.findAllNodes("prim::Constant"):
+        if "value" in node.attributeNames() and node.kindOf("value") == "t":
+            yield hashlib.sha256(b"".join(_content(node.t("value")))).digest()
 
 
 def _content(value: Any) -> Iterator[Any]:

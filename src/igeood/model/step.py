@@ -13,6 +13,7 @@ from torch import Tensor
 
 from igeood.detectors import Detector
 from igeood.errors import InputError
+from igeood.geometry.precision import precise
 from igeood.model.batch import Batch
 from igeood.model.reader import Reader
 from igeood.outputs import OnError, Outputs
@@ -37,7 +38,8 @@ def input_gradients(objectives: Callable[[Tensor], Sequence[Tensor]], x: Tensor)
         if not all(value.requires_grad for value in values):
             raise InputError("no gradient in the input", argument="model", cure="use black_box, or {epsilon=0}")
         last = len(values) - 1
-        return [torch.autograd.grad(v.sum(), leaf, retain_graph=i < last)[0] for i, v in enumerate(values)]
+        with precise():  # what the model computed in lower precision has its gradients in that
+            return [torch.autograd.grad(v.sum(), leaf, retain_graph=i < last)[0] for i, v in enumerate(values)]
 
 
 def check_steppable(x: Tensor) -> None:
@@ -91,7 +93,8 @@ def stepped(
 
     def objectives(x: Tensor) -> list[Tensor]:
         passes.append(read(x))
-        scores, layers = zip(*detector.step_scores(passes[0]), strict=True)
+        with precise():
+            scores, layers = zip(*detector.step_scores(passes[0]), strict=True)
         targets.extend(layers)
         return list(scores)
 

@@ -141,6 +141,13 @@ def _merge(needs: list[Needs]) -> Needs:
 
 def check_covers(summary: Mapping[str, Any], wanted: Mapping[str, Any], who: str) -> None:
     """Raise unless a summary that was made for some needs serves others; both as `Needs.describe` gives them."""
+    for name in unserved(summary, wanted):
+        problem = f"{who} needs {name} {wanted[name]!r}, but it was made with {summary[name]!r}"
+        raise InputError(problem, argument="summary", cure="make it with a guard of this method")
+
+
+def unserved(summary: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """The needs that a summary, which was made for others, does not serve."""
     is_summed = wanted["sums"] != "none"
     served = {
         "sums": _at_most(wanted["sums"], summary["sums"], SUMS),
@@ -152,10 +159,7 @@ def check_covers(summary: Mapping[str, Any], wanted: Mapping[str, Any], who: str
         "group": wanted["group"] == summary["group"] or not is_summed,
         "transform": wanted["transform"] == summary["transform"] or not is_summed,
     }
-    for name, is_served in served.items():
-        if not is_served:
-            problem = f"{who} needs {name} {wanted[name]!r}, but it was made with {summary[name]!r}"
-            raise InputError(problem, argument="summary", cure="make it with a guard of this method")
+    return [name for name, is_served in served.items() if not is_served]
 
 
 def _at_most(wanted: str, there: str, order: tuple[str, ...]) -> bool:
