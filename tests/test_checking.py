@@ -1,6 +1,8 @@
 """`check`: shares that are kept, faults and their laws, OOD sets, and a report of any guard."""
 
+import html
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -270,6 +272,22 @@ def test_the_report_is_one_file_that_asks_nothing_of_others(checked, tmp_path, r
     for path in (tmp_path, tmp_path / "none" / "report.html"):
         with refused("path"):
             checked.report(path)
+
+
+def test_names_in_the_report_are_text_and_its_monitor_shows_where_the_inputs_changed(classifier, tmp_path):
+    evil = '"><script onload="1">'
+    c = classifier
+    guard = igeood.black_box().fit(c.train, c.labels).calibrate(c.held_out)
+    known, strange = (np.resize(guard.score(x), n) for x, n in ((c.held_out, 600), (0 * c.test, 100)))
+    scores = enumerate([*np.random.default_rng(0).permutation(known).tolist(), *strange.tolist()])
+    (tmp_path / "v.csv").write_text("\n".join(["id,score", *(f"<script>{row},{score!r}" for row, score in scores)]))
+    checked = igeood.check(guard, c.test, {evil: 0 * c.test})
+    checked.report(tmp_path / "report.html", verdicts=[str(tmp_path / "v.csv")])
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<script" not in text
+    assert evil in html.unescape(text)
+    since, at = (int(n) for n in re.findall(r"input (\d+) \(&lt;script&gt;\1\)", text)[:2])
+    assert 550 < since < at < 700  # they change after 600
 
 
 @pytest.fixture

@@ -68,12 +68,12 @@ def progress_bars(*, lines: bool = True) -> Iterator[Progress]:
     from rich.console import Console
 
     columns = (*progress.Progress.get_default_columns(), progress.MofNCompleteColumn())
-    with progress.Progress(*columns, console=Console(stderr=True)) as bars:
+    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         tasks: dict[str, progress.TaskID] = {}
 
         def report(what: str, done: int, total: int | None) -> None:
             if what not in tasks:
-                tasks[what] = bars.add_task(what)
+                tasks[what] = bars.add_task(what, total=None)
             bars.update(tasks[what], completed=done, total=total, visible=done != total)
 
         yield report

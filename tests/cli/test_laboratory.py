@@ -18,7 +18,7 @@ def test_bench_then_paper_then_report_and_bench_on_the_sets_that_are_there(run, 
     assert noted == [["igeood", *map(str, line), *rest] for rest in (["--json"], ["--method", "msp"])]
 
     assert "resnet-10-16" in good("paper", "black-box", "--results", out, "--out", tmp_path / "f")
-    assert json.loads(good("report", out, "--json"))["bytes"] == (out / "report.html").stat().st_size
+    assert json.loads(good("report", out, "--json"))["bytes"] == (out / "methods.html").stat().st_size
 
     some = ["--setting", "black-box", "--method", "msp", "--images", 40, "--out", tmp_path / "s"]
     result = run("bench", "--network", laboratory / "net.safetensors", *some, root=laboratory)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from igeood.bench.networks import Progress
     from igeood.bench.report import Report
     from igeood.bench.runs import Results
+    from igeood.checking.result import Example
 
 _COUNT = click.IntRange(min=1)
 _SEARCH = "Search for temperatures; bayes is the paper's: 5 × 500 trials."
@@ -216,35 +217,27 @@ def paper(name: str, results: str | None, out: str, validation: str | None, netw
 
 @click.command()
 @click.argument("results", type=FOLDER)
-@click.option("--out", type=FILE, help="The file to write; by default RESULTS/report.html.")
-@click.option("--guard", type=click.Path(path_type=Path), help="A guard's file; by default RESULTS/guard.safetensors.")
-@click.option("--verdicts", multiple=True, type=click.Path(), help="Verdicts of that guard, to watch. Repeatable.")
+@click.option("--out", type=FILE, help="The file to write; by default RESULTS/methods.html.")
 @click.option("--validation", help="Set that was tuned on, if the results have several.")
 @json_option
-def report(
-    results: str, out: str | None, guard: Path | None, verdicts: tuple[str, ...], validation: str | None, as_json: bool
-) -> None:
-    """Make one self-contained HTML page of RESULTS, a folder of `igeood bench` or `igeood demo`.
+def report(results: str, out: str | None, validation: str | None, as_json: bool) -> None:
+    """Compare methods on one HTML page of RESULTS, a folder of `igeood bench` or `igeood demo`.
 
-    What the guard keeps and refuses comes first, where guarded.safetensors of `igeood demo` is in the folder. With
-    --verdicts, files that `igeood score` wrote, the page tells whether the inputs have changed, as `igeood monitor`
-    does. Then the methods are compared.
-
-    It needs no other file and no network: mail it, print it, or open it on a phone.
+    It needs no other file and no network: mail it, print it, or open it on a phone. The report of a guard is that of
+    `igeood check`.
     """
     from igeood.bench.runs import Results
 
-    target = Path(results) / "report.html" if out is None else Path(out)
-    page = _write_page(target, Results.existing(results), guard=guard, validation=validation, verdicts=verdicts)
-    told = {"guard": page.guard, "monitor": page.monitor, "methods": page.methods}
-    show(as_json, {"out": str(target), "bytes": target.stat().st_size, **told})
+    target = Path(results) / "methods.html" if out is None else Path(out)
+    page = _write_page(target, Results.existing(results), validation)
+    show(as_json, {"out": str(target), "bytes": target.stat().st_size, "methods": page.methods})
 
 
-def _write_page(path: Path, results: "Results", **options: Any) -> "Report":
+def _write_page(path: Path, results: "Results", validation: str | None = None) -> "Report":
     from igeood.bench.report import make
     from igeood.files import write_whole
 
-    page = make(results, made_on=date.today(), **options)
+    page = make(results, made_on=date.today(), validation=validation)
     write_whole(path, page.html.encode())
     return page
 
@@ -264,36 +257,33 @@ def demo(out: str, seed: int, as_json: bool) -> None:
     with progress_bars() as report:
         result = run(out, seed=seed, notify=report)
     result.results.note(click.get_current_context().obj)
-    path = Path(out) / "report.html"
-    _write_page(path, result.results)
-    if not as_json:
-        click.echo("\n".join([*_story(result), f"Report: {path}"]))
+    pages = {"report": str(Path(out) / "report.html"), "comparison": str(Path(out) / "methods.html")}
+    result.check.report(pages["report"])
+    _write_page(Path(pages["comparison"]), result.results)
+    if as_json:
+        show(True, {**result.check.to_dict(), "methods": result.methods, "out": out, **pages})
         return
-    guarded = result.guarded
-    sets = {one.title: {"images": len(one.scores), "refused": one.refused} for one in guarded.sets}
-    about = {"accuracy": guarded.accuracy, "promise": guarded.promise, "threshold": guarded.threshold}
-    show(True, {**about, "sets": sets, "methods": result.methods, "out": out, "report": str(path)})
+    click.echo("\n".join([*_story(result), f"Report: {pages['report']}", f"Methods: {pages['comparison']}"]))
 
 
 def _story(result: "Demo") -> Iterator[str]:
     """What the demonstration shows, in lines."""
-    from igeood.bench.report.guarding import within
+    from igeood.checking.result import percent
     from igeood.detectors import METHODS
 
-    guarded = result.guarded
-    known, *foreign = guarded.sets
-    yield f"A network has learnt the handwritten digits 0 to 7; it is right on {guarded.accuracy:.1%} of new ones."
+    check = result.check
+    yield f"A network has learnt the handwritten digits 0 to 7; it is right on {check.accuracy:.1%} of new ones."
     yield "Whatever else it is shown, it answers with one of these digits. The guard around it"
-    yield f"  keeps   {1 - known.refused:6.1%} of the digits that it was made for, and"
-    yield from (f"  refuses {one.refused:6.1%} of {within(one.title)}" for one in foreign)
-    yield f"Its promise: {guarded.promise}."
-    for one in foreign:
-        refused = [picture for picture in one.pictures if picture.is_ood]
-        if refused:
-            middle = refused[len(refused) // 2]  # neither the easiest nor the hardest
-            sure = (
-                f"{one.title}: one was taken for a {middle.label} with {middle.confidence:.1%} confidence, and refused"
-            )
-            yield f"  {sure} (p-value {middle.p_value:.2g}): {middle.reason}"
+    yield f"  keeps   {percent(check.kept.kept):>5} of the digits that it was made for, and"
+    yield from (f"  refuses {percent(one.refused):>5} of {one.name}" for one in check.ood)
+    yield f"Its promise: {check.promise}."
+    for one in check.ood:
+        refused = [example for example in (*one.least, *one.most) if example.is_ood]
+        yield from (_refused(one.name, example) for example in refused[:1])  # the least surprising
     yield "Four methods as they are, by the share of foreign images refused while 95% of digits are kept:"
     yield "  " + ", ".join(f"{METHODS[name].title} {share:.1%}" for name, share in result.methods.items())
+
+
+def _refused(name: str, one: "Example") -> str:
+    sure = f"{one.confidence:.1%} confidence, and refused (p-value {one.p_value:.2g})"
+    return f"  {name}: one was taken for a {one.answer} with {sure}: {one.reason}"

@@ -13,12 +13,12 @@ import torch
 from igeood.bench import datasets
 from igeood.bench.datasets import ImageSet
 from igeood.bench.datasets.images import Rows
-from igeood.bench.guarded import Guarded, judged
 from igeood.bench.networks import Recipe, learning_task, train
 from igeood.bench.runs import Network, Plan, Results, load_network
 from igeood.bench.runs import run as run_benchmark
 from igeood.bench.runs.averages import Averages
 from igeood.bench.runs.observing import Notify
+from igeood.checking import Check, check
 from igeood.errors import InputError
 from igeood.files import only_one
 from igeood.guard import Guard, white_box
@@ -26,7 +26,12 @@ from igeood.model.factory import read_weights
 
 NETWORK = "resnet-10-16"
 KNOWN = "demo:digits"
-OOD = ("demo:left-out", "demo:letters", "demo:photographs", "gaussian")
+OOD = {
+    "demo:left-out": "digits 8 and 9",
+    "demo:letters": "capital letters",
+    "demo:photographs": "photographs",
+    "gaussian": "Gaussian noise",
+}
 # the default, and the three of the last layer that refused most on 8 to 10 classes in 0.2's comparison
 METHODS = ("evidence", "mahalanobis++", "vim", "knn")
 IMAGES = 360  # of each set at most, about as many as there are digits to try the guard on
@@ -42,15 +47,15 @@ class Demo:
     Attributes
     ----------
     results : Results
-        Of the comparison; beside them are `weights.safetensors`, `guard.safetensors` and `guarded.safetensors`.
-    guarded : Guarded
-        What the default guard, calibrated on digits alone, does with each set.
+        Of the comparison; beside them are `weights.safetensors` and `guard.safetensors`.
+    check : Check
+        What the default guard, calibrated on digits alone, does with digits and with each foreign set.
     methods : dict
         For each method of the comparison the share of foreign images that it refuses, on average over the sets.
     """
 
     results: Results
-    guarded: Guarded
+    check: Check
     methods: dict[str, float]
 
 
@@ -83,22 +88,17 @@ def _one_thread() -> Iterator[None]:
 
 def _run(target: Path, seed: int, notify: Notify) -> Demo:
     network = _trained(target / "weights.safetensors", seed, notify)
-    guard, measured = _guarded(network, seed)
+    guard, unseen = _guarded(network, seed)
     guard.save(target / "guard.safetensors")
-    sets = []
-    for name, images in measured.items():
-        sets.append(judged(guard, network, images, is_known=name == KNOWN))
-        notify("guarding", len(sets), len(measured))
-    plan = Plan(OOD, ("untuned",), METHODS, images=IMAGES, seed=seed)
+    foreign = {title: list(network.batches(datasets.load(name, limit=IMAGES), BATCH)) for name, title in OOD.items()}
+    checked = check(guard, list(network.batches(unseen, BATCH)), foreign, seed=seed)
+    plan = Plan(tuple(OOD), ("untuned",), METHODS, images=IMAGES, seed=seed)
     done = lambda number, total, _: notify("comparing methods", number, total)  # noqa: E731
     results = run_benchmark([network], plan, target, done=done)
-    (line,) = (record for record in results.networks.records if record["weights"] == network.weights)
-    guarded = Guarded(guard.promise, guard.threshold, line["accuracy"], sets)
-    guarded.save(target)
     ours = Averages(results)
     (key,) = (key for key in ours.classifiers() if key.weights == network.weights)
     shares = {m: [float(ours.value("untuned", key, ood, m, "tnr") or math.nan) for ood in OOD] for m in METHODS}
-    return Demo(results, guarded, {method: float(np.mean(values)) / 100 for method, values in shares.items()})
+    return Demo(results, checked, {method: float(np.mean(values)) / 100 for method, values in shares.items()})
 
 
 def _trained(path: Path, seed: int, notify: Notify) -> Network:
@@ -113,13 +113,13 @@ def _trained(path: Path, seed: int, notify: Notify) -> Network:
     return load_network(str(path))
 
 
-def _guarded(network: Network, seed: int) -> tuple[Guard, dict[str, ImageSet]]:
-    """The default white box, fitted and calibrated; and the images of each set that none of it has seen."""
+def _guarded(network: Network, seed: int) -> tuple[Guard, ImageSet]:
+    """The default white box, fitted and calibrated; and the digits that it has not seen."""
     known = datasets.load(KNOWN)
     held_out, unseen = (known[rows] for rows in parted(len(known), seed))
     guard = white_box(network.model).fit(network.batches(datasets.load(KNOWN, split="train"), BATCH))
     guard.calibrate(network.batches(held_out, BATCH))
-    return guard, {KNOWN: unseen, **{name: datasets.load(name, limit=IMAGES) for name in OOD}}
+    return guard, unseen
 
 
 def parted(n: int, seed: int) -> tuple[Rows, Rows]:

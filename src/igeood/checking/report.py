@@ -5,7 +5,7 @@ import io
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import date
 from importlib import resources
 from pathlib import Path
@@ -28,7 +28,7 @@ LABELLED = 0.03  # silent failures that are named in the chart
 FIRST_CLASSES = 12  # bars before the page is unfolded
 WIDTH, HEIGHT = 560, 380  # of the chart of faults
 EDGE = 46  # its margin
-GAP = 15  # between two labels
+GAP = 18  # between two labels
 
 
 def write(check: Check, path: str | os.PathLike[str], verdicts: Sequence[str]) -> None:
@@ -43,20 +43,20 @@ def write(check: Check, path: str | os.PathLike[str], verdicts: Sequence[str]) -
 
 def page(check: Check, seen: Any = None) -> str:
     """The page's HTML."""
-    files = resources.files("igeood.checking")
-    template, style = (files.joinpath(name).read_text(encoding="utf-8") for name in ("template.html", "style.css"))
-    pages = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    pages.filters |= {"percent": percent, "count": "{:,}".format, "strong": strong}
-    shown = {"look": lambda example: look(example, check), "chart": chart(check.faults)}
-    return pages.from_string(template).render(
-        check=check,
-        watched=seen,
-        style=Markup(style),  # noqa: S704 (our own file)
-        version=__version__,
-        made_on=date.today(),
-        first=FIRST_CLASSES,
-        **shown,
+    shown = {"look": lambda example: look(example, check), "chart": chart(check.faults), "first": FIRST_CLASSES}
+    return render("igeood.checking", {}, check=check, watched=seen, made_on=date.today(), **shown)
+
+
+def render(package: str, filters: dict[str, Callable[..., Any]], **content: Any) -> str:
+    """Fill a package's `template.html`, in the style of all pages."""
+    template, style = (
+        resources.files(each).joinpath(name).read_text(encoding="utf-8")
+        for each, name in ((package, "template.html"), ("igeood.checking", "style.css"))
     )
+    pages = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    pages.filters |= {"percent": percent, "count": "{:,}".format, "strong": strong, **filters}
+    own = {"style": Markup(style), "version": __version__}  # noqa: S704 (our own file)
+    return pages.from_string(template).render(**own, **content)
 
 
 def strong(text: str) -> Markup:

@@ -1,9 +1,6 @@
-"""Figures and images as parts of a page: SVG that takes the page's colours, and PNG in the page's text."""
+"""Figures as parts of a page: SVG that takes the page's colours."""
 
-import base64
-import io
 import re
-from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -13,7 +10,6 @@ from igeood.bench.figures.drawing import NARROW, OOD_LABEL, Figure, Values, rend
 from igeood.bench.figures.histograms import HistogramPanel, score_histograms
 
 THEMED = {"#000000": "currentColor", "#0072b2": "var(--blue)", "#882255": "var(--wine)", "#f0e442": "var(--yellow)"}
-SIDE = 48  # pixels of a picture's longer side, where it is larger than 64
 
 Drawing = tuple[Markup, str]  # an SVG, which has its own text for those who don't see it; and the caption below
 
@@ -56,15 +52,3 @@ def number(value: float) -> str:
     '−1.624'
     """
     return f"{value:.4g}".replace("-", "−")
-
-
-def picture(image: np.ndarray[Any, np.dtype[np.uint8]]) -> str:
-    """An image (3, H, W) as the address of a PNG that is in the address itself."""
-    from PIL import Image  # noqa: PLC0415 (comes with matplotlib)
-
-    content = io.BytesIO()
-    drawn = Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0)))
-    if max(drawn.size) > 64:
-        drawn.thumbnail((SIDE, SIDE))
-    drawn.save(content, "PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()

@@ -4,10 +4,12 @@ from collections.abc import Iterator
 
 from igeood.bench.figures import curves
 from igeood.bench.figures.drawing import NARROW, look_of
-from igeood.bench.report.drawing import Drawing, draw, histogram, number, picture
+from igeood.bench.report.drawing import Drawing, draw, histogram, number
 from igeood.bench.report.standings import Row, Standings
 from igeood.bench.runs.averages import Averages, Key, Scores, title
+from igeood.checking.report import picture
 
+SIDE = 48  # pixels of a picture's longer side at most
 SIDES = {"most": "Most out-of-distribution", "least": "Least out-of-distribution"}
 
 
@@ -108,4 +110,4 @@ def _thumbnails(scores: Scores, side: str, which: str, count: int) -> Iterator[T
     images, rows = (scores.arrays[f"{side}_{which}{end}"][:count] for end in ("", "_rows"))
     for image, row in zip(images, rows.tolist(), strict=True):
         score = number(scores.arrays[side][row])
-        yield {"source": picture(image), "row": row, "score": score, "reason": scores.reason(side, row)}
+        yield {"source": picture(image, SIDE), "row": row, "score": score, "reason": scores.reason(side, row)}

@@ -2,66 +2,46 @@
 
 import base64
 import hashlib
-import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
-from igeood.bench.report.drawing import number
 from igeood.bench.report.evidence import Evidence
-from igeood.bench.report.guarding import guarding
 from igeood.bench.report.standings import ACCESS, Standings, standings
-from igeood.bench.report.watching import watched
 from igeood.bench.runs.averages import METRICS, Averages, Key, title
 from igeood.bench.runs.plan import TPR, TUNED_ON
 from igeood.bench.runs.results import Record, Results
+from igeood.checking.report import render
 from igeood.errors import InputError
-from igeood.version import __version__
 
-GUARD = "guard.safetensors"
 DRAWN = 18  # OOD sets with figures at most: a page stays below 2 MB
 THUMBNAILS = 96  # images at most
 
 
 @dataclass(frozen=True)
 class Report:
-    """A page, and its headlines: of the guard, of the monitor, and for each network who leads."""
+    """A page, and for each network who leads."""
 
     html: str
-    guard: str | None
-    monitor: str | None
     methods: dict[str, str]
 
 
-def make(
-    results: Results,
-    *,
-    made_on: date,
-    guard: Path | None = None,
-    validation: str | None = None,
-    verdicts: Sequence[str] = (),
-) -> Report:
+def make(results: Results, *, made_on: date, validation: str | None = None) -> Report:
     """Make the report of a benchmark.
 
     Parameters
     ----------
     results : Results
-        A benchmark's. What a guard has judged is told if `guarded.safetensors` is in their folder.
+        A benchmark's.
     made_on : date
         The day that the page shows.
-    guard : path, optional
-        A guard's file; by default `guard.safetensors` of the results' folder.
     validation : str, optional
         The set that was tuned on, where the results have several.
-    verdicts : sequence of str
-        Files that `igeood score` wrote with this guard, for a monitor to watch in the order of their rows.
 
     Returns
     -------
@@ -74,26 +54,13 @@ def make(
     if not measured:
         cure = f"run `igeood bench --out {results.folder}`"
         raise InputError(f"nothing was measured in {results.folder}", argument="results", cure=cure)
-    beside = results.folder / GUARD
-    path = guard or (beside if beside.is_file() else None)
-    if verdicts and path is None:
-        problem = f"no {GUARD} in {results.folder} to watch them with"
-        raise InputError(problem, argument="verdicts", cure="name it with {guard=PATH}")
-    told = guarding(results.folder, path, ours.classifiers())
-    seen = watched(verdicts, path) if verdicts and path else None
     sections = [_section(ours, *each, len(measured)) for each in measured]
-    again = ["igeood", "report", str(results.folder), *_options(guard=guard, validation=validation)]
-    again += [part for file in verdicts for part in _options(verdicts=file)]
+    again = ["igeood", "report", str(results.folder)]
+    again += [] if validation is None else ["--validation", validation]
     commands = [shlex.join(line) for line in [*(record["command"] for record in results.commands.records), again]]
     about = {"tpr": f"{100 * TPR:g}%", "made_on": made_on, "again": commands}
-    html = _render(sections=sections, ours=ours, guard=told, watched=seen, **about)
-    headlines = (told.headline() if told and told.guarded else None, seen.headline() if seen else None)
-    return Report(html, *headlines, {section["name"]: section["standing"].lead() for section in sections})
-
-
-def _options(**given: str | Path | None) -> list[str]:
-    """Options of a command, where they are given."""
-    return [part for name, value in given.items() if value is not None for part in (f"--{name}", str(value))]
+    html = _render(sections=sections, ours=ours, **about)
+    return Report(html, {section["name"]: section["standing"].lead() for section in sections})
 
 
 def _section(ours: Averages, key: Key, line: Record, standing: Standings, of: int) -> dict[str, Any]:
@@ -147,16 +114,7 @@ def _tabulate(standing: Standings, metric: str, name: str) -> dict[str, Any]:
 
 
 def _render(**content: Any) -> str:
-    files = resources.files("igeood.bench.report")
-    names = ("template.html", "style.css", "script.js")
-    template, style, script = (files.joinpath(name).read_text(encoding="utf-8").strip() for name in names)
+    script = resources.files("igeood.bench.report").joinpath("script.js").read_text(encoding="utf-8").strip()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    pages = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    pages.filters |= {"set_title": title, "count": "{:,}".format, "number": number, "strong": _strong}
-    own = {"style": Markup(style), "script": Markup(script), "script_digest": digest}  # noqa: S704 (our own files)
-    return pages.from_string(template).render(version=__version__, **own, **content)
-
-
-def _strong(text: str) -> Markup:
-    """A sentence with its percentages in bold."""
-    return Markup(re.sub(r"(\d[\d.]*%)", r"<strong>\1</strong>", str(escape(text))))  # noqa: S704 (it is escaped)
+    own = {"script": Markup(script), "script_digest": digest}  # noqa: S704 (our own file)
+    return render("igeood.bench.report", {"set_title": title}, **own, **content)
