@@ -278,10 +278,10 @@ class Guard:
         if not ranks.alone:
             ranks.check_same(digest({}, {name: t.detach().cpu() for name, t in self.detector.state().items()}), "fit")
         rows = ranks.gather_rows(rows)
-        keys = rows["key"].numpy().view(np.uint64)
-        unseen = Unseen.of(keys, bool(rows["identified"].all()), self.fitted_on, self.tuned_on, needed)
+        offered = Seen(rows["key"].numpy().view(np.uint64), bool(rows["identified"].all()))
+        unseen = Unseen.of(offered, self.fitted_on, self.tuned_on, needed)
         used = torch.from_numpy(unseen.is_used)
-        self.calibrated_on = Seen(np.sort(keys[unseen.is_used]), identified)
+        self.calibrated_on = replace(offered, keys=np.sort(offered.keys[unseen.is_used]))
         self.calibration = Calibration(
             rows["score"][used],
             tpr,
@@ -290,7 +290,7 @@ class Guard:
             labels=rows["label"][used],
             n_classes=self.detector.n_classes_,
             per_class=per_class,
-            left_out=np.flatnonzero(~unseen.is_used),
+            left_out=(~used).nonzero()[:, 0].numpy(),
             trained_on=unseen.trained_on,
             classes=self.classes,
         )

@@ -20,7 +20,7 @@ class Seen:
     Attributes
     ----------
     keys : array of uint64
-        Sorted, as often as they were used.
+        Sorted where they were used, and as often as they were.
     identified : bool
         Whether keys are of ids or inputs; otherwise they are of rows of outputs.
     drawn_from : tuple of int, optional
@@ -66,8 +66,9 @@ class Unseen:
     is_other_kind: bool
 
     @classmethod
-    def of(cls, keys: Keys, identified: bool, fitted_on: Seen, tuned_on: Sequence[Seen], needed: int) -> "Unseen":
-        """Of the samples with these keys."""
+    def of(cls, offered: Seen, fitted_on: Seen, tuned_on: Sequence[Seen], needed: int) -> "Unseen":
+        """Of samples that are offered, in their order."""
+        keys, identified = offered.keys, offered.identified
         is_tuned = np.zeros(len(keys), dtype=bool)
         for seen in tuned_on:
             is_tuned |= seen.among(keys, identified)
