@@ -93,6 +93,5 @@ def test_the_grey_box_chooses_its_step_on_the_papers_grid_from_loaders_that_do_n
     fixed = igeood.grey_box(model, **options).fit(data.train)
     torch.testing.assert_close(fixed.score(data.test), guard.score(data.test), rtol=1e-9, atol=1e-9)
     loader = type("Augmenting", (), {"__iter__": lambda _: iter([data.test + 0.01 * torch.rand(300, 3, 8, 8)])})()
-    for samples, options in ((loader, {}), (data.held_out, {"budget": 1000})):  # of which it holds a part
-        with refused("id_data"):
-            fixed.tune(samples, data.ood, epsilons=(0.0, 0.001), **options)
+    with refused("id_data"):
+        fixed.tune(loader, data.ood, epsilons=(0.0, 0.001))

@@ -209,7 +209,7 @@ class Guard:
         progress : callable, optional
             Called with the number of temperatures tried and their total.
         ids, budget
-            As in `fit`, of `id_data` and of all validation samples' outputs; more than the budget holds is an error.
+            As in `fit`, of `id_data` and of all validation samples' outputs.
         """
         self._check_fitted("tune")
         if self.summary is None and self.detector.needs.samples:
@@ -238,7 +238,7 @@ class Guard:
         self.calibration = None
         self.tuned_on = (*self.tuned_on, validation.used)
         trained_on = int(self.fitted_on.among(validation.used.keys, validation.used.identified).sum())
-        return self._report("tune", health.of_tune(self.tuning, tpr, trained_on))
+        return self._report("tune", health.of_tune(self.tuning, tpr, trained_on, validation.halved))
 
     def calibrate(
         self,

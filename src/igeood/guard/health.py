@@ -110,12 +110,14 @@ def _are_tied(scores: Tensor) -> bool:
     return float(scores.max() - scores.min()) <= ALIKE * float(scores.abs().max())
 
 
-def of_tune(tuning: Tuning, tpr: float, trained_on: int) -> Iterator[Finding]:
+def of_tune(tuning: Tuning, tpr: float, trained_on: int, halved: list[str]) -> Iterator[Finding]:
     """What the validation samples show."""
     if trained_on:
         message = f"id_data: {trained_on} of {tuning.n_id} samples are training samples"
         level: Level = "warning" if trained_on > MANY * tuning.n_id else "info"
         yield Finding("tuned-on-training-samples", level, message, "tune on others")
+    for name in halved:
+        yield Finding("sampled", "info", f"tune: the budget holds a part of {name}", "raise {budget}")
     error = math.sqrt((tuning.n_id + tuning.n_ood + 1) / (12.0 * tuning.n_id * tuning.n_ood))  # of an AUROC of one half
     if tuning.auroc < 0.5 - 2.0 * error:
         message = f"ood: scored as less foreign than in-distribution samples, AUROC {tuning.auroc:.2f}: swapped?"

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from igeood.detectors import Detector
 from igeood.detectors.weighted import FEWEST as FEWEST_OOD
@@ -83,7 +84,7 @@ class Validation:
     share, seed
         Of the in-distribution samples.
     budget : int
-        Bytes of clean outputs to hold.
+        Bytes of clean outputs to hold; of more samples a seeded part is used: a half, a quarter and so on of each set.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Validation:
         self.seed = seed
         self.limit = max(1, budget // 2)
         self.used = Seen()  # the in-distribution samples that `read` has used
+        self.halved: list[str] = []  # the sets of which the budget holds a part
 
     def read(self, detector: Detector, epsilons: Sequence[float]) -> tuple[list[Outputs], list[Outputs]]:
         """In-distribution and OOD outputs for each size of the input step."""
@@ -119,11 +121,14 @@ class Validation:
         return id_outputs, [outputs.replace(labels=None) for outputs in ood_outputs]  # their labels mean nothing here
 
     def _read(self, name: str, detector: Detector, epsilons: Sequence[float]) -> tuple[Seen, list[Outputs]]:
-        """The samples to use, whose own uniform numbers are below the share, and their outputs for each step size."""
+        """The samples to use, and their outputs for each size of the step.
+
+        A sample is used if its own uniform number is below the share, which is halved when they are too many.
+        """
         data, ids, share = self.data[name]
         whole = np.empty(0, dtype=np.uint64)  # all keys of rows without ids, which may be equal
         identified = True
-        parts: list[tuple[Keys, list[Outputs]]] = []
+        parts: list[tuple[Keys, NDArray[np.float64], list[Outputs]]] = []
         for number, item in enumerate(self.source.items(data, None, ids, name, keys=True)):
             with self.source.naming(name, number):
                 keys = self.source.read(item).keys if isinstance(item, Outputs) else item.keys
@@ -132,14 +137,26 @@ class Validation:
                     identified = False
                     copies = occurrences(keys, whole)
                     whole = np.append(whole, keys)
-                rows = draw(keys, copies, self.seed) < share
+                numbers = draw(keys, copies, self.seed)
+                rows = numbers < share
                 if rows.any():
-                    parts.append((keys[rows], self.source.step(item[torch.from_numpy(rows)], detector, epsilons)))
-            if sum(outputs[0].nbytes for _, outputs in parts) > self.limit:  # however many sizes of the step
-                raise InputError("outputs beyond the budget", argument=name, cure="give fewer, or a larger {budget}")
-        used = np.sort(np.concatenate([np.empty(0, np.uint64), *(keys for keys, _ in parts)]))
-        columns = zip(*(outputs for _, outputs in parts), strict=True)
+                    outputs = self.source.step(item[torch.from_numpy(rows)], detector, epsilons)
+                    parts.append((keys[rows], numbers[rows], outputs))
+            while sum(outputs[0].nbytes for _, _, outputs in parts) > self.limit:  # however many sizes of the step
+                share /= 2.0
+                parts = [_below(share, *part) for part in parts]
+                self.halved = [*dict.fromkeys([*self.halved, name])]
+        used = np.sort(np.concatenate([np.empty(0, np.uint64), *(keys for keys, _, _ in parts)]))
+        columns = zip(*(outputs for _, _, outputs in parts), strict=True)
         return Seen(used, identified, None if identified else fingerprint(whole)), [*map(Outputs.concat, columns)]
+
+
+def _below(
+    share: float, keys: Keys, numbers: NDArray[np.float64], outputs: list[Outputs]
+) -> tuple[Keys, NDArray[np.float64], list[Outputs]]:
+    """The samples whose numbers are below the share."""
+    rows = numbers < share
+    return keys[rows], numbers[rows], [each[torch.from_numpy(rows)] for each in outputs]
 
 
 def tune_detector(
