@@ -1,5 +1,7 @@
-"""Folders of image files as the inputs of a guarded model."""
+"""Folders of image files as the inputs of a guarded model; inputs as pictures."""
 
+import base64
+import io
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,6 +21,7 @@ MAX_PIXELS = 2**26  # of a resized image: one pixel high and very long, it would
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # Pillow has others, of which one starts Ghostscript
 SUFFIXES = frozenset([".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"])
 PREFIX = "folder:"
+SIDE = 96  # pixels of a picture's longer side, where it is larger
 
 Pixels = NDArray[np.uint8]
 
@@ -175,3 +178,20 @@ def normalised(images: Pixels | Tensor, mean: Sequence[float], std: Sequence[flo
     pixels = torch.as_tensor(images).float() / 255
     centre, scale = (torch.tensor(values)[:, None, None] for values in (mean, std))
     return ((pixels - centre) / scale).contiguous(memory_format=torch.channels_last)
+
+
+def as_pixels(image: Tensor, low: Tensor, high: Tensor) -> Pixels:
+    """An image (C, H, W) as bytes (3, H, W), from black at `low` to white at `high`; grey without 3 channels."""
+    scaled = ((image - low) / (high - low).clamp(min=1e-12)).clamp(0.0, 1.0).nan_to_num()
+    channels = scaled[:3] if len(scaled) >= 3 else scaled[:1].expand(3, -1, -1)
+    return (255 * channels).round().byte().numpy()
+
+
+def picture(image: Pixels, side: int = SIDE) -> str:
+    """An image (3, H, W) as the address of a PNG that is in the address itself."""
+    pillow = import_extra("PIL.Image", "data")
+    content = io.BytesIO()
+    drawn = pillow.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0)))
+    drawn.thumbnail((side, side))
+    drawn.save(content, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()

@@ -1,18 +1,22 @@
 """The sample of refused inputs: bounded, the same whatever the order, and for people to read, empty and keep."""
 
+import base64
+import io
 import json
 import shutil
+import sys
 import time
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors import safe_open
 
 import igeood
 from igeood.monitor import Monitor
 from igeood.serve import flagged as module
-from igeood.serve.flagged import Flagged
+from igeood.serve.flagged import Flagged, _picture
 from igeood.serve.served import Served
 
 PATIENCE = 30
@@ -92,7 +96,8 @@ def test_files_say_what_was_sent_and_why_it_was_refused(flagged, guards, kind):
         row = np.flatnonzero(np.all(is_row, axis=0))[0]
         assert tensors.keys() == kind.inputs.keys()
         assert (record["score"], record["p_value"], record["label"]) == verdict[int(row)][1:4]
-        assert record["explanation"]
+        assert record["reason"] in record["explanation"]
+        assert (record["picture"] is None) == ("x" not in tensors)
         assert abs(record["time"] - time.time()) < PATIENCE
     shown = sample.record()
     assert (shown["kept"], shown["limit"], {one["file"] for one in shown["latest"]}) == (len(names), 8, {*names})
@@ -134,3 +139,24 @@ def test_a_failure_is_logged_and_the_next_is_kept(flagged, foreign, monkeypatch,
         assert offer(sample, guard, rows[:1])[1] == []
     assert caplog.messages == ["flagged input not kept"]
     assert len(offer(sample, guard, rows[:1])[1]) == 1
+
+
+@pytest.mark.parametrize(("shape", "size"), [((1, 8, 6), (6, 8)), ((3, 300, 200), (64, 96)), ((4, 5, 5), (5, 5))])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.uint8])
+def test_a_picture_is_small_and_goes_from_the_least_to_the_largest_value(shape, size, dtype):
+    x = torch.zeros(1, *shape, dtype=dtype)
+    x[..., 0, :] = 7
+    drawn = Image.open(io.BytesIO(base64.b64decode(_picture({"x": x}).partition(",")[2])))
+    assert (drawn.size, drawn.mode) == (size, "RGB")
+    assert drawn.getpixel((0, size[1] - 1)) == (0, 0, 0)
+    assert size[1] == 96 or drawn.getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_other_inputs_have_no_picture_nor_has_any_without_pillow(monkeypatch):
+    image = torch.ones(1, 3, 4, 4)
+    assert _picture({"x": image}) is not None  # all of one value
+    assert [_picture(x) for x in ({"x": image[:, 0]}, {"x": torch.ones(1, 5, 4, 4)}, {"x": image, "y": image})] == [
+        None
+    ] * 3
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    assert _picture({"x": image}) is None

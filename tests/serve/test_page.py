@@ -5,8 +5,10 @@ import json
 import math
 import random
 
+import numpy as np
 import pytest
 
+from igeood.images import picture
 from igeood.serve import Options
 from igeood.serve import service as serve
 from igeood.serve.app import _page
@@ -52,6 +54,7 @@ def alarm(base):
     status["guard"] |= {"reload_error": "SHA-256 differs", "health": [finding]}
     status["queue"]["waiting"] = 250
     kept = {"p_value": 0.000999, "label": 3, "name": None, "score": 3.1217, "explanation": "score 3.12, usual 1"}
+    kept |= {"reason": "layer3: 1 in 900", "picture": picture(np.zeros((3, 20, 96), np.uint8))}
     latest = [{**kept, "file": f"{n}.safetensors", "time": NOW - 11 - 60 * n} for n in range(3)]
     status["flagged"] = {"folder": "/var/lib/igeood/flagged", "kept": 3, "limit": 100, "latest": latest}
     return status
@@ -65,7 +68,7 @@ def hostile(base):
     status["guard"] |= {"classes": [HOSTILE, "y" * 300], "n_classes": 2, "reload_error": HOSTILE + "x" * 300}
     status["guard"] |= {"title": HOSTILE, "promise": HOSTILE, "health": [finding]}
     for kept in status["flagged"]["latest"]:
-        kept |= {"name": HOSTILE, "explanation": HOSTILE, "file": "z" * 300}
+        kept |= {"name": HOSTILE, "explanation": HOSTILE, "reason": HOSTILE, "picture": None, "file": "z" * 300}
     return status
 
 
@@ -79,6 +82,8 @@ def visit(open_page):
             def route(asked):
                 if asked.request.url == HOME:
                     asked.fulfill(body=document.body, headers=dict(document.headers))
+                elif asked.request.url == HOME + "monitor/acknowledge":
+                    asked.fulfill(status=page.acknowledging)
                 elif asked.request.url != HOME + "status" or page.answer is None:
                     asked.abort()  # of which the browser complains
                 else:
@@ -97,7 +102,7 @@ def visit(open_page):
 def settled(page):
     """The page, once it has its answer; its policy allows no polling within it."""
     for _ in range(500):
-        if not page.evaluate("isAsking"):
+        if not page.evaluate("asked !== null"):
             return page
         page.wait_for_timeout(20)
     raise TimeoutError
@@ -149,3 +154,46 @@ def test_a_lost_connection_is_shown_and_found_again(visit, open_page, base):
         assert (words(page, "#state") != before) == is_lost
     assert all(text.startswith("Failed to load resource") for text in open_page.troubles)
     open_page.troubles.clear()
+
+
+@pytest.mark.parametrize("status", [401, 503])
+def test_a_refused_acknowledgement_is_said_and_the_button_stays_in_focus(visit, open_page, base, status):
+    page = visit(alarm(base))
+    button, said = page.locator("#acknowledge"), page.locator("#acknowledged")
+    page.acknowledging = status
+    button.press("Enter")
+    said.filter(has_text=" ").wait_for()
+    page.answer[1]["queue"]["waiting"] = 251  # the text beside the button changes
+    page.clock.run_for(5_000)
+    settled(page)
+    assert page.evaluate("document.activeElement.id") == "acknowledge"
+    before, page.acknowledging = said.inner_text(), 200
+    page.answer[1]["monitor"] |= {"alarm": False, "alarms": [], "acknowledged": NOW - 3}
+    button.press("Enter")
+    button.wait_for(state="hidden")
+    assert "12:05:06" in said.inner_text()
+    assert before != said.inner_text()
+    assert len(open_page.troubles) == 1  # the browser complains of the refusal
+    open_page.troubles.clear()
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_pictures_are_shown_and_the_button_acknowledges_with_and_without_a_key(
+    guards, copied, serving, data, open_page, tmp_path, key
+):
+    options = {"keys": [key] if key else [], "keep_flagged": tmp_path / "kept", "run_length": 10}
+    with serving(copied(guards.images), guards.images.model, **options) as running:
+        assert running.client(key).post("/predict", data.foreign[:40].tolist())[0] == 200
+        running.counted(40)
+        running.until(lambda: len(running.service.flagged.record()["latest"]) == 10)
+        credentials = {"http_credentials": {"username": "", "password": key}} if key else {}
+        page = settled(open_page(f"http://127.0.0.1:{running.port}/", 390, **credentials))
+        widths = page.locator("#flagged img").evaluate_all("all => all.map(e => e.naturalWidth)")
+        assert widths == [data.foreign.shape[-1]] * 10
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert running.service.served.monitor.alarm
+        page.locator("#acknowledge").press("Enter")
+        page.locator("#acknowledge").wait_for(state="hidden")
+        assert not running.service.served.monitor.alarm
+        assert page.evaluate("document.activeElement.id") == "acknowledged"
+        assert page.locator("#acknowledged").inner_text()

@@ -1,7 +1,5 @@
 """The page of a check: one HTML file that needs no other and asks nothing of any network."""
 
-import base64
-import io
 import math
 import os
 import re
@@ -11,18 +9,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
-from torch import Tensor
 
 from igeood.checking.result import Check, Example, FaultResult, percent
 from igeood.checking.watching import watched
-from igeood.errors import InputError, import_extra
+from igeood.errors import InputError
 from igeood.files import write_whole
+from igeood.images import as_pixels, picture
 from igeood.version import __version__
 
-SIDE = 96  # pixels of a picture's longer side, where it is larger
 WORDS = 200  # characters of a text
 LABELLED = 0.03  # silent failures that are named in the chart
 FIRST_CLASSES = 12  # bars before the page is unfolded
@@ -69,30 +65,13 @@ def look(example: Example, check: Check) -> Markup:
     x = example.x
     if x.ndim == 3 and check.usual is not None:
         alt = f"taken for {example.answer}, {'refused' if example.is_ood else 'kept'}"
-        return Markup('<img src="{}" alt="{}">').format(picture(_pixels(x, check)), alt)
+        pixels = as_pixels(x, check.usual.low[0].cpu(), check.usual.high[0].cpu())
+        return Markup('<img src="{}" alt="{}">').format(picture(pixels), alt)
     if x.is_floating_point():
         text = ", ".join(f"{float(value):.3g}" for value in x.flatten()[:8]) + (", …" if x.numel() > 8 else "")
     else:
         text = " ".join(map(str, x.tolist())) if check.decode is None else check.decode(x)
     return Markup("<q>{}</q>").format(text[:WORDS] + ("…" if len(text) > WORDS else ""))
-
-
-def _pixels(x: Tensor, check: Check) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """An image (C, H, W) as bytes (3, H, W), from black to white as the held-out ones are."""
-    low, high = check.usual.low[0].cpu(), check.usual.high[0].cpu()  # type: ignore[union-attr]
-    scaled = ((x - low) / (high - low).clamp(min=1e-12)).clamp(0.0, 1.0).nan_to_num()
-    channels = scaled[:3] if len(scaled) >= 3 else scaled[:1].expand(3, -1, -1)
-    return (255 * channels).round().byte().numpy()
-
-
-def picture(image: np.ndarray[Any, np.dtype[np.uint8]], side: int = SIDE) -> str:
-    """An image (3, H, W) as the address of a PNG that is in the address itself."""
-    pillow = import_extra("PIL.Image", "data")
-    content = io.BytesIO()
-    drawn = pillow.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0)))
-    drawn.thumbnail((side, side))
-    drawn.save(content, "PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()
 
 
 def chart(faults: Sequence[FaultResult]) -> dict[str, Any]:

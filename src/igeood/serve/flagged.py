@@ -7,24 +7,27 @@ import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from igeood.errors import MissingExtraError
 from igeood.files import record_head, write_record
 from igeood.guard import Verdict
+from igeood.images import as_pixels, picture
 from igeood.keys import row_keys
 from igeood.serve.log import say
 from igeood.serve.served import Served, Tensors
 
 ENDING = ".safetensors"
 SHOWN = 10
-FIELDS = ("time", "score", "p_value", "label", "name", "explanation")
+FIELDS = ("time", "score", "p_value", "label", "name", "explanation", "reason", "picture")
 
 
 class Flagged:
-    """A folder of refused inputs, each in a file with its score, p-value and explanation.
+    """A folder of refused inputs, each in a file with its score, p-value, explanation and, for an image, picture.
 
     Parameters
     ----------
@@ -81,7 +84,10 @@ class Flagged:
             return
         served, tensors, about = job
         try:
-            about["explanation"] = str(served.guard.explain(served.as_data(tensors))).removeprefix("sample 0: ")
+            explanation = served.guard.explain(served.as_data(tensors))
+            about["explanation"] = str(explanation).removeprefix("sample 0: ")
+            about["reason"] = explanation.reason(0)
+            about["picture"] = None if served.model is None else _picture(tensors)
             record = {name: about[name] for name in FIELDS}
             write_record(self._file(key), {"kind": "flagged", **record}, tensors)
             self._file(key).chmod(0o600)  # the folder may be one that others read
@@ -102,3 +108,13 @@ class Flagged:
     def close(self) -> None:
         """Write what waits."""
         self._writer.shutdown()
+
+
+def _picture(tensors: Tensors) -> str | None:
+    """The picture of a model's input that is one image (1, C, H, W), if Pillow is there to draw it."""
+    x = next(iter(tensors.values()))
+    if len(tensors) == 1 and x.ndim == 4 and x.shape[1] <= 4:
+        image = x[0].double()
+        with suppress(MissingExtraError):
+            return picture(as_pixels(image, image.min(), image.max()))
+    return None

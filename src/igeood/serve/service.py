@@ -56,6 +56,7 @@ class Service:
         self.flagged = Flagged(options.keep_flagged, options.keep, options.seed) if options.keep_flagged else None
         self._started = time.time()
         self._reload_error: str | None = None
+        self._acknowledged: float | None = None  # when alarms were, the last time
         self._lock = threading.Lock()  # of the monitor, and of what is counted
         self._recent = Recent(self.served.calibration)
         self.metrics = Metrics(self._gauges(), self._recent.edges)
@@ -133,6 +134,7 @@ class Service:
         with self._lock:
             alarms = len(self.served.monitor.alarms)
             self.served.monitor.acknowledge()
+            self._acknowledged = time.time() if alarms else self._acknowledged
         say("acknowledged", alarms=alarms)
         return alarms
 
@@ -143,6 +145,7 @@ class Service:
         with self._lock:
             monitor = {name: getattr(self.served.monitor, name) for name in MONITOR}
             monitor["alarms"] = [alarm._asdict() for alarm in self.served.monitor.alarms]
+            monitor["acknowledged"] = self._acknowledged
             recent = self._recent.record()
             guard = {**self.served.record(), "reload_error": self._reload_error}
         flagged = None if self.flagged is None else self.flagged.record()
