@@ -204,7 +204,7 @@ def _of_faults(faults: list[FaultResult]) -> Iterable[str]:
         )
     if caught:
         names = ", ".join(caught[:3]) + (f" and {len(caught) - 3} more faults" if len(caught) > 3 else "")
-        yield f"Nine in ten inputs or more with {names} are refused or keep their answer."
+        yield f"It catches {names}: hardly any of these inputs gets another answer and is kept."
 
 
 def _of_sets(sets: list[OodResult]) -> Iterable[str]:

@@ -328,7 +328,6 @@ class Guard:
         if keys:
             columns |= {"key": [], "identified": []}
         reasons: dict[int, str] = {}
-        n = 0
         with self.source.reading(data):
             for outputs in self.source.batches(data, detector=self.detector, keys=keys, **reading):
                 self.detector.check(outputs)
@@ -336,13 +335,13 @@ class Guard:
                     score = self.detector.score(outputs)
                 if outputs.reasons:
                     score = score.masked_fill(~outputs.valid, torch.inf)
+                    n = sum(map(len, columns["score"]))
                     reasons |= {n + row: reason for row, reason in outputs.reasons.items()}
                 columns["score"].append(score)
                 columns["label"].append(outputs.predicted)
                 if keys:
                     columns["key"].append(torch.from_numpy(outputs.keys.view(np.int64)))
                     columns["identified"].append(torch.full((len(outputs),), outputs.identified))
-                n += len(outputs)
         return {name: torch.cat(parts) for name, parts in columns.items()}, reasons
 
     def explain(self, data: Any, *, top: int = 5) -> Explanation:

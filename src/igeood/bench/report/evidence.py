@@ -7,7 +7,7 @@ from igeood.bench.figures.drawing import NARROW, look_of
 from igeood.bench.report.drawing import Drawing, draw, histogram, number
 from igeood.bench.report.standings import Row, Standings
 from igeood.bench.runs.averages import Averages, Key, Scores, title
-from igeood.checking.report import picture
+from igeood.images import picture
 
 SIDE = 48  # pixels of a picture's longer side at most
 SIDES = {"most": "Most out-of-distribution", "least": "Least out-of-distribution"}
