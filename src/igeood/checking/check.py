@@ -178,7 +178,7 @@ def _kept(guard: Guard, known: Pass) -> dict[str, Any]:
     def by(column: NDArray[Any]) -> list[Share]:
         present = np.unique(column[column >= 0]).tolist()
         shares = [share(_named(guard, label), column == label, len(present)) for label in present]
-        return sorted(shares, key=lambda one: (one.kept, -one.n))
+        return sorted(shares, key=lambda one: (one.high, one.kept))
 
     has_label = labels >= 0
     accuracy = float((answers == labels)[has_label].mean()) if has_label.any() else None

@@ -90,7 +90,8 @@ class Check:
     kept : Share
         Of all held-out samples.
     by_true, by_predicted : list of Share
-        Of each class, the smallest share first: by the samples' labels, where they have some, and by the answers.
+        Of each class, the smallest upper end of the interval first: by the samples' labels, where they have some, and
+        by the answers.
     accuracy : float or None
         The share of right answers, where there are labels.
     left_out, unread : int
@@ -238,7 +239,7 @@ def _tables(check: Check) -> Iterable[str]:
             ]
             yield from ["", *table([[title, "n", "kept", "interval", ""], *rows[:WORST]])]
             if len(shares) > WORST:
-                yield f"… and {len(shares) - WORST} classes that are kept more often"
+                yield f"… and {len(shares) - WORST} other classes"
     if check.faults:
         rows = [[f.name, *map(percent, (f.refused, f.changed, f.silent))] for f in check.faults if not f.problem]
         yield from ["", *table([["fault", "refused", "changed", "silent"], *rows])]
