@@ -130,7 +130,7 @@ def data():
 def reader_names(classifier, model, data):
     """What a reader of the README or of a page of the documentation is taken to have: a model, loaders, arrays."""
     noise = [torch.rand(64, 3, 8, 8, generator=torch.Generator().manual_seed(0))]
-    loaders = {"train": data.train, "held_out": data.held_out, "ood": data.ood, "noise": noise}
+    loaders = {"train": data.train, "held_out": data.held_out, "ood": data.ood, "noise": noise, "test": [data.test]}
     names = {"model": model, "x": data.test[:3], "torch": torch, "train_labels": classifier.labels.numpy()}
     names |= {f"{part}_loader": loader for part, loader in loaders.items()}
     names |= {f"{part}_logits": getattr(classifier, part).numpy() for part in ("train", "held_out", "test")}
