@@ -127,6 +127,15 @@ def test_seeds_reproduce_it_to_the_bit_and_all_is_left_as_found(guard, held_out,
     assert again.faults[0].n == 100
 
 
+def test_the_order_of_the_samples_does_not_matter(guard, held_out, checked):
+    """Not even for faults that join two samples: folders of images are sorted by class."""
+    order = held_out[1].argsort(stable=True)
+    parts = zip(held_out[0][order].split(70), held_out[1][order].split(70), strict=True)
+    for one, other in zip(igeood.check(guard, list(parts)).faults, checked.faults, strict=True):
+        shares = [(each.refused, each.changed, each.silent) for each in (one, other)]
+        assert shares[0] == pytest.approx(shares[1], abs=0.01)  # batches of another size round otherwise
+
+
 def test_it_costs_one_pass_for_each_fault_and_few_more(guard, held_out, model):
     rows = 0
 
@@ -240,12 +249,13 @@ def test_one_sample_no_labels_and_a_row_that_cannot_be_read(guard, held_out):
         ({"limit": 0}, "limit"),
         ({"faults": "fog"}, "faults"),
         ({"held_out": "seen"}, "held_out"),
+        ({"held_out": (torch.rand(5, 3, 8, 8), torch.tensor([0, 1, 2, 3, 9]))}, "held_out"),
         ({"ood": {"none": torch.full((3, 3, 8, 8), torch.nan)}}, "ood"),
     ],
 )
 def test_bad_input(guard, held_out, data, change, argument, refused):
     arguments = {"held_out": held_out, "faults": None, **change}
-    if arguments["held_out"] == "seen":
+    if change.get("held_out") == "seen":
         arguments["held_out"] = data.held_out
     with refused(argument):
         igeood.check(guard, **arguments)

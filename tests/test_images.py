@@ -11,7 +11,7 @@ from PIL import Image
 from igeood.errors import MissingExtraError
 from igeood.images import ImageFolder, channels, class_labels, image_files, normalised, prepare, read_image, resized
 
-GUARD = SimpleNamespace(preparation={"size": 16, "mean": [0.5], "std": [0.25]})
+GUARD = SimpleNamespace(preparation={"size": 16, "mean": [0.5], "std": [0.25]}, source=SimpleNamespace(model=None))
 
 
 def draw(path, size=(40, 36), mode="RGB", seed=1):
@@ -114,3 +114,12 @@ def test_how_images_become_inputs_is_kept_with_the_guard(refused):
         channels("1,2", "mean")
     with refused("guard"):
         ImageFolder(".", SimpleNamespace(preparation=None), batch=1, training=False)
+
+
+def test_a_network_of_one_channel_gets_grey_images(tmp_path):
+    draw(tmp_path / "one.png")
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3))
+    grey = SimpleNamespace(preparation=GUARD.preparation, source=SimpleNamespace(model=model))
+    (batch,), (colour,) = (ImageFolder(str(tmp_path), guard, batch=4, training=False) for guard in (grey, GUARD))
+    weights = torch.tensor([0.299, 0.587, 0.114])[:, None, None]
+    torch.testing.assert_close(batch.x, (colour.x * weights).sum(dim=1, keepdim=True), atol=0.02, rtol=0)

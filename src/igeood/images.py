@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from igeood.errors import InputError, import_extra, is_of_disk
 from igeood.guard import Guard
@@ -21,6 +21,7 @@ MAX_PIXELS = 2**26  # of a resized image: one pixel high and very long, it would
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # Pillow has others, of which one starts Ghostscript
 SUFFIXES = frozenset([".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"])
 PREFIX = "folder:"
+LUMINANCE = np.array([0.299, 0.587, 0.114])  # of red, green and blue, for a network of one channel
 SIDE = 96  # pixels of a picture's longer side, where it is larger
 
 Pixels = NDArray[np.uint8]
@@ -55,13 +56,14 @@ class ImageFolder:
 
     def __init__(self, name: str, guard: Guard, *, batch: int, training: bool) -> None:
         if guard.preparation is None:
-            cure = "make it with `igeood fit`, or call predict in Python"
+            cure = "make it with `igeood fit`, give --size to `igeood check`, or call Python"
             raise InputError("it has no size of images", argument="guard", cure=cure)
         folder = Path(name.removeprefix(PREFIX))
         self.preparation = guard.preparation
         self.batch = batch
         self.paths = image_files(folder)
         self.rows = len(self.paths)
+        self.is_grey = takes_grey(guard.source.model)
         self.classes: tuple[str, ...] | None = None
         self.labels: Tensor | None = None
         if training:
@@ -71,7 +73,7 @@ class ImageFolder:
         return (batch for batch, _ in self.blocks())
 
     def blocks(self, *, ids: bool = False) -> Iterator[tuple[Batch, list[str] | range]]:
-        """Batches of inputs (n, 3, size, size) with the files' names, or else the images' numbers."""
+        """Batches of inputs (n, 3 or 1, size, size) with the files' names, or else the images' numbers."""
         size = self.preparation["size"]
         for start in range(0, self.rows, self.batch):
             rows = slice(start, min(start + self.batch, self.rows))
@@ -84,11 +86,19 @@ class ImageFolder:
                     if self.on_error == "raise":
                         raise
                     reasons[row] = str(error)
+            if self.is_grey:
+                pixels = np.rint(np.tensordot(LUMINANCE, pixels, axes=(0, 1))[:, None]).astype(np.uint8)
             x = normalised(pixels, self.preparation["mean"], self.preparation["std"]).contiguous()
             labels = None if self.labels is None else self.labels[rows]
             names = [str(path) for path in self.paths[rows]] if ids else range(start, rows.stop)
             yield Batch({"": x}, labels=labels, reasons=reasons), names
             self.report(rows.stop, self.rows)
+
+
+def takes_grey(model: nn.Module | None) -> bool:
+    """Whether a network's first convolution takes one channel."""
+    convolutions = (m for m in (() if model is None else model.modules()) if isinstance(m, nn.Conv2d))
+    return getattr(next(convolutions, None), "in_channels", 3) == 1
 
 
 def prepare(guard: Guard, size: int | None, mean: str | None, std: str | None) -> None:

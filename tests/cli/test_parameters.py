@@ -18,6 +18,7 @@ GOOD = {
     "merge": {"summaries": "train.summary", "out": "new.safetensors"},
     "tune": {"guard": "fitted.safetensors", "train": "train.npz", "id_data": "held_out.npz", "ood": "ood.npz"},
     "calibrate": {"guard": "fitted.safetensors", "id_data": "held_out.npz"},
+    "check": {"guard": "guard.safetensors", "data": "test.npz"},
     "score": {"guard": "guard.safetensors", "data": "test.npz"},
     "monitor": {"guard": "guard.safetensors", "verdicts": "verdicts.csv"},
     "serve": {"guard": "guard.safetensors", "port": "0"},
@@ -44,7 +45,7 @@ WRONG = {
     "new.txt": "train.out",
     "folder:none": "bench.ood",
     "magic": "method methods settings options",
-    "nope": "layers logits_column label_column id_column model validation address",
+    "nope": "layers logits_column label_column id_column model validation address tokenizer text_column check.ood",
     "cifar-1": "in_distribution names train.data",
     "resnet": "network",
     "table-9": "name",
@@ -56,9 +57,8 @@ WRONG = {
     "0": "std",
 }
 BAD = {name: value for value, names in WRONG.items() for name in names.split()}
-ANY = (
-    "calibrate.label_column score.label_column score.address export.label_column export.id_column export.logits_column"
-)
+ANY = "check.label_column calibrate.label_column score.label_column score.address"
+ANY += " export.label_column export.id_column export.logits_column"
 BAD |= dict.fromkeys(ANY.split())  # any value is right, or another option is wrong first
 
 

@@ -181,6 +181,9 @@ def _kept(guard: Guard, known: Pass) -> dict[str, Any]:
         return sorted(shares, key=lambda one: (one.high, one.kept))
 
     has_label = labels >= 0
+    if labels.max() >= guard.detector.n_classes_:
+        problem = f"{labels.max()} among the labels of {guard.detector.n_classes_} classes"
+        raise InputError(problem, argument="held_out", cure="number the classes as in training")
     accuracy = float((answers == labels)[has_label].mean()) if has_label.any() else None
     everything = share("all", np.ones(len(is_kept), dtype=bool))
     return {"kept": everything, "by_true": by(labels), "by_predicted": by(answers), "accuracy": accuracy}

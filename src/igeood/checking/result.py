@@ -13,6 +13,7 @@ from igeood.checking.faults import Usual
 from igeood.errors import Finding, import_extra
 
 WORST = 5  # classes in a text
+FEW = 20  # samples of which nothing is said
 MANY = 0.1  # of the samples: so many silent failures are worth a sentence
 
 
@@ -124,7 +125,7 @@ class Check:
     @property
     def advice(self) -> list[str]:
         """At most three sentences: what it catches, what it misses, what would help."""
-        tried = [one for one in self.faults if not one.problem]
+        tried = [one for one in self.faults if not one.problem and one.n >= FEW]
         return [*_of_classes(self), *_of_faults(tried), *_of_sets(self.ood)][:3]
 
     def rows(self) -> list[dict[str, Any]]:
@@ -187,15 +188,15 @@ def _of_classes(check: Check) -> Iterable[str]:
     elif below:
         names = ", ".join(share.name for share in below[:3])
         more = f" and {len(below) - 3} more" if len(below) > 3 else ""
-        yield (
-            f"Inputs that are taken for {names}{more} are kept less often than {percent(check.tpr)}: "
-            "calibrate(..., per_class=True) gives each class its own threshold."
-        )
+        has_own = check.calibration.per_class
+        own = "calibrate(..., per_class=True) gives each class its own threshold"
+        help_ = "calibrate with more samples of them" if has_own else own
+        yield (f"Inputs that are taken for {names}{more} are kept less often than {percent(check.tpr)}: {help_}.")
 
 
 def _of_faults(faults: list[FaultResult]) -> Iterable[str]:
     silent = sorted((one for one in faults if one.silent >= MANY), key=lambda one: -one.silent)
-    caught = [one.name for one in faults if one.changed >= MANY and one.silent < MANY]
+    caught = [one.name for one in faults if one.silent < MANY and (one.changed >= MANY or one.refused >= 1.0 - MANY)]
     if silent:
         names = ", ".join(f"{one.name} ({percent(one.silent)})" for one in silent[:3])
         more = f" and {len(silent) - 3} more faults" if len(silent) > 3 else ""
@@ -231,6 +232,8 @@ def _tables(check: Check) -> Iterable[str]:
     interval = f"{percent(kept.low)} to {percent(kept.high)}"
     yield f"Kept {percent(kept.kept)} of {kept.n} held-out samples ({interval}){lost}{unread}."
     yield f"Promise: {check.promise}."
+    if check.accuracy is not None:
+        yield f"The classifier is right on {percent(check.accuracy)} of them."
     for title, shares in (("class", check.by_true), ("taken for", check.by_predicted)):
         if shares:
             rows = [

@@ -1,6 +1,5 @@
 """A bounded sample of inputs from a pass over batches, whatever their shapes."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -36,20 +35,13 @@ class Sample:
 
         Of equal numbers there may be more than the limit.
         """
-        return joined(rows for _, rows in self._parts)
-
-
-def joined(parts: Iterable[Batch]) -> list[Batch]:
-    """Batches as few as their shapes allow; texts with a mask are filled up to the longest."""
-    batches = [one.mapped(lambda value: value.detach() if isinstance(value, Tensor) else value) for one in parts]
-    longest = max((one.x.shape[1] for one in batches if kind_of(one) == "tokens"), default=0)
-    if longest and all(any("mask" in name for name in one.inputs) for one in batches):
-        batches = [_filled(one, longest) for one in batches]
-    groups: dict[Any, list[Batch]] = {}
-    for one in batches:
-        shapes = (name, tuple(v.shape[1:]), v.dtype) if has_rows(v := one.inputs[name := one.name], len(one)) else ()
-        groups.setdefault((shapes, *one.inputs), []).append(one)
-    return [_cat(group) for group in groups.values()]
+        longest = max((rows.x.shape[1] for _, rows in self._parts if kind_of(rows) == "tokens"), default=0)
+        has_masks = all(any("mask" in name for name in rows.inputs) for _, rows in self._parts)
+        groups: dict[Any, list[tuple[Numbers, Batch]]] = {}
+        for numbers, rows in self._parts:
+            part = _filled(rows, longest) if longest and has_masks else rows
+            groups.setdefault((part.x.shape[1:], part.x.dtype, *part.inputs), []).append((numbers, part))
+        return [_joined(group) for group in groups.values()]
 
 
 def _filled(batch: Batch, length: int) -> Batch:
@@ -62,12 +54,14 @@ def _filled(batch: Batch, length: int) -> Batch:
     return batch.mapped(fill)
 
 
-def _cat(group: list[Batch]) -> Batch:
-    first = group[0]
+def _joined(group: list[tuple[Numbers, Batch]]) -> Batch:
+    """Batches of one shape as one, by their numbers: neighbours are no samples of one class."""
+    first = group[0][1]
 
     def join(name: str) -> Any:
-        values = [one.inputs[name] for one in group]
-        are_rows = all(has_rows(value, len(one)) for value, one in zip(values, group, strict=True))
-        return torch.cat(values) if are_rows else values[0]
+        values = [rows.inputs[name] for _, rows in group]
+        are_rows = all(has_rows(value, len(rows)) for value, (_, rows) in zip(values, group, strict=True))
+        return torch.cat(values).detach() if are_rows else values[0]
 
-    return Batch({name: join(name) for name in first.inputs}, first.name)
+    whole = Batch({name: join(name) for name in first.inputs}, first.name)
+    return whole[torch.from_numpy(np.concatenate([numbers for numbers, _ in group]).argsort(kind="stable"))]

@@ -51,12 +51,11 @@ def check(guard: str, data: str, ood: dict[str, str], out: str | None, **options
     """
     from igeood.checking import check as check_guard
 
+    if options["verdicts"] and out is None:
+        raise InputError("are shown in the report", argument="verdicts", cure="give {out=report.html} too")
     target = None if out is None else _shared.check_out(out, options["force"], guard, data, *ood.values(), guard=False)
     loaded = _shared.load_guard(guard, options)
-    if options["size"] is not None:
-        from igeood.images import prepare
-
-        prepare(loaded, options["size"], options["mean"], options["std"])
+    _prepare(loaded, options)
     decode = _decoder(options["tokenizer"])
     sets = {name: _samples(each, loaded, options) for name, each in ood.items()}
     chosen = {"faults": "auto" if options["faults"] else None, "limit": options["limit"], "seed": options["seed"]}
@@ -68,6 +67,19 @@ def check(guard: str, data: str, ood: dict[str, str], out: str | None, **options
         show(True, {**result.to_dict(), "out": target})
         return
     click.echo(repr(result) if target is None else f"{result!r}\n\nReport: {target}")
+
+
+def _prepare(guard: "Guard", options: _shared.Options) -> None:
+    """Set how images become inputs, if that is said."""
+    for name in ("size", "mean", "std", "text_column", "tokenizer"):
+        if options[name] is not None and guard.source.model is None:
+            raise InputError("is for a guard with a model", argument=name, cure="leave it out")
+    if options["size"] is not None:
+        from igeood.images import prepare
+
+        prepare(guard, options["size"], options["mean"], options["std"])
+    elif options["mean"] is not None or options["std"] is not None:
+        raise InputError("needs the images' size too", argument="mean", cure="give {size=32}, for example")
 
 
 def _samples(name: str, guard: "Guard", options: _shared.Options, *, labelled: bool = False) -> Any:
@@ -86,9 +98,12 @@ def _samples(name: str, guard: "Guard", options: _shared.Options, *, labelled: b
 
     folder = ImageFolder(name, guard, batch=options["batch"], training=False)
     names = [path.relative_to(name).parts[0] for path in folder.paths] if labelled else []
-    classes = guard.classes or ()
+    found = sorted({*names})
+    classes = list(guard.classes or (found if len(found) == guard.detector.n_classes_ else ()))
     if names and {*names} <= {*classes}:
         folder.labels = torch.tensor([classes.index(one) for one in names])
+    elif labelled:
+        click.echo(f"{name}: its sub-folders are not the guard's classes, so there are no labels", err=True)
     return folder
 
 
