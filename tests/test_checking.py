@@ -159,11 +159,14 @@ def test_a_fault_of_ones_own_that_fails_says_so_and_the_others_are_done(guard, h
         "fewer": lambda x: x[:-1],
         "NaN": lambda x: x * torch.nan,
         "in place": lambda x: x.zero_(),
+        "random": lambda x: x + torch.randn_like(x),
         "no tensor": lambda _: "fog",
     }
     before = held_out[0].clone()
     found = {one.name: one for one in igeood.check(guard, held_out, faults=own).faults}
-    assert {name for name, one in found.items() if one.problem} == {*own} - {"in place", "other shape"}
+    assert {name for name, one in found.items() if one.problem} == {*own} - {"in place", "other shape", "random"}
+    again = igeood.check(guard, held_out, faults={"random": own["random"]}).faults[0]
+    assert (again.refused, again.silent) == (found["random"].refused, found["random"].silent)
     assert not any("\n" in one.problem for one in found.values())
     assert found["in place"].changed > 0.5
     assert torch.equal(before, held_out[0])
@@ -233,6 +236,19 @@ def test_images_of_other_sizes_vectors_and_inputs_of_no_kind(data):
     assert "(2, 3)" in result.no_faults
 
 
+def test_equal_inputs_keep_to_the_limit_and_known_inputs_are_rarely_called_fewer(guard, held_out, make):
+    same = held_out[0][:1].repeat(60, 1, 1, 1)
+    result = igeood.check(guard, same, {"same": same}, limit=10)
+    assert ({one.n for one in result.faults}, len(result.ood[0].most)) == ({10}, 3)
+    c = make(4, 8000, margin=6.0)
+    marked = 0
+    for seed in range(30):  # a calibration of few samples has its own chance
+        rows = torch.randperm(8000, generator=torch.Generator().manual_seed(seed))[:60]
+        guard = igeood.black_box(method="energy").fit(c.train, c.labels).calibrate(c.held_out[rows])
+        marked += igeood.check(guard, c.test).kept.below
+    assert marked <= 5
+
+
 def test_one_sample_no_labels_and_a_row_that_cannot_be_read(guard, held_out):
     result = igeood.check(guard, held_out[0][:1])
     assert (result.kept.n, result.by_true, result.accuracy) == (1, [], None)
@@ -247,6 +263,8 @@ def test_one_sample_no_labels_and_a_row_that_cannot_be_read(guard, held_out):
     ("change", "argument"),
     [
         ({"limit": 0}, "limit"),
+        ({"seed": 1.5}, "seed"),
+        ({"held_out": (torch.rand(5, 3, 8, 8), torch.rand(5))}, "held_out"),
         ({"faults": "fog"}, "faults"),
         ({"held_out": "seen"}, "held_out"),
         ({"held_out": (torch.rand(5, 3, 8, 8), torch.tensor([0, 1, 2, 3, 9]))}, "held_out"),

@@ -2,16 +2,17 @@
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.stats import betabinom
 from torch import Tensor
 
-from igeood.calibration import exact_interval
-from igeood.checking.faults import Fault, Usual, faults_for, on_inputs, tokens_there
+from igeood.calibration import exact_interval, rank
+from igeood.checking.faults import Fault, Usual, faults_for, kind_of, on_inputs, tokens_there
 from igeood.checking.result import Check, Example, FaultResult, OodResult, Share
 from igeood.checking.sampling import Sample
 from igeood.comparison import named_sets
@@ -20,6 +21,7 @@ from igeood.guard import Guard, Verdict
 from igeood.guard.identity import Seen, draw
 from igeood.metrics import auroc
 from igeood.model.batch import Batch
+from igeood.model.reader import random_state_kept
 from igeood.terminal import Progress, progress_bars
 
 Faults = Literal["auto"] | Mapping[str, Callable[[Tensor], Tensor]] | None
@@ -87,9 +89,12 @@ def check(
         Makes a text of a row of token ids, for the report.
     """
     guard.promise  # noqa: B018 (raises if the guard is not calibrated)
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise InputError(f"expected a number of samples, at least 1; got {limit!r}", argument="limit")
-    if not (faults is None or faults == "auto" or isinstance(faults, Mapping)):
+    for name, number, least in (("limit", limit, 1), ("seed", seed, 0)):
+        if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < least:
+            raise InputError(f"expected an integer, at least {least}; got {number!r}", argument=name)
+    if not (
+        faults is None or faults == "auto" or (isinstance(faults, Mapping) and all(map(callable, faults.values())))
+    ):
         raise InputError(f"expected 'auto', None or functions by name; got {faults!r}", argument="faults")
     sets = {} if ood is None else named_sets(ood, guard.source.model)
     with progress_bars(lines=False) as report:
@@ -100,7 +105,7 @@ def check(
             raise InputError(problem, argument="held_out", cure="give samples that the guard has not seen")
         kept = known.sample.batches()
         tried, no_faults = _chosen(guard, kept, faults)
-        usual = [Usual.of(batch) for batch in kept] if tried else []
+        usual = [Usual.of(batch) for batch in kept if tried or kind_of(batch)]
         results = list(_try_faults(guard, kept, usual, tried, seed, report))
         scores = known.column("score")
         foreign = [
@@ -150,7 +155,10 @@ def _read(
 def _add(done: Pass, item: Any, verdict: Verdict, rows: NDArray[np.bool_], numbers: NDArray[np.float64]) -> None:
     if not rows.any():
         return
-    labels = item.labels if isinstance(item.labels, Tensor) and len(item.labels) == len(verdict) else None
+    labels = None if item.labels is None else torch.as_tensor(item.labels)
+    if labels is not None and (labels.shape != (len(verdict),) or labels.is_floating_point()):
+        problem = f"labels of shape {tuple(labels.shape)}, {labels.dtype}, for {len(verdict)} samples"
+        raise InputError(problem, argument="held_out", cure="give one integer for each, or none")
     columns = {name: torch.as_tensor(getattr(verdict, name)).cpu().numpy() for name in ("score", "is_ood", "label")}
     columns["true"] = np.full(len(verdict), -1) if labels is None else labels.cpu().numpy()
     for name, values in columns.items():
@@ -185,8 +193,17 @@ def _kept(guard: Guard, known: Pass) -> dict[str, Any]:
         problem = f"{labels.max()} among the labels of {guard.detector.n_classes_} classes"
         raise InputError(problem, argument="held_out", cure="number the classes as in training")
     accuracy = float((answers == labels)[has_label].mean()) if has_label.any() else None
-    everything = share("all", np.ones(len(is_kept), dtype=bool))
+    everything = replace(share("all", np.ones(len(is_kept), dtype=bool)), below=_is_below(guard, is_kept))
     return {"kept": everything, "by_true": by(labels), "by_predicted": by(answers), "accuracy": accuracy}
+
+
+def _is_below(guard: Guard, is_kept: NDArray[np.bool_]) -> bool:
+    """Whether fewer are kept than the calibration's chance and the samples' explain, at a level of 2.5%."""
+    calibration: Any = guard.calibration
+    n = len(calibration.scores)
+    place = rank(n, calibration.tpr, calibration.guarantee, calibration.confidence)
+    chance = betabinom.cdf(is_kept.sum(), len(is_kept), place, n + 1 - place)
+    return bool(chance < 0.025) and not calibration.trained_on and not calibration.per_class
 
 
 def _named(guard: Guard, label: int) -> str:
@@ -200,7 +217,7 @@ def _chosen(guard: Guard, kept: list[Batch], faults: Faults) -> tuple[dict[str, 
     if faults is None:
         return {}, "none were asked for"
     if isinstance(faults, Mapping):
-        own = {name: on_inputs(lambda x, *_, change=change: change(x.clone())) for name, change in faults.items()}
+        own = {str(name): on_inputs(lambda x, *_, change=c: change(x.clone())) for name, c in faults.items()}
         return own, "none were given" if not own else ""
     found = faults_for(kept[0])
     return found, "" if found else f"inputs of shape {tuple(kept[0].x.shape[1:])} are neither images, texts nor vectors"
@@ -221,14 +238,17 @@ def _try_fault(
     guard: Guard, kept: list[Batch], usual: list[Usual], clean: list[Verdict], name: str, fault: Fault, seed: int
 ) -> FaultResult:
     """One fault on all samples; whatever goes wrong is said in its row."""
-    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) ^ seed)
+    number = zlib.crc32(name.encode()) ^ (int(seed) % 2**32)
+    generator = torch.Generator().manual_seed(number)
     refused: list[Tensor] = []
     changed: list[Tensor] = []
     broken: list[Batch] = []
     n = sum(map(len, kept))
     try:
         for batch, of, clear in zip(kept, usual, clean, strict=True):
-            faulty = fault(batch, of, generator)
+            with random_state_kept():  # of a fault of one's own
+                torch.manual_seed(number)
+                faulty = fault(batch, of, generator)
             verdict = guard.predict(faulty)  # raises for NaN
             _check_length(faulty, len(batch))
             refused.append(torch.as_tensor(verdict.is_ood).cpu())

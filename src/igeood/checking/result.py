@@ -126,7 +126,7 @@ class Check:
     def advice(self) -> list[str]:
         """At most three sentences: what it catches, what it misses, what would help."""
         tried = [one for one in self.faults if not one.problem and one.n >= FEW]
-        return [*_of_classes(self), *_of_faults(tried), *_of_sets(self.ood)][:3]
+        return [*_of_classes(self), *_of_silent(tried), *_of_sets(self.ood), *_of_caught(tried)][:3]
 
     def rows(self) -> list[dict[str, Any]]:
         """One plain dict for each class, fault and OOD set."""
@@ -175,6 +175,8 @@ def percent(share: float) -> str:
     """
     if 0.99 < share < 1.0:
         return f"{math.floor(1000 * share) / 10:g}%"
+    if 0.0 < share < 0.001:
+        return "<0.1%"
     return f"{100 * share:.0f}%" if share >= 0.01 or share == 0.0 else f"{100 * share:.1f}%"
 
 
@@ -182,8 +184,8 @@ def _of_classes(check: Check) -> Iterable[str]:
     below = [share for share in check.by_predicted if share.below]
     if check.kept.below:
         yield (
-            f"Only {percent(check.kept.kept)} of the held-out samples are kept, and {percent(check.tpr)} are promised: "
-            "do they come from the same source as the calibration samples?"
+            f"Only {percent(check.kept.kept)} of the held-out samples are kept, and {100 * check.tpr:.4g}% are "
+            "promised: do they come from the same source as the calibration samples?"
         )
     elif below:
         names = ", ".join(share.name for share in below[:3])
@@ -191,12 +193,11 @@ def _of_classes(check: Check) -> Iterable[str]:
         has_own = check.calibration.per_class
         own = "calibrate(..., per_class=True) gives each class its own threshold"
         help_ = "calibrate with more samples of them" if has_own else own
-        yield (f"Inputs that are taken for {names}{more} are kept less often than {percent(check.tpr)}: {help_}.")
+        yield (f"Inputs that are taken for {names}{more} are kept less often than {100 * check.tpr:.4g}%: {help_}.")
 
 
-def _of_faults(faults: list[FaultResult]) -> Iterable[str]:
+def _of_silent(faults: list[FaultResult]) -> Iterable[str]:
     silent = sorted((one for one in faults if one.silent >= MANY), key=lambda one: -one.silent)
-    caught = [one.name for one in faults if one.silent < MANY and (one.changed >= MANY or one.refused >= 1.0 - MANY)]
     if silent:
         names = ", ".join(f"{one.name} ({percent(one.silent)})" for one in silent[:3])
         more = f" and {len(silent) - 3} more faults" if len(silent) > 3 else ""
@@ -204,6 +205,11 @@ def _of_faults(faults: list[FaultResult]) -> Iterable[str]:
             f"Silent failures, another answer that is kept, come with {names}{more}: test for these before the "
             "classifier, or give such inputs to tune a probe."
         )
+
+
+def _of_caught(faults: list[FaultResult]) -> Iterable[str]:
+    harmful = [one for one in faults if one.changed >= MANY or one.refused >= 1.0 - MANY]
+    caught = [one.name for one in harmful if one.silent <= MANY * max(one.changed, MANY)]
     if caught:
         names = ", ".join(caught[:3]) + (f" and {len(caught) - 3} more faults" if len(caught) > 3 else "")
         yield f"It catches {names}: hardly any of these inputs gets another answer and is kept."

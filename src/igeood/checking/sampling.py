@@ -26,21 +26,22 @@ class Sample:
         self._parts.append((numbers, batch))
         every = np.concatenate([part for part, _ in self._parts])
         if len(every) > self.limit:
-            most = np.partition(every, self.limit - 1)[self.limit - 1] if self.limit else -np.inf
-            self._parts = [(part[part <= most], rows[torch.from_numpy(part <= most)]) for part, rows in self._parts]
-        self._parts = [(part, rows) for part, rows in self._parts if len(part)]
+            is_chosen = np.zeros(len(every), dtype=bool)
+            is_chosen[every.argsort(kind="stable")[: self.limit]] = True  # of equal numbers the first
+            sizes = np.cumsum([len(part) for part, _ in self._parts])[:-1]
+            pairs = zip(self._parts, np.split(is_chosen, sizes), strict=True)
+            self._parts = [(part[rows], batch[torch.from_numpy(rows)]) for (part, batch), rows in pairs if rows.any()]
 
     def batches(self) -> list[Batch]:
-        """The samples, those of one shape together, in the order of their numbers; texts are filled up to the longest.
-
-        Of equal numbers there may be more than the limit.
-        """
+        """The samples by their numbers, those of one shape together; texts are filled up to the longest."""
         longest = max((rows.x.shape[1] for _, rows in self._parts if kind_of(rows) == "tokens"), default=0)
         has_masks = all(any("mask" in name for name in rows.inputs) for _, rows in self._parts)
         groups: dict[Any, list[tuple[Numbers, Batch]]] = {}
         for numbers, rows in self._parts:
             part = _filled(rows, longest) if longest and has_masks else rows
-            groups.setdefault((part.x.shape[1:], part.x.dtype, *part.inputs), []).append((numbers, part))
+            tensors = [(name, value) for name, value in part.inputs.items() if has_rows(value, len(part))]
+            shapes = tuple((name, value.shape[1:], value.dtype) for name, value in tensors)
+            groups.setdefault(shapes, []).append((numbers, part))
         return [_joined(group) for group in groups.values()]
 
 

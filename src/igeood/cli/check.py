@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+from zipfile import BadZipFile
 
 import click
 
@@ -53,7 +54,8 @@ def check(guard: str, data: str, ood: dict[str, str], out: str | None, **options
 
     if options["verdicts"] and out is None:
         raise InputError("are shown in the report", argument="verdicts", cure="give {out=report.html} too")
-    target = None if out is None else _shared.check_out(out, options["force"], guard, data, *ood.values(), guard=False)
+    read = [guard, data, *ood.values(), *options["verdicts"], *filter(None, [options["weights"]])]
+    target = None if out is None else _shared.check_out(out, options["force"], *read, guard=False)
     loaded = _shared.load_guard(guard, options)
     _prepare(loaded, options)
     decode = _decoder(options["tokenizer"])
@@ -94,10 +96,12 @@ def _samples(name: str, guard: "Guard", options: _shared.Options, *, labelled: b
         return _arrays(name, labelled=labelled)
     import torch
 
-    from igeood.images import ImageFolder
+    from igeood.images import PREFIX, ImageFolder
 
     folder = ImageFolder(name, guard, batch=options["batch"], training=False)
-    names = [path.relative_to(name).parts[0] for path in folder.paths] if labelled else []
+    folder.on_error = "refuse"
+    root = name.removeprefix(PREFIX)
+    names = [path.relative_to(root).parts[0] for path in folder.paths] if labelled else []
     found = sorted({*names})
     classes = list(guard.classes or (found if len(found) == guard.detector.n_classes_ else ()))
     if names and {*names} <= {*classes}:
@@ -111,10 +115,14 @@ def _arrays(name: str, *, labelled: bool) -> Any:
     """Inputs `x` of a file, with `labels` where it has some."""
     import numpy as np
 
-    with np.load(name, allow_pickle=False) as arrays:
-        if "x" not in arrays:
-            raise InputError(f"arrays {', '.join(arrays) or 'none'}", place=name, cure="name the inputs x")
-        return (arrays["x"], arrays["labels"]) if labelled and "labels" in arrays else arrays["x"]
+    try:
+        with np.load(name, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in ("x", "labels") if key in file}
+    except (ValueError, EOFError, AttributeError, BadZipFile) as error:
+        raise InputError(f"cannot be read ({error})", place=name, cure="write it by numpy.savez") from error
+    if "x" not in arrays:
+        raise InputError("no array x", place=name, cure="name the inputs x")
+    return (arrays["x"], arrays["labels"]) if labelled and "labels" in arrays else arrays["x"]
 
 
 def _texts(name: str, guard: "Guard", options: _shared.Options, *, labelled: bool) -> Iterator[dict[str, Any]]:

@@ -281,7 +281,6 @@ class Guard:
         offered = Seen(rows["key"].numpy().view(np.uint64), bool(rows["identified"].all()))
         unseen = Unseen.of(offered, self.fitted_on, self.tuned_on, needed)
         used = torch.from_numpy(unseen.is_used)
-        self.calibrated_on = replace(offered, keys=np.sort(offered.keys[unseen.is_used]))
         self.calibration = Calibration(
             rows["score"][used],
             tpr,
@@ -294,6 +293,7 @@ class Guard:
             trained_on=unseen.trained_on,
             classes=self.classes,
         )
+        self.calibrated_on = replace(offered, keys=np.sort(offered.keys[unseen.is_used]))
         return self._report("calibrate", health.of_calibration(self.calibration, unseen, self.highest))
 
     def score(self, data: Any, *, on_error: OnError = "raise") -> Array:
