@@ -239,8 +239,8 @@ class Calibration:
 def exact_interval(kept: Any, n: Any, confidence: float = 0.95) -> tuple[Values, Values]:
     """Clopper and Pearson's interval of a share of which `kept` of n samples were seen, for arrays too.
 
-    >>> [round(float(end), 3) for end in exact_interval(19, 20)]
-    [0.751, 0.999]
+    >>> tuple(round(float(end), 3) for end in exact_interval(19, 20))
+    (0.751, 0.999)
     """
     from scipy.stats import beta  # noqa: PLC0415 (slow to import)
 

@@ -112,7 +112,8 @@ def prepare(guard: Guard, size: int | None, mean: str | None, std: str | None) -
 def use_preparation(guard: Guard, preparation: dict[str, Any]) -> None:
     """Set how a guard prepares images: as another guard, or a summary, has done."""
     guard.preparation = preparation
-    guard.source.std = preparation["std"] * (3 // len(preparation["std"]))
+    is_grey = takes_grey(getattr(guard.source, "model", None))
+    guard.source.std = preparation["std"] * (1 if is_grey else 3 // len(preparation["std"]))
 
 
 def channels(text: str, name: str) -> list[float]:

@@ -97,15 +97,16 @@ def check(
     ):
         raise InputError(f"expected 'auto', None or functions by name; got {faults!r}", argument="faults")
     sets = {} if ood is None else named_sets(ood, guard.source.model)
+    seed = int(seed)
     with progress_bars(lines=False) as report:
         seen = (guard.fitted_on, *guard.tuned_on, guard.calibrated_on)
         known = _read(guard, held_out, "held_out", seen, Sample(limit), seed, report)
         if not known.columns:
-            problem = f"{known.left_out} of them were seen before" if known.left_out else "no sample"
+            problem = f"{known.left_out} were seen before, {known.unread} cannot be read, and there are no others"
             raise InputError(problem, argument="held_out", cure="give samples that the guard has not seen")
         kept = known.sample.batches()
         tried, no_faults = _chosen(guard, kept, faults)
-        usual = [Usual.of(batch) for batch in kept if tried or kind_of(batch)]
+        usual = Usual.over([batch for batch in kept if tried or kind_of(batch)])
         results = list(_try_faults(guard, kept, usual, tried, seed, report))
         scores = known.column("score")
         foreign = [
@@ -146,16 +147,20 @@ def _read(
                 is_new &= ~samples.among(outputs.keys, isinstance(item, Batch) or item.identified)
             done.unread += int((~is_read).sum())
             done.left_out += int((is_read & ~is_new).sum())
-            _add(done, item, verdict, is_new, draw(outputs.keys, np.zeros(len(verdict), dtype=np.int64), seed))
+            numbers = draw(outputs.keys, np.zeros(len(verdict), dtype=np.int64), seed)
+            _add(done, item, verdict, is_new, numbers, is_known=bool(seen))
             n += len(verdict)
             report(name, n, None)
     return done
 
 
-def _add(done: Pass, item: Any, verdict: Verdict, rows: NDArray[np.bool_], numbers: NDArray[np.float64]) -> None:
+def _add(
+    done: Pass, item: Any, verdict: Verdict, rows: NDArray[np.bool_], numbers: NDArray[np.float64], *, is_known: bool
+) -> None:
+    """Add the rows of a batch; the labels of known samples count."""
     if not rows.any():
         return
-    labels = None if item.labels is None else torch.as_tensor(item.labels)
+    labels = None if item.labels is None or not is_known else torch.as_tensor(item.labels)
     if labels is not None and (labels.shape != (len(verdict),) or labels.is_floating_point()):
         problem = f"labels of shape {tuple(labels.shape)}, {labels.dtype}, for {len(verdict)} samples"
         raise InputError(problem, argument="held_out", cure="give one integer for each, or none")
@@ -238,7 +243,7 @@ def _try_fault(
     guard: Guard, kept: list[Batch], usual: list[Usual], clean: list[Verdict], name: str, fault: Fault, seed: int
 ) -> FaultResult:
     """One fault on all samples; whatever goes wrong is said in its row."""
-    number = zlib.crc32(name.encode()) ^ (int(seed) % 2**32)
+    number = zlib.crc32(name.encode()) ^ (seed % 2**32)
     generator = torch.Generator().manual_seed(number)
     refused: list[Tensor] = []
     changed: list[Tensor] = []
@@ -249,8 +254,8 @@ def _try_fault(
             with random_state_kept():  # of a fault of one's own
                 torch.manual_seed(number)
                 faulty = fault(batch, of, generator)
-            verdict = guard.predict(faulty)  # raises for NaN
-            _check_length(faulty, len(batch))
+            _check_faulty(faulty, len(batch))
+            verdict = guard.predict(faulty)
             refused.append(torch.as_tensor(verdict.is_ood).cpu())
             changed.append(torch.as_tensor(verdict.label != clear.label).cpu())
             broken.append(faulty)
@@ -266,9 +271,11 @@ def _try_fault(
     return FaultResult(name, n, **means, before=before, after=after)  # type: ignore[arg-type]
 
 
-def _check_length(batch: Batch, n: int) -> None:
+def _check_faulty(batch: Batch, n: int) -> None:
     if len(batch) != n:
-        raise InputError(f"{len(batch)} samples for {n}")
+        raise InputError(f"returned {len(batch)} samples for {n}")
+    if batch.x.is_floating_point() and not bool(batch.x.isfinite().all()):
+        raise InputError("returned NaN or infinity")
 
 
 def _examples(guard: Guard, batch: Batch) -> list[Example]:

@@ -45,6 +45,21 @@ class Usual:
         words = batch.x[_are_words(batch)] if kind_of(batch) == "tokens" else batch.x.new_zeros(0)
         return cls(low, high, mean, x.std(axes, keepdim=True, correction=0).to(batch.x), words)
 
+    @classmethod
+    def over(cls, batches: "list[Batch]") -> "list[Usual]":
+        """Of batches of several shapes, with the range and moments of all, where they have as many channels."""
+        parts = [cls.of(batch) for batch in batches]
+        if len({part.low.shape for part in parts}) != 1:
+            return parts
+        sizes = torch.tensor([float(batch.x.numel()) for batch in batches]).to(parts[0].mean)
+        weights = (sizes / sizes.sum()).reshape(-1, *[1] * parts[0].mean.ndim)
+        means = torch.stack([part.mean for part in parts])
+        mean = (weights * means).sum(dim=0)
+        squares = torch.stack([part.std.square() for part in parts]) + (means - mean).square()
+        low, high = torch.stack([p.low for p in parts]).amin(dim=0), torch.stack([p.high for p in parts]).amax(dim=0)
+        whole = cls(low, high, mean, (weights * squares).sum(dim=0).sqrt(), torch.cat([part.words for part in parts]))
+        return [whole] * len(parts)
+
 
 def kind_of(batch: Batch) -> Kind | None:
     """What a batch holds: images (N, C, H, W), token ids (N, T), or vectors (N, k); None is something else."""
@@ -60,7 +75,7 @@ def faults_for(batch: Batch) -> dict[str, Fault]:
     """The faults of inputs such as these, without those that could change nothing."""
     kind = kind_of(batch)
     if kind == "tokens":
-        has_mask = _mask_name(batch) is not None
+        has_mask = mask_name(batch) is not None
         return {name: fault for name, fault in TOKENS.items() if has_mask or name != "everything masked"}
     changes = {"images": IMAGES, "vectors": VECTORS}.get(kind or "", {})
     return {name: on_inputs(c) for name, c in changes.items() if batch.x.shape[1] > 2 or name != "channels reversed"}
@@ -175,15 +190,15 @@ VECTORS: dict[str, Change] = {
 # -- token ids
 
 
-def _mask_name(batch: Batch) -> str | None:
+def mask_name(batch: Batch) -> str | None:
     """The input that says which tokens are there, if the model takes one."""
-    names = (name for name, value in batch.inputs.items() if "mask" in name and isinstance(value, Tensor))
-    return next((name for name in names if batch.inputs[name].shape == batch.x.shape), None)
+    mask = batch.inputs.get("attention_mask")
+    return "attention_mask" if isinstance(mask, Tensor) and mask.shape == batch.x.shape else None
 
 
 def _are_words(batch: Batch) -> Tensor:
     """(N, T) which tokens are words: all that are there but the first and the last, where all texts share these."""
-    name = _mask_name(batch)
+    name = mask_name(batch)
     there = torch.ones_like(batch.x, dtype=torch.bool) if name is None else batch.inputs[name].bool()
     places = torch.arange(there.shape[1], device=there.device).expand_as(there)
     first = torch.where(there, places, there.shape[1] - 1).amin(dim=1, keepdim=True)
@@ -197,7 +212,7 @@ def _are_words(batch: Batch) -> Tensor:
 
 def tokens_there(batch: Batch, row: int) -> Tensor:
     """The input of one sample; of a text, the tokens that the mask shows."""
-    name = _mask_name(batch) if kind_of(batch) == "tokens" else None
+    name = mask_name(batch) if kind_of(batch) == "tokens" else None
     return batch.x[row] if name is None else batch.x[row][batch.inputs[name][row].bool()]
 
 
@@ -208,7 +223,7 @@ def _with_words(batch: Batch, words: Tensor) -> Batch:
 
 def _without(batch: Batch, hidden: Tensor) -> Batch:
     """The same texts with some tokens (N, T) masked; without a mask they become 0."""
-    name = _mask_name(batch) or batch.name
+    name = mask_name(batch) or batch.name
     return replace(batch, inputs={**batch.inputs, name: batch.inputs[name].masked_fill(hidden, 0)})
 
 

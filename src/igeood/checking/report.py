@@ -70,7 +70,7 @@ def look(example: Example, check: Check) -> Markup:
     if x.is_floating_point():
         text = ", ".join(f"{float(value):.3g}" for value in x.flatten()[:8]) + (", …" if x.numel() > 8 else "")
     else:
-        text = " ".join(map(str, x.tolist())) if check.decode is None else check.decode(x)
+        text = " ".join(map(str, x.flatten().tolist())) if check.decode is None else check.decode(x)
     return Markup("<q>{}</q>").format(text[:WORDS] + ("…" if len(text) > WORDS else ""))
 
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from igeood.checking.faults import kind_of
+from igeood.checking.faults import kind_of, mask_name
 from igeood.model.batch import Batch, has_rows
 
 Numbers = NDArray[np.float64]
@@ -35,7 +35,7 @@ class Sample:
     def batches(self) -> list[Batch]:
         """The samples by their numbers, those of one shape together; texts are filled up to the longest."""
         longest = max((rows.x.shape[1] for _, rows in self._parts if kind_of(rows) == "tokens"), default=0)
-        has_masks = all(any("mask" in name for name in rows.inputs) for _, rows in self._parts)
+        has_masks = all(mask_name(rows) is not None for _, rows in self._parts)
         groups: dict[Any, list[tuple[Numbers, Batch]]] = {}
         for numbers, rows in self._parts:
             part = _filled(rows, longest) if longest and has_masks else rows

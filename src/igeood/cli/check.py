@@ -101,7 +101,8 @@ def _samples(name: str, guard: "Guard", options: _shared.Options, *, labelled: b
     folder = ImageFolder(name, guard, batch=options["batch"], training=False)
     folder.on_error = "refuse"
     root = name.removeprefix(PREFIX)
-    names = [path.relative_to(root).parts[0] for path in folder.paths] if labelled else []
+    parts = [path.relative_to(root).parts for path in folder.paths] if labelled else []
+    names = [part[0] for part in parts] if all(len(part) > 1 for part in parts) else []
     found = sorted({*names})
     classes = list(guard.classes or (found if len(found) == guard.detector.n_classes_ else ()))
     if names and {*names} <= {*classes}:
