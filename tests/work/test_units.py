@@ -235,12 +235,15 @@ def test_dead_workers_are_replaced_and_a_dead_driver_leaves_whole_files(made, tm
 
 @linux
 def test_ctrl_c_stops_workers_and_leaves_whole_files_only(made, tmp_path):
-    out = tmp_path / "out"
-    with start(made, out, "--workers", "1") as driver:
-        while not list(writers(out)):
-            time.sleep(0.002)
-        driver.send_signal(signal.SIGINT)
-        said = driver.communicate(timeout=PATIENCE)[1]
+    for attempt in range(5):  # on a busy machine the work may be done before the signal arrives
+        out = tmp_path / f"out-{attempt}"
+        with start(made, out, "--workers", "1") as driver:
+            while not list(writers(out)):
+                time.sleep(0.002)
+            driver.send_signal(signal.SIGINT)
+            said = driver.communicate(timeout=PATIENCE)[1]
+        if driver.returncode != 0:
+            break
     assert (driver.returncode, "Traceback" in said) == (130, False)
     assert contents(out).items() <= contents(made / "whole").items()
     assert not list(out.rglob("*.part"))
