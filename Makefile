@@ -13,7 +13,7 @@ PINNED = PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
 PIP = $(PINNED) $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-portable lint size format bench adversary networks comparison mutants docs sbom picture reproduction clean
+.PHONY: help install demo test test-slow test-portable lint size format bench adversary networks comparison mutants docs sbom dist picture reproduction clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -91,6 +91,9 @@ sbom: install  ## build/sbom.json: what the virtual environment is made of, as C
 	@mkdir -p $(dir $(SBOM))
 	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --mc-type library --short-PURLs --output-reproducible \
 	  $(SBOM_ARGS) --output-file $(SBOM) $(BIN)/python
+
+dist: install  ## wheel and source archive, in dist
+	$(PINNED) $(BIN)/python -m build
 
 docs: install  ## the documentation as a site, in build/site; a warning is an error
 	$(BIN)/mkdocs build --strict

@@ -1,3 +1,3 @@
 """The library's version, in a module that imports nothing."""
 
-__version__ = "0.3.0.dev0"
+__version__ = "0.3.0"
