@@ -1,4 +1,4 @@
-"""Every untuned method on every network of `make networks`: docs/comparison.md, by `make comparison`.
+"""Every untuned method on every network of `make networks`: docs/comparison.md and .csv, by `make comparison`.
 
 The first run passes all data through the networks. It keeps their outputs in --out as NAME.safetensors, and the figures
 as NAME.json: a run that was stopped goes on. `--method NAME` measures that method anew, in minutes; the figures of
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import igeood
-from comparison_page import BLACK, OURS, page
+from comparison_page import BLACK, OURS, every_figure, page
 from igeood.comparison import Comparison
 from igeood.errors import InputError
 from subjects import BATCH, FAULTS, HEADS, NETWORKS, REAL, WHOLE, Observed, Replay, is_kept, observed, rows_of
@@ -119,6 +119,8 @@ def main() -> None:
     if args.only is None:
         template = args.notes.read_text(encoding="utf-8")
         args.page.write_text(page(template, results, args.default, args.default_logits), encoding="utf-8")
+        networks = {name: result for name, result in results.items() if name != FAULTS}
+        args.page.with_suffix(".csv").write_text(every_figure(networks), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,9 @@ OURS = "evidence"
 BLACK = "evidence (logits)"
 PEER = "gen"  # the strongest other method of logits
 SHOWN_GAP = 0.05  # of TNR: pairs on which the default loses more are listed
+BODIES = {"MiniLM": "MiniLM, CLINC150", "EfficientNet": "EfficientNet, Tiny-ImageNet", "DenseNet": "DenseNet, CIFAR-10"}
+LEADERS = 8  # methods in the tables of single networks, beside those that read logits alone
+KNOWN = ("gen", "energy", "msp")
 Values = np.ndarray
 
 
@@ -53,12 +56,15 @@ class Figures:
 
     @property
     def groups(self) -> dict[str, Values]:
+        def of(body: str) -> Values:
+            return self.chosen(lambda pair: pair.is_real and pair.network.startswith(body))
+
         groups = {
-            "all pairs": np.full(len(self.pairs), True),
-            "near": self.chosen(lambda pair: pair.is_near),
-            "far": self.chosen(lambda pair: not pair.is_near),
-            "real networks": self.chosen(lambda pair: pair.is_real),
+            **{title: of(body) for body, title in BODIES.items()},
             "small networks": self.chosen(lambda pair: not pair.is_real),
+            "near sets": self.chosen(lambda pair: pair.is_near),
+            "far sets": self.chosen(lambda pair: not pair.is_near),
+            "all pairs": np.full(len(self.pairs), True),
         }
         return {name: group for name, group in groups.items() if group.any()}
 
@@ -170,29 +176,44 @@ def losses(figures: Figures, ours: str) -> str:
 
 
 def costs(networks: dict[str, Any], methods: Sequence[str]) -> str:
-    names = list(networks)
-    forward = ["forward pass, µs", *(f"{networks[name]['forward']:,.0f}" for name in names)]
-    lines = [forward]
+    """Of the first network of each kind."""
+    names = list({name.split(" ")[0].rstrip(","): name for name in reversed(networks)}.values())[::-1]
+    lines = [["forward pass, µs", *(f"{networks[name]['forward']:,.0f}" for name in names)]]
     for method in methods:
         shares = (networks[n]["methods"][method]["microseconds"] / networks[n]["forward"] for n in names)
         lines.append([f"`{method}`", *(f"{100 * share:.1f}%" for share in shares)])
     return table(["method", *names], lines)
 
 
-def each_network(networks: dict[str, Any]) -> str:
+def each_network(networks: dict[str, Any], methods: Sequence[str]) -> str:
     parts = []
     for name, result in networks.items():
         counts = result["counts"]
         numbers = f"{counts['train']:,} training inputs, {counts['held out']:,} held out, {result['classes']:,} classes"
         parts += [f"### {name}", "", f"{numbers}; accuracy {100 * result['accuracy']:.2f}%.", ""]
         sets = [(ood, kind) for kind in ("near", "far") for ood in result[kind]]
-        body = []
-        for method, row in sorted(result["methods"].items(), key=lambda entry: -entry[1]["tnr"]):
-            keys = [*(f" {ood}" for ood, _ in sets), ""]
-            body.append([f"`{method}`", *(f"{percent(row['tnr' + k])} / {percent(row['auroc' + k])}" for k in keys)])
+        keys = [*(f" {ood}" for ood, _ in sets), ""]
+        rows = ((method, result["methods"][method]) for method in methods)
+        body = [
+            [f"`{method}`", *(f"{percent(row['tnr' + k])} / {percent(row['auroc' + k])}" for k in keys)]
+            for method, row in rows
+        ]
         parts.append(table(["method", *(f"{ood} ({kind}, {counts[ood]:,})" for ood, kind in sets), "mean"], body))
         parts += [f"`{method}` is left out: {reason}.\n" for method, reason in result["left_out"].items()]
     return "\n".join(parts)
+
+
+def every_figure(networks: dict[str, Any]) -> str:
+    """One line of CSV for each method on each pair of a network and an OOD set."""
+    lines = ["network,ood,kind,inputs,method,tnr,auroc,microseconds"]
+    for name, result in networks.items():
+        for ood in (*result["near"], *result["far"]):
+            kind = "near" if ood in result["near"] else "far"
+            about = f'"{name}","{ood}",{kind},{result["counts"][ood]}'
+            for method, row in result["methods"].items():
+                figures = f"{row[f'tnr {ood}']:.4f},{row[f'auroc {ood}']:.4f},{row['microseconds']:.1f}"
+                lines.append(f"{about},{method},{figures}")
+    return "\n".join(lines) + "\n"
 
 
 def few_table(few: dict[str, dict[str, float | None]]) -> str:
@@ -201,8 +222,9 @@ def few_table(few: dict[str, dict[str, float | None]]) -> str:
     return table(["method", *counts], lines)
 
 
-def fault_table(faults: dict[str, Any]) -> str:
-    rows = sorted(faults["methods"].items(), key=lambda entry: -entry[1]["tnr"])
+def fault_table(faults: dict[str, Any], methods: Sequence[str]) -> str:
+    chosen = ((method, faults["methods"][method]) for method in methods)
+    rows = sorted(chosen, key=lambda entry: -entry[1]["tnr"])
     lines = [[f"`{method}`", *(percent(row[f"tnr {fault}"]) for fault in faults["far"])] for method, row in rows]
     return table(["method", *faults["far"]], lines)
 
@@ -212,6 +234,7 @@ def page(template: str, results: dict[str, Any], ours: str = OURS, black: str = 
     networks = {name: result for name, result in results.items() if name != FAULTS}
     every = Figures(networks)
     logits = Figures(networks, reads_logits_alone)
+    shown = [m for m in every.methods if m in (*every.methods[:LEADERS], ours, black, *KNOWN)]
     near = sum(pair.is_near for pair in every.pairs)
     usual = mode(result["counts"][ood] for result in networks.values() for ood in (*result["near"], *result["far"]))
     texts = {
@@ -227,9 +250,9 @@ def page(template: str, results: dict[str, Any], ours: str = OURS, black: str = 
         "gap": gap(logits, black, PEER),
         "losses": losses(every, ours),
         "few": few_table(results[WHOLE]["few rows"]) if WHOLE in results else "",
-        "faults": fault_table(results[FAULTS]) if FAULTS in results else "",
-        "costs": costs(networks, every.methods),
-        "networks": each_network(networks),
+        "faults": fault_table(results[FAULTS], shown) if FAULTS in results else "",
+        "costs": costs(networks, shown),
+        "networks": each_network(networks, shown),
     }
     for name, text in texts.items():
         template = template.replace(f"<!-- {name} -->", text.rstrip("\n"))

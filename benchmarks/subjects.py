@@ -326,8 +326,8 @@ SMALL: dict[str, Callable[[Path, Path], Subject]] = {
     "ViT, 8 classes of Fashion-MNIST": partial(eight_classes, "vit-fashion-8"),
     "MLP, 8 classes of Fashion-MNIST": partial(eight_classes, "mlp-fashion-8"),
     "MLP, 8 classes of MNIST": partial(eight_classes, "mlp-mnist-8"),
-    "CNN, 100 classes (two digits)": partial(several_digits, "cnn-mnist-pairs"),
-    "CNN, 1,000 classes (three digits)": partial(several_digits, "cnn-mnist-triples"),
+    "CNN, pairs of MNIST digits": partial(several_digits, "cnn-mnist-pairs"),
+    "CNN, triples of MNIST digits": partial(several_digits, "cnn-mnist-triples"),
 }
 FAULTS = "CNN, 8 classes of CIFAR-10, faulty inputs"
 FAULTY: dict[str, Callable[[Path, Path], Subject]] = {FAULTS: partial(faulty, "cnn-cifar-8")}

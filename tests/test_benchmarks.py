@@ -116,10 +116,11 @@ def test_the_page_fills_in_every_figure(benchmark):
     text = pages.page((ROOT / "benchmarks" / "comparison.md").read_text(encoding="utf-8"), results)
     assert "<!--" not in text
     assert "| `vim` | – | 25.0 |" in text
-    assert "| `mahalanobis` | 65.0 / 65.0 | 90.0 / 90.0 | 40.0 / 40.0 |" in text
+    assert "| `mahalanobis` | 65.0 / 65.0 | 90.0 / 90.0 | 40.0 / 40.0 | 65.0 / 65.0 |" in text
+    assert '"net","b",far,10,mahalanobis,0.4000,0.4000,1.0' in pages.every_figure({"net": result}).splitlines()
     every = pages.Figures({"net": result})
     assert np.mean(list(every.ranks().values())) == (len(rates) + 1) / 2
-    assert every.best_other("evidence", every.groups["near"]) == "mahalanobis"
+    assert every.best_other("evidence", every.groups["near sets"]) == "mahalanobis"
     assert set(pages.Figures({"net": result}, pages.reads_logits_alone).methods) == {"evidence (logits)", "gen"}
 
 
