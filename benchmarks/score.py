@@ -1,7 +1,7 @@
-"""`fit` and `score` of every registered method beside the bare read of the same Parquet file.
+"""`fit` and `score` of the default and of the usual methods beside the bare read of the same Parquet file.
 
-The file has logits, labels and, for methods that read layers, two layers; `fit` and `score` read it block by block, as
-the command line does. There is no limit: the rows show which method costs what.
+The file has logits, labels and, for white boxes, two layers; `fit` and `score` read it block by block, as the command
+line does. There is no limit: the rows show which method costs what.
 
 python benchmarks/score.py
 """
@@ -17,7 +17,11 @@ import igeood
 from side_by_side import Row, compare, main
 from tuning import outputs
 
-SIZES = ((20_000, 10, (64, 128)), (8_000, 100, (128, 256)), (2_000, 1000, (256, 512)))
+SIZES = ((20_000, 10, (64, 128)), (2_000, 1000, (256, 512)))
+GUARDS = {
+    igeood.black_box: ("evidence", "igeood-logits", "gen", "energy", "msp"),
+    igeood.white_box: ("evidence", "mahalanobis", "relative-mahalanobis++", "knn", "igeood"),
+}
 
 
 def read(path: Path, columns: list[str]) -> int:
@@ -31,15 +35,15 @@ def cases() -> Iterator[Row]:
         for n, classes, widths in SIZES:
             path = Path(folder) / f"{classes}.parquet"
             igeood.write_logits(path, outputs(n, classes, widths))
-            pooled = {name: method for name, method in igeood.METHODS.items() if method.needs.pool is None}
-            for name, method in pooled.items():
-                layers = ["layer0", "layer1"] if method.needs_layers else []
+            for make, name in ((make, name) for make, names in GUARDS.items() for name in names):
+                layers = ["layer0", "layer1"] if make is igeood.white_box else []
                 columns = ["logits", "label", *(f"feature.{layer}" for layer in layers)]
                 file = igeood.read_logits(path, layers=layers)
-                guard = (igeood.white_box if layers else igeood.black_box)(method=name).fit(file)
+                guard = make(method=name).fit(file)
                 for what, job in (("fit", guard.fit), ("score", guard.score)):
                     bare = {"bare read": (lambda path=path, columns=columns: read(path, columns), "most", None)}
-                    case = f"{what}, {name}, {n:,} × {classes:,}"
+                    box = make.__name__.replace("_", " ")
+                    case = f"{what}, {name}, {box}, {n:,} × {classes:,}"
                     yield from compare(case, lambda job=job, file=file: job(file), bare, memory=False, number=3)
 
 
