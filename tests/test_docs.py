@@ -28,7 +28,7 @@ PAGES = sorted(path for path in DOCS.rglob("*.md") if path.parent.name != "repro
 WRITTEN = [*PAGES, *sorted(ROOT.glob("*.md")), ROOT / "examples" / "README.md"]
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<printed>.*?)^```)?", re.S | re.M)
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
-NEEDS = {"text.md": "transformers", "production.md": "tritonclient.http", "export.md": "onnxruntime"}
+NEEDS = {"production.md": "tritonclient.http", "export.md": "onnxruntime"}
 NEEDS |= {"hugging_face_text.py": "transformers", "image_folder.py": "PIL"}
 NEEDS |= {"ray_files.py": "ray", "service_client.py": "uvicorn"}
 EXAMPLES = ROOT / "examples"
