@@ -137,7 +137,7 @@ def test_every_command_can_be_parsed(tmp_path, monkeypatch):
 
 
 def test_the_list_of_commands_is_complete():
-    page = text_of(DOCS / "commands.md")
+    page = text_of(DOCS / "command-line.md")
     assert {*re.findall(r"^\| `igeood (\w+)", page, re.M)} == {*main.list_commands(None)}
 
 
