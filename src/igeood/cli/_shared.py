@@ -47,21 +47,21 @@ def quantity(
     return read
 
 
-_LOGITS = """Column of logits; a pattern such as "p_*" takes one column for each class. Default: those of `fit`, else
-`logits`, else all that begin with `logit`."""
-_ID = "Column that identifies samples across files; default: that of `fit`, else `id` if it holds unique names."
-_MEMORY = "Memory for training rows, such as 512MB; with more rows, a sample of each class is kept."
-out_option: Decorator = click.option("--out", type=FILE, help="Write the guard here instead of replacing GUARD.")
-tpr_option: Decorator = click.option("--tpr", default=0.95, help="Share of ID samples to keep.")
+_LOGITS = """Column of logits; a pattern such as "p_*" takes one column for each class. Default: those that the guard
+was fitted on, else `logits`, else all that begin with `logit`."""
+_ID = "Column whose texts identify samples across files; default: that of `fit`, else `id`."
+_MEMORY = "Memory for the training rows that are kept, such as 512MB; of more rows, a sample of each class is kept."
+out_option: Decorator = click.option("--out", type=FILE, help="Write the new guard here instead of replacing GUARD.")
+tpr_option: Decorator = click.option("--tpr", default=0.95, help="Share of in-distribution samples to keep.")
 size_of = quantity(_BYTES, "512MB", least=1)
 memory_option: Decorator = click.option("--memory", "budget", default="256MiB", callback=size_of, help=_MEMORY)
 _ENGINE = (
-    click.option("--workers", type=click.IntRange(1, 4096), help="Number of processes; default: this process."),
+    click.option("--workers", type=click.IntRange(1, 4096), help="Files to do at a time, each in its own process."),
     click.option("--engine", type=click.Choice(["ray"]), help="Run on Ray; without --address, on this machine."),
-    click.option("--address", metavar="HOST:PORT", help="A Ray cluster whose machines see the same paths."),
+    click.option("--address", metavar="HOST:PORT", help="Ray cluster; its machines must see the same paths."),
 )
 _MODEL = (
-    click.option("--model", metavar="MODULE:NAME", help="A torch model, or a function that makes it; its code runs."),
+    click.option("--model", metavar="MODULE:NAME", help="PyTorch model, or a function that returns it; its code runs."),
     click.option("--weights", type=click.Path(), help="The model's weights: .safetensors, or a state dict in .pt."),
 )
 _SAMPLES = (

@@ -9,7 +9,7 @@ from igeood.cli._shared import check_out, load_guard, open_samples
 from igeood.terminal import progress_bars, show
 
 KIND = click.Choice(["marginal", "tolerance"])
-_GUARANTEE = "The share holds on average over calibration sets, or for this set with --confidence."
+_GUARANTEE = "marginal: the share is kept on average over calibration sets; tolerance: by this set, with --confidence."
 
 
 @click.command()
@@ -18,14 +18,14 @@ _GUARANTEE = "The share holds on average over calibration sets, or for this set 
 @_shared.tpr_option
 @click.option("--guarantee", type=KIND, default="marginal", help=_GUARANTEE)
 @click.option("--confidence", default=0.95, help="Confidence of the tolerance guarantee.")
-@click.option("--per-class", is_flag=True, help="Promise the share to each predicted class, with its own threshold.")
+@click.option("--per-class", is_flag=True, help="Keep the share of each predicted class, by its own threshold.")
 @_shared.out_option
 @_shared.guard_options
 def calibrate(guard: str, id_data: tuple[str, ...], out: str | None, as_json: bool, **options: Any) -> None:
     """Set GUARD's threshold on held-out in-distribution samples.
 
-    ID names samples kept apart from training, in the formats of `igeood fit`. Those that training or `igeood tune` has
-    seen nevertheless are left out.
+    ID names samples kept apart from training, in the formats of `igeood fit`; labels are not needed. Samples that
+    training or `igeood tune` has seen are left out.
     """
     target = check_out(out, options["force"], *id_data, replaced=guard)
     loaded = load_guard(guard, options)

@@ -31,21 +31,22 @@ def _named(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dic
 @click.option("--data", required=True, type=click.Path(), help=_DATA)
 @click.option("--ood", metavar="NAME=DATA", multiple=True, callback=_named, help=_SETS)
 @click.option("--out", type=FILE, help="Write the report here (.html).")
-@click.option("--verdicts", multiple=True, type=click.Path(), help="Files of `igeood score`, to watch. Repeatable.")
-@click.option("--limit", default=500, type=click.IntRange(min=1), help="Samples that faults are made of, at most.")
+@click.option("--verdicts", multiple=True, type=click.Path(), help="Verdict files, for the monitor. Repeatable.")
+@click.option("--limit", default=500, type=click.IntRange(min=1), help="Held-out samples to make faults of, at most.")
 @click.option("--faults/--no-faults", default=True, help="Try faults, which need the model.")
 @click.option("--size", type=click.IntRange(1, 4096), help="Height and width of images, if the guard has none.")
-@click.option("--mean", help="Mean of the images' normalisation, if the guard has none.")
-@click.option("--std", help="Standard deviation of the images' normalisation, if the guard has none.")
+@click.option("--mean", help="Mean of the images' normalisation, with --size: one number, or three with commas.")
+@click.option("--std", help="Standard deviation of the images' normalisation, with --size.")
 @click.option("--text-column", metavar="NAME", help="Column of texts in a CSV or Parquet file.")
-@click.option("--tokenizer", metavar="MODULE:NAME", help="Function that makes the model's inputs of a list of texts.")
+@click.option("--tokenizer", metavar="MODULE:NAME", help="Function that turns a list of texts into the model's inputs.")
 @seed_option
 @_shared.guard_options
 def check(guard: str, data: str, ood: dict[str, str], out: str | None, **options: Any) -> None:
-    """See what GUARD would catch: held-out samples, faults made of them, and OOD sets.
+    """Show what GUARD keeps and refuses of your data.
 
-    A fault is what may go wrong with an input on its way: an image upside down, words in another order. Each has the
-    share that is refused, the share whose answer changes, and the share of silent failures: changed, and kept.
+    It keeps a share of the held-out samples, and should refuse OOD samples and faulty inputs, which are made of the
+    held-out ones: an image upside down, words in another order. Each fault has the share of inputs that is refused, the
+    share whose answer changes, and the share of silent failures: changed, and kept.
 
     A folder of images may have a sub-folder for each class, named as the guard's classes. An .npz file for a model has
     the inputs as `x`, and perhaps `labels`. The report needs no other file and no network.

@@ -13,7 +13,7 @@ from igeood.terminal import FILE, show
 if TYPE_CHECKING:
     from igeood.guard import Guard
 
-_EXAMPLE = "Example inputs: arrays in an .npz file, or samples as for `igeood score`."
+_EXAMPLE = "Example inputs: one array in an .npz file, or one for each keyword; or samples as for `igeood score`."
 
 
 @click.command()

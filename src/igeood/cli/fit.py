@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 ACCESS = click.Choice(["black-box", "grey-box", "white-box"])
 _CLASSES = """Text file of class names, one per line, in the order of the logits; default: sub-folders' names, or those
 of --logits-column "p_*", or the sorted labels if they are names."""
+_ACCESS = """What the guard reads: logits; logits and gradients; or logits and layers. Default: white-box if the method
+reads layers and --model or --layers is given, or if it needs them; else black-box."""
 build_options = _shared.options_of(  # which guard to make
-    click.option("--method", metavar="NAME", help="Method, such as energy; a wrong name lists all methods."),
-    click.option("--access", type=ACCESS, help="What the guard uses of the model; default: what the method needs."),
+    click.option("--method", metavar="NAME", help="Method; default: evidence. A wrong name lists all methods."),
+    click.option("--access", type=ACCESS, help=_ACCESS),
     click.option("--temperature", type=float, help="Softmax temperature; the default depends on the method."),
-    click.option("--probabilities", is_flag=True, default=None, help="The data are probabilities, not logits."),
-    click.option("--layers", metavar="A,B,…", type=lambda text: text.split(","), help="Layers to read."),
+    click.option("--probabilities", is_flag=True, default=None, help="The classifier gives probabilities, not logits."),
+    click.option("--layers", metavar="A,B,…", type=lambda text: text.split(","), help="Names of the layers to read."),
     click.option("--classes", type=FILE, help=_CLASSES),
     method_option,
 )
@@ -45,8 +47,8 @@ def fit(train: tuple[str, ...], out: str | None, summary: str | None, **options:
     """Fit a guard on TRAIN and write it to a file.
 
     TRAIN is a logits file with labels (Parquet, npz or CSV), several files, a folder, or a pattern such as
-    "parts/*.parquet". Labels are the numbers of the logits' columns, or names of classes. With --model it is a folder
-    of images, with a sub-folder for each class. It is read once; where labels are texts, their column is read before.
+    "parts/*.parquet". Labels are class numbers, which count the columns of logits from 0, or names of classes. With
+    --model, TRAIN is a folder of images, with a sub-folder for each class.
 
     With --summary instead of --out, only the training summary is written. Each machine can summarise its own part of
     the training data; `igeood merge` makes a guard from all summaries.

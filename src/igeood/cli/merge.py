@@ -24,7 +24,7 @@ def merge(summaries: tuple[str, ...], out: str | None, summary: str | None, **op
     """Add training summaries and make a guard from their sum.
 
     SUMMARY is a file that `igeood fit --summary` wrote, a folder of such .safetensors files, or a pattern such as
-    "parts/*.safetensors". Summaries are read one at a time. Any method can be chosen whose statistics they hold.
+    "parts/*.safetensors". Summaries are read one at a time. --method takes any that needs no more than they hold.
     """
     from igeood.guard.names import checked_names
     from igeood.images import use_preparation

@@ -9,7 +9,7 @@ from igeood.errors import InputError
 from igeood.terminal import FILE, SEED, force_option, json_option, progress_bars, show
 
 KIND = click.Choice(["p-values", "flags"])
-_LENGTH = "Minimum mean number of inputs before a false alarm.  [default: 1000000]"
+_LENGTH = "Inputs that pass before a false alarm: on average, at least so many.  [default: 1000000]"
 _WATCHED = "Watch the p-values of the scores, or the share of refused inputs.  [default: p-values]"
 
 
@@ -20,7 +20,7 @@ _WATCHED = "Watch the p-values of the scores, or the share of refused inputs.  [
 @click.option("--kind", type=KIND, help=_WATCHED)
 @click.option("--seed", type=SEED, help="Seed of the numbers that break ties.  [default: 0]")
 @click.option("--state", type=FILE, help="Continue from this file if it exists, and write it.")
-@click.option("--acknowledge", is_flag=True, help="Forget the alarms in --state first.")
+@click.option("--acknowledge", is_flag=True, help="First forget the alarms that --state remembers.")
 @click.option("--picture", type=FILE, help="Draw the evidence: a .png or .svg file.")
 @force_option
 @json_option

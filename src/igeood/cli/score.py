@@ -13,6 +13,8 @@ from igeood.errors import InputError
 from igeood.terminal import progress_bars, show
 
 ON_ERROR = click.Choice(["raise", "refuse"])
+_ON_ERROR = """Refuse a row that cannot be read, or stop with an error (raise). Default: refuse; raise if there is only
+one row."""
 _OUT = "A .parquet, .jsonl or .csv file; or a folder, whose name ends with /. Default: CSV on stdout."
 
 
@@ -20,22 +22,22 @@ _OUT = "A .parquet, .jsonl or .csv file; or a folder, whose name ends with /. De
 @click.argument("guard", type=click.Path())
 @click.argument("data", metavar="DATA...", nargs=-1, required=True, type=click.Path())
 @click.option("--out", type=click.Path(), help=_OUT)
-@click.option("--on-error", type=ON_ERROR, help="What to do with a bad row; default: refuse, raise for a single row.")
+@click.option("--on-error", type=ON_ERROR, help=_ON_ERROR)
 @_shared.engine_options
 @_shared.guard_options
 def score(guard: str, data: tuple[str, ...], out: str | None, **options: Any) -> None:
-    """Score each row of DATA, and say whether it is out-of-distribution.
+    """Judge each row of DATA by its score.
 
     DATA has the formats of `igeood fit`: files, folders or patterns; or a folder of images.
 
     Columns of the result: id (the file's own, or the row's number from 0), score (higher is more out-of-distribution),
     p_value, is_ood, label (the classifier's answer), class (its name, if the guard has names) and reason. A row that
-    cannot be read is refused, and the reason says why. With --json, JSON lines go to stdout; with --out too, one object
-    that describes the result.
+    cannot be read is refused, and the reason says why. --json prints one JSON object for each row; with --out, one
+    object with the counts.
 
-    With a folder as --out, each file of DATA becomes a file of the same name there. Existing files are kept unless
-    their input has changed, so the same command continues after an interruption. With --force they are made again, and
-    files of another guard or of inputs that no longer exist are removed. A file that fails does not stop the others.
+    With a folder as --out, each file of DATA gets a file of the same name there. Existing files are kept unless their
+    input has changed, so the same command continues after an interruption. With --force they are made again, and files
+    of another guard or of inputs that no longer exist are removed. A file that fails does not stop the others.
     """
     is_spread = any(options[name] for name in ("engine", "workers", "address"))
     if out is not None and (is_folder(out) or (is_spread and not Path(out).suffix)):

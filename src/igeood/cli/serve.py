@@ -13,6 +13,7 @@ from igeood.terminal import FILE, FOLDER, seed_option
 
 KIND = click.Choice(["p-values", "flags"])
 COUNT = click.IntRange(min=1)
+_LENGTH = "Inputs that pass before a false alarm of the monitor: on average, at least so many."
 SECONDS = quantity({"ms": 1e-3, "s": 1.0, "": 1.0}, "2ms", least=0.0, most=10.0)
 
 
@@ -25,18 +26,18 @@ def _name(_: click.Context, __: click.Parameter, text: str) -> str:
 @click.command()
 @click.argument("guard", type=FILE)
 @click.option("--host", default="127.0.0.1", help="Address to listen on.")
-@click.option("--port", default=8080, type=click.IntRange(0, 65535), help="0 takes a free port.")
-@click.option("--name", default=Options.name, callback=_name, help="Name of the model in addresses.")
+@click.option("--port", default=8080, type=click.IntRange(0, 65535), help="Port to listen on; 0 takes a free one.")
+@click.option("--name", default=Options.name, callback=_name, help="Name in the addresses, /v2/models/NAME.")
 @click.option("--key-file", type=FILE, help="Text file of keys, one per line; requests need one of them.")
-@click.option("--max-body", default="16MB", callback=size_of, help="Largest request.")
-@click.option("--max-waiting", default=Options.max_waiting, type=COUNT, help="Longest queue; then requests get 503.")
-@click.option("--max-batch", default=Options.max_batch, type=COUNT, help="Largest batch of inputs.")
-@click.option("--max-delay", default="2ms", callback=SECONDS, help="Maximum delay under load.")
-@click.option("--run-length", default=Options.run_length, help="Mean number of inputs to a false alarm.")
-@click.option("--kind", type=KIND, default=Options.kind, help="What the monitor watches.")
+@click.option("--max-body", default="16MB", callback=size_of, help="Size of the largest request body.")
+@click.option("--max-waiting", default=Options.max_waiting, type=COUNT, help="Requests that may wait; others get 503.")
+@click.option("--max-batch", default=Options.max_batch, type=COUNT, help="Inputs that are judged together, at most.")
+@click.option("--max-delay", default="2ms", callback=SECONDS, help="Longest wait for a fuller batch, under load.")
+@click.option("--run-length", default=Options.run_length, help=_LENGTH)
+@click.option("--kind", type=KIND, default=Options.kind, help="Watch p-values, or the share of refused inputs.")
 @click.option("--state", type=FILE, help="File of the monitor's state; default: GUARD.monitor.json.")
-@click.option("--keep-flagged", type=FOLDER, help="Keep a sample of refused inputs in this folder.")
-@click.option("--keep", default=Options.keep, type=click.IntRange(1, 10_000), help="Size of that sample.")
+@click.option("--keep-flagged", type=FOLDER, help="Keep a random sample of refused inputs in this folder.")
+@click.option("--keep", default=Options.keep, type=click.IntRange(1, 10_000), help="Inputs in that sample, at most.")
 @click.option("--quiet", is_flag=True, help="Log no line for each request.")
 @seed_option
 @model_options
@@ -47,8 +48,8 @@ def serve(guard: str, host: str, port: int, key_file: str | None, max_body: int,
     JSON and binary tensors) and plain JSON (POST /predict with a list of rows). Waiting requests are joined into
     batches. GET / is a page for people, /metrics is for Prometheus, /status and /openapi.json are for programs.
 
-    A changed guard file is loaded again, also on SIGHUP; a broken one leaves the old guard in place. SIGTERM finishes
-    the requests in flight. The monitor continues after a restart.
+    When GUARD's file changes, it is loaded again, and also on SIGHUP; a broken one leaves the old guard in place.
+    SIGTERM finishes the requests in flight. The monitor continues after a restart.
     """
     for module in ("orjson", "prometheus_client", "starlette", "uvicorn"):
         import_extra(module, "serve")

@@ -15,8 +15,8 @@ from igeood.terminal import method_option, progress_bars, seed_option, show
 @click.option("--train", metavar="DATA", help="Training samples, to fit the guard again.")
 @click.option("--summary", metavar="FILES", help="Instead of --train: what `igeood fit --summary` wrote.")
 @click.option("--id", "id_data", metavar="DATA", required=True, help="In-distribution samples not used in training.")
-@click.option("--ood", metavar="DATA", required=True, multiple=True, help="Samples to refuse. Repeatable.")
-@click.option("--share", default=0.5, help="Share of --id to use; `igeood calibrate` uses the rest.")
+@click.option("--ood", metavar="DATA", required=True, multiple=True, help="OOD samples, to be refused. Repeatable.")
+@click.option("--share", default=0.5, help="Share of --id to use; the rest is left for `igeood calibrate`.")
 @_shared.tpr_option
 @method_option
 @seed_option
@@ -28,9 +28,9 @@ def tune(
 ) -> None:
     """Tune GUARD so that it refuses more of the OOD samples.
 
-    Temperature, input step and weights are chosen, whichever the method has. A guard's file has no training samples:
-    the guard is fitted again, on --train or on a --summary of it. DATA has the formats of `igeood fit`, and may be
-    larger than --memory: then a random part is used. Calibrate the guard afterwards.
+    It chooses the method's temperature, input step and weights, if it has them. A guard's file has no training samples:
+    the guard is fitted again, on --train or on a --summary of it. DATA has the formats of `igeood fit`; if there are
+    more samples than --memory holds, a part of them is used. Calibrate the guard afterwards.
     """
     if (train is None) == (summary is None):
         raise click.UsageError("give either --train or --summary")
