@@ -4,36 +4,20 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
-from igeood.detectors.head import HeadDetector
+from igeood.detectors.head import MeanDetector
 from igeood.detectors.registry import register
 from igeood.geometry.precision import by_rows, wide
 from igeood.outputs import Outputs
-from igeood.summary import Needs, Summary
 
 
 @register("fdbd", title="fDBD", style=("#F0E442", "-", "D"), tunes=False)
-class FDBD(HeadDetector):
+class FDBD(MeanDetector):
     r"""Minus the mean distance to the other classes' decision boundaries over that to the training mean (Liu, 2024).
 
     :math:`-\frac{1}{C-1}\sum_{c \ne \hat y} \frac{f_{\hat y} - f_c}{\lVert w_{\hat y} - w_c\rVert} \big/
     \lVert z - \bar z\rVert`.
-
-    Attributes
-    ----------
-    mean_ : Tensor
-        (k,) of the training features.
     """
-
-    needs = Needs(layers="last", head=True, sums="mean", samples=("features",))
-
-    def learn(self, summary: Summary) -> Self:
-        """Take over the head and the mean."""
-        super().learn(summary)
-        (sums,) = (summary.sums[layer] for layer in self.widths_)
-        self.mean_ = sums.count @ sums.mean / sums.count.sum()
-        return self
 
     @cached_property
     def _inverse(self) -> Tensor:

@@ -77,6 +77,25 @@ class HeadDetector(Detector):
         return wide(z) @ self.weight_.to(z.device).T + self.bias_.to(z.device)
 
 
+class MeanDetector(HeadDetector):
+    """A detector of the head, and of the mean of the features.
+
+    Attributes
+    ----------
+    mean_ : Tensor
+        (k,) of the training rows.
+    """
+
+    needs = Needs(layers="last", head=True, sums="mean", samples=("features",))
+
+    def learn(self, summary: Summary) -> Self:
+        """Take over the head and the mean."""
+        super().learn(summary)
+        (sums,) = (summary.sums[layer] for layer in self.widths_)
+        self.mean_ = sums.count @ sums.mean / sums.count.sum()
+        return self
+
+
 @options
 class ShapedEnergy(HeadDetector):
     """The energy of the logits that the head makes of shaped features."""

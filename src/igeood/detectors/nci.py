@@ -2,19 +2,17 @@
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
-from igeood.detectors.head import HeadDetector
+from igeood.detectors.head import MeanDetector
 from igeood.detectors.options import options
 from igeood.detectors.registry import register
 from igeood.geometry.precision import wide
 from igeood.outputs import Outputs
-from igeood.summary import Needs, Summary
 
 
 @register("nci", title="NCI", style=("#F0E442", "--", "v"), tunes=False)
 @options
-class NCI(HeadDetector):
+class NCI(MeanDetector):
     r""":math:`-\big(w_c^\top \frac{z - \bar z}{\lVert z - \bar z\rVert} + \alpha\lVert z\rVert_1\big)` (2025).
 
     c is the predicted class, z̄ the mean of all training rows.
@@ -23,22 +21,9 @@ class NCI(HeadDetector):
     ----------
     alpha : float
         α.
-
-    Attributes
-    ----------
-    mean_ : Tensor
-        (k,) z̄.
     """
 
-    needs = Needs(layers="last", head=True, sums="mean", samples=("features",))
     alpha: float = 1e-4
-
-    def learn(self, summary: Summary) -> Self:
-        """Take over the head and the mean."""
-        super().learn(summary)
-        (sums,) = (summary.sums[layer] for layer in self.widths_)
-        self.mean_ = sums.count @ sums.mean / sums.count.sum()
-        return self
 
     def score(self, outputs: Outputs) -> Tensor:
         """Minus the projection on the predicted class's weights, and the length."""
