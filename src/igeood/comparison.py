@@ -30,7 +30,7 @@ from igeood.model.reader import random_state_kept
 from igeood.outputs import Outputs
 from igeood.summary import Needs, Summary
 from igeood.summary.needs import merge_needs, unserved
-from igeood.terminal import Progress, progress_bars
+from igeood.terminal import Progress, aligned, progress_bars
 
 LABORATORY = "igeood.bench"  # whose methods are compared only if they are named
 DEFAULT = "evidence"
@@ -130,8 +130,7 @@ class Comparison:
             cost = f"{100 * row['of_forward']:.1f}%" if self.forward else f"{row['microseconds']:.3g}"
             figures = [*(row[f"tnr {ood}"] for ood in sets), row["tnr"], row["tnr_error"], row["auroc"]]
             lines.append([row["method"], *(f"{100 * value:.1f}" for value in figures), cost, f"{row['seconds']:.2f}"])
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        table = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines]
+        table = aligned(lines)
         if self.forward:
             table.append(f"added time: to score a sample, beside {self.forward:.3g} µs of the model's forward pass")
         table.append("seconds: to learn, and to score all samples")

@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -56,6 +56,12 @@ def _words(value: Any) -> str:
         words = list(map(_words, value))
         return (" " if words and words[0].endswith(".") else ", ").join(words) or "none"  # sentences, or names
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of aligned columns: the first to the left, others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
 
 
 @contextmanager

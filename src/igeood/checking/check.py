@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -105,9 +106,10 @@ def check(
             problem = f"{known.left_out} were seen before, {known.unread} cannot be read, and there are no others"
             raise InputError(problem, argument="held_out", cure="give samples that the guard has not seen")
         kept = known.sample.batches()
-        tried, no_faults = _chosen(guard, kept, faults)
-        usual = Usual.over([batch for batch in kept if tried or kind_of(batch)])
-        results = list(_try_faults(guard, kept, usual, tried, seed, report))
+        has_channels = bool(kept) and kind_of(kept[0]) in ("images", "vectors")
+        usual = Usual.of(kept) if has_channels else None
+        tried, no_faults = _chosen(guard, kept, usual, faults)
+        results = list(_try_faults(guard, kept, tried, seed, report))
         scores = known.column("score")
         foreign = [
             _of_set(guard, name, _read(guard, data, name, (), Sample(0), seed, report), scores)
@@ -124,7 +126,7 @@ def check(
         ood=foreign,
         calibration=guard.calibration,  # type: ignore[arg-type]
         guard=repr(guard),
-        usual=usual[0] if usual else None,
+        usual=usual,
         decode=decode,
         findings=guard.health,
     )
@@ -215,32 +217,36 @@ def _named(guard: Guard, label: int) -> str:
     return str(label) if guard.classes is None or label < 0 else guard.classes[label]
 
 
-def _chosen(guard: Guard, kept: list[Batch], faults: Faults) -> tuple[dict[str, Fault], str]:
+def _changed(change: Callable[[Tensor], Tensor], x: Tensor, _: torch.Generator) -> Tensor:
+    return change(x.clone())
+
+
+def _chosen(guard: Guard, kept: list[Batch], usual: Usual | None, faults: Faults) -> tuple[dict[str, Fault], str]:
     """The faults to try; or none, and why."""
     if guard.source.model is None:
         return {}, "the guard has no model, and faults are made of its inputs"
     if faults is None:
         return {}, "none were asked for"
     if isinstance(faults, Mapping):
-        own = {str(name): on_inputs(lambda x, *_, change=c: change(x.clone())) for name, c in faults.items()}
+        own = {str(name): on_inputs(partial(_changed, change)) for name, change in faults.items()}
         return own, "none were given" if not own else ""
-    found = faults_for(kept[0])
+    found = faults_for(kept[0], usual)
     return found, "" if found else f"inputs of shape {tuple(kept[0].x.shape[1:])} are neither images, texts nor vectors"
 
 
 def _try_faults(
-    guard: Guard, kept: list[Batch], usual: list[Usual], faults: dict[str, Fault], seed: int, report: Progress
+    guard: Guard, kept: list[Batch], faults: dict[str, Fault], seed: int, report: Progress
 ) -> Iterator[FaultResult]:
     if not faults:
         return
     clean = [guard.predict(batch) for batch in kept]
     for number, (name, fault) in enumerate(faults.items(), start=1):
-        yield _try_fault(guard, kept, usual, clean, name, fault, seed)
+        yield _try_fault(guard, kept, clean, name, fault, seed)
         report("faults", number, len(faults))
 
 
 def _try_fault(
-    guard: Guard, kept: list[Batch], usual: list[Usual], clean: list[Verdict], name: str, fault: Fault, seed: int
+    guard: Guard, kept: list[Batch], clean: list[Verdict], name: str, fault: Fault, seed: int
 ) -> FaultResult:
     """One fault on all samples; whatever goes wrong is said in its row."""
     number = zlib.crc32(name.encode()) ^ (seed % 2**32)
@@ -250,10 +256,10 @@ def _try_fault(
     broken: list[Batch] = []
     n = sum(map(len, kept))
     try:
-        for batch, of, clear in zip(kept, usual, clean, strict=True):
+        for batch, clear in zip(kept, clean, strict=True):
             with random_state_kept():  # of a fault of one's own
                 torch.manual_seed(number)
-                faulty = fault(batch, of, generator)
+                faulty = fault(batch, generator)
             _check_faulty(faulty, len(batch))
             verdict = guard.predict(faulty)
             refused.append(torch.as_tensor(verdict.is_ood).cpu())

@@ -15,7 +15,7 @@ from torch.nn import functional
 from igeood.model.batch import Batch
 
 Kind = Literal["images", "tokens", "vectors"]
-Fault = Callable[[Batch, "Usual", Generator], Batch]
+Fault = Callable[[Batch, Generator], Batch]
 Change = Callable[[Tensor, "Usual", Generator], Tensor]  # of the inputs alone
 WORDS = 3  # of a text of which only the first ones arrive
 GRID = 4  # patches along each side of an image
@@ -26,39 +26,21 @@ COARSE = 4  # pixels along each side that become one, in a pixelated image
 class Usual:
     """What is usual of held-out inputs: each channel's or column's least and largest value, mean and deviation.
 
-    They have the axes of the inputs, those but the second of length 1. `words` are the words of the texts, as often as
-    they come.
+    They have the axes of the inputs, those but the second of length 1.
     """
 
     low: Tensor
     high: Tensor
     mean: Tensor
     std: Tensor
-    words: Tensor
 
     @classmethod
-    def of(cls, batch: Batch) -> "Usual":
-        """Of the samples of a batch."""
-        x = batch.x.double()
-        axes = [axis for axis in range(x.ndim) if axis != 1]
-        low, high, mean = (reduce(x, axes, keepdim=True).to(batch.x) for reduce in (torch.amin, torch.amax, torch.mean))
-        words = batch.x[_are_words(batch)] if kind_of(batch) == "tokens" else batch.x.new_zeros(0)
-        return cls(low, high, mean, x.std(axes, keepdim=True, correction=0).to(batch.x), words)
-
-    @classmethod
-    def over(cls, batches: "list[Batch]") -> "list[Usual]":
-        """Of batches of several shapes, with the range and moments of all, where they have as many channels."""
-        parts = [cls.of(batch) for batch in batches]
-        if len({part.low.shape for part in parts}) != 1:
-            return parts
-        sizes = torch.tensor([float(batch.x.numel()) for batch in batches]).to(parts[0].mean)
-        weights = (sizes / sizes.sum()).reshape(-1, *[1] * parts[0].mean.ndim)
-        means = torch.stack([part.mean for part in parts])
-        mean = (weights * means).sum(dim=0)
-        squares = torch.stack([part.std.square() for part in parts]) + (means - mean).square()
-        low, high = torch.stack([p.low for p in parts]).amin(dim=0), torch.stack([p.high for p in parts]).amax(dim=0)
-        whole = cls(low, high, mean, (weights * squares).sum(dim=0).sqrt(), torch.cat([part.words for part in parts]))
-        return [whole] * len(parts)
+    def of(cls, batches: "list[Batch]") -> "Usual":
+        """Of images or vectors, in batches of any shapes with as many channels."""
+        x = batches[0].x
+        values = torch.cat([batch.x.transpose(0, 1).flatten(1) for batch in batches], dim=1).double()  # (C, M)
+        columns = (*values.aminmax(dim=1), values.mean(dim=1), values.std(dim=1, correction=0))
+        return cls(*(column.to(x).reshape(1, -1, *[1] * (x.ndim - 2)) for column in columns))
 
 
 def kind_of(batch: Batch) -> Kind | None:
@@ -71,19 +53,23 @@ def kind_of(batch: Batch) -> Kind | None:
     return "vectors" if x.ndim == 2 else None
 
 
-def faults_for(batch: Batch) -> dict[str, Fault]:
-    """The faults of inputs such as these, without those that could change nothing."""
-    kind = kind_of(batch)
-    if kind == "tokens":
+def faults_for(batch: Batch, usual: Usual | None) -> dict[str, Fault]:
+    """The faults of inputs such as these, without those that could change nothing; `usual` is of images and vectors."""
+    if usual is None:
         has_mask = mask_name(batch) is not None
-        return {name: fault for name, fault in TOKENS.items() if has_mask or name != "everything masked"}
-    changes = {"images": IMAGES, "vectors": VECTORS}.get(kind or "", {})
-    return {name: on_inputs(c) for name, c in changes.items() if batch.x.shape[1] > 2 or name != "channels reversed"}
+        faults = TOKENS if kind_of(batch) == "tokens" else {}
+        return {name: fault for name, fault in faults.items() if has_mask or name != "everything masked"}
+    changes = IMAGES if kind_of(batch) == "images" else VECTORS
+    return {
+        name: on_inputs(change, usual)
+        for name, change in changes.items()
+        if batch.x.shape[1] > 2 or name != "channels reversed"
+    }
 
 
-def on_inputs(change: Change) -> Fault:
-    """A fault that is a function of the inputs alone."""
-    return lambda batch, usual, draw: batch.with_x(change(batch.x, usual, draw))
+def on_inputs(change: Callable[..., Tensor], *usual: Usual) -> Fault:
+    """A fault that is a function of the inputs, and of what is usual of them."""
+    return lambda batch, draw: batch.with_x(change(batch.x, *usual, draw))
 
 
 # -- images
@@ -227,15 +213,16 @@ def _without(batch: Batch, hidden: Tensor) -> Batch:
     return replace(batch, inputs={**batch.inputs, name: batch.inputs[name].masked_fill(hidden, 0)})
 
 
-def _words_shuffled(batch: Batch, _: Usual, draw: Generator) -> Batch:
+def _words_shuffled(batch: Batch, draw: Generator) -> Batch:
     are_words = _are_words(batch)
     order = _random(batch.x.double(), draw).masked_fill(~are_words, 2.0).argsort(dim=1)  # words at random, then others
     places = (~are_words).int().argsort(dim=1, stable=True)  # of the words, then of others
     return _with_words(batch, torch.zeros_like(batch.x).scatter(1, places, batch.x.gather(1, order)))
 
 
-def _random_words(batch: Batch, usual: Usual, draw: Generator) -> Batch:
-    words = usual.words if len(usual.words) else batch.x.flatten()
+def _random_words(batch: Batch, draw: Generator) -> Batch:
+    are_words = _are_words(batch)
+    words = batch.x[are_words] if bool(are_words.any()) else batch.x.flatten()
     return _with_words(batch, words[torch.randint(len(words), batch.x.shape, generator=draw).to(words.device)])
 
 

@@ -17,6 +17,7 @@ from igeood.checking.watching import watched
 from igeood.errors import InputError
 from igeood.files import write_whole
 from igeood.images import as_pixels, picture
+from igeood.monitor import ENOUGH
 from igeood.version import __version__
 
 WORDS = 200  # characters of a text
@@ -39,7 +40,12 @@ def write(check: Check, path: str | os.PathLike[str], verdicts: Sequence[str]) -
 
 def page(check: Check, seen: Any = None) -> str:
     """The page's HTML."""
-    shown = {"look": lambda example: look(example, check), "chart": chart(check.faults), "first": FIRST_CLASSES}
+    shown = {
+        "look": lambda example: look(example, check),
+        "chart": chart(check.faults),
+        "first": FIRST_CLASSES,
+        "enough": ENOUGH,
+    }
     return render("igeood.checking", {}, check=check, watched=seen, made_on=date.today(), **shown)
 
 

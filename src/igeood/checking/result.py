@@ -11,6 +11,7 @@ from torch import Tensor
 from igeood.calibration import Calibration
 from igeood.checking.faults import Usual
 from igeood.errors import Finding, import_extra
+from igeood.terminal import aligned
 
 WORST = 5  # classes in a text
 FEW = 20  # samples of which nothing is said
@@ -180,6 +181,11 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f}%" if share >= 0.01 or share == 0.0 else f"{100 * share:.1f}%"
 
 
+def _first(names: Sequence[str], others: str = "") -> str:
+    """The first three names, and how many others there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more{others}" if len(names) > 3 else "")
+
+
 def _of_classes(check: Check) -> Iterable[str]:
     below = [share for share in check.by_predicted if share.below]
     if check.kept.below:
@@ -188,21 +194,19 @@ def _of_classes(check: Check) -> Iterable[str]:
             "promised: do they come from the same source as the calibration samples?"
         )
     elif below:
-        names = ", ".join(share.name for share in below[:3])
-        more = f" and {len(below) - 3} more" if len(below) > 3 else ""
+        names = _first([share.name for share in below])
         has_own = check.calibration.per_class
         own = "calibrate(..., per_class=True) gives each class its own threshold"
         help_ = "calibrate with more samples of them" if has_own else own
-        yield (f"Inputs that are taken for {names}{more} are kept less often than {100 * check.tpr:.4g}%: {help_}.")
+        yield (f"Inputs that are taken for {names} are kept less often than {100 * check.tpr:.4g}%: {help_}.")
 
 
 def _of_silent(faults: list[FaultResult]) -> Iterable[str]:
     silent = sorted((one for one in faults if one.silent >= MANY), key=lambda one: -one.silent)
     if silent:
-        names = ", ".join(f"{one.name} ({percent(one.silent)})" for one in silent[:3])
-        more = f" and {len(silent) - 3} more faults" if len(silent) > 3 else ""
+        names = _first([f"{one.name} ({percent(one.silent)})" for one in silent], " faults")
         yield (
-            f"Silent failures, another answer that is kept, come with {names}{more}: test for these before the "
+            f"Silent failures, another answer that is kept, come with {names}: test for these before the "
             "classifier, or give such inputs to tune a probe."
         )
 
@@ -211,8 +215,7 @@ def _of_caught(faults: list[FaultResult]) -> Iterable[str]:
     harmful = [one for one in faults if one.changed >= MANY or one.refused >= 1.0 - MANY]
     caught = [one.name for one in harmful if one.silent <= MANY * max(one.changed, MANY)]
     if caught:
-        names = ", ".join(caught[:3]) + (f" and {len(caught) - 3} more faults" if len(caught) > 3 else "")
-        yield f"It catches {names}: hardly any of these inputs gets another answer and is kept."
+        yield f"It catches {_first(caught, ' faults')}: hardly any of these inputs gets another answer and is kept."
 
 
 def _of_sets(sets: list[OodResult]) -> Iterable[str]:
@@ -223,12 +226,6 @@ def _of_sets(sets: list[OodResult]) -> Iterable[str]:
             f"{percent(1.0 - worst.refused)} of {worst.name} are kept: igeood.compare shows whether another method "
             "refuses more, and tune with a probe learns from such samples."
         )
-
-
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of aligned columns: the first to the left, others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
 
 
 def _tables(check: Check) -> Iterable[str]:
@@ -246,16 +243,16 @@ def _tables(check: Check) -> Iterable[str]:
                 [s.name, str(s.n), percent(s.kept), f"{percent(s.low)} to {percent(s.high)}", "!" * s.below]
                 for s in shares
             ]
-            yield from ["", *table([[title, "n", "kept", "interval", ""], *rows[:WORST]])]
+            yield from ["", *aligned([[title, "n", "kept", "interval", ""], *rows[:WORST]])]
             if len(shares) > WORST:
                 yield f"… and {len(shares) - WORST} other classes"
     if check.faults:
         rows = [[f.name, *map(percent, (f.refused, f.changed, f.silent))] for f in check.faults if not f.problem]
-        yield from ["", *table([["fault", "refused", "changed", "silent"], *rows])]
+        yield from ["", *aligned([["fault", "refused", "changed", "silent"], *rows])]
         yield from (f"{one.name}: {one.problem}" for one in check.faults if one.problem)
     else:
         yield from ["", f"No faults: {check.no_faults}."]
     if check.ood:
         rows = [[one.name, str(one.n), percent(one.refused), f"{one.auroc:.3f}"] for one in check.ood]
-        yield from ["", *table([["OOD set", "n", "refused", "AUROC"], *rows])]
+        yield from ["", *aligned([["OOD set", "n", "refused", "AUROC"], *rows])]
     yield from ["", *check.advice]
