@@ -34,7 +34,15 @@ def evaluate(id_scores: ArrayLike, ood_scores: ArrayLike, tpr: float = 0.95) -> 
     Evaluation(tnr_at_tpr=1.0, auroc=1.0, aupr=1.0)
     """
     inside, outside = _sorted(id_scores, "id_scores"), _sorted(ood_scores, "ood_scores")
-    return Evaluation(_tnr(inside, outside, tpr), *_areas(inside, outside))
+    rank = math.ceil(exact_fraction(tpr, "tpr") * len(inside))  # the first k with k/n ≥ tpr
+    refused = len(outside) - np.searchsorted(outside, inside[rank - 1], "right")
+    scores, tied = np.unique(inside, return_counts=True)
+    below, not_above = (np.searchsorted(outside, scores, side) for side in ("left", "right"))
+    kept = np.cumsum(tied)  # in-distribution scores at or below each
+    twice_pairs = 2 * len(inside) * len(outside)
+    area = (twice_pairs - int(tied @ (below + not_above))) / twice_pairs
+    precision = float((tied * (kept / (kept + not_above))).sum()) / len(inside)
+    return Evaluation(float(refused / len(outside)), area, precision)
 
 
 def tnr_at_tpr(id_scores: ArrayLike, ood_scores: ArrayLike, tpr: float = 0.95) -> float:
@@ -45,7 +53,7 @@ def tnr_at_tpr(id_scores: ArrayLike, ood_scores: ArrayLike, tpr: float = 0.95) -
     >>> tnr_at_tpr([1, 2, 3, 4], [2, 3, 4, 5], tpr=0.75)
     0.5
     """
-    return _tnr(_sorted(id_scores, "id_scores"), _sorted(ood_scores, "ood_scores"), tpr)
+    return evaluate(id_scores, ood_scores, tpr).tnr_at_tpr
 
 
 def auroc(id_scores: ArrayLike, ood_scores: ArrayLike) -> float:
@@ -71,21 +79,6 @@ def exact_fraction(share: float, name: str) -> Fraction:
     if isinstance(share, bool) or not isinstance(share, Real) or not 0.0 < share < 1.0:
         raise InputError(f"expected a number strictly between 0 and 1, got {share!r}", argument=name)
     return Fraction(repr(float(share)))
-
-
-def _tnr(inside: Values, outside: Values, tpr: float) -> float:
-    kept = math.ceil(exact_fraction(tpr, "tpr") * len(inside))  # the first k with k/n ≥ tpr
-    return float((len(outside) - np.searchsorted(outside, inside[kept - 1], "right")) / len(outside))
-
-
-def _areas(inside: Values, outside: Values) -> tuple[float, float]:
-    """AUROC and AUPR, from counts of OOD scores below and at each in-distribution score."""
-    scores, tied = np.unique(inside, return_counts=True)
-    below, not_above = (np.searchsorted(outside, scores, side) for side in ("left", "right"))
-    kept = np.cumsum(tied)  # in-distribution scores at or below each
-    twice_pairs = 2 * len(inside) * len(outside)
-    precision = float((tied * (kept / (kept + not_above))).sum()) / len(inside)
-    return (twice_pairs - int(tied @ (below + not_above))) / twice_pairs, precision
 
 
 def _sorted(scores: ArrayLike, name: str) -> Values:

@@ -106,8 +106,7 @@ def check(
             problem = f"{known.left_out} were seen before, {known.unread} cannot be read, and there are no others"
             raise InputError(problem, argument="held_out", cure="give samples that the guard has not seen")
         kept = known.sample.batches()
-        has_channels = bool(kept) and kind_of(kept[0]) in ("images", "vectors")
-        usual = Usual.of(kept) if has_channels else None
+        usual = Usual.of(kept) if kept and kind_of(kept[0]) in ("images", "vectors") else None
         tried, no_faults = _chosen(guard, kept, usual, faults)
         results = list(_try_faults(guard, kept, tried, seed, report))
         scores = known.column("score")

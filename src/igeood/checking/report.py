@@ -9,23 +9,27 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
+from numpy.typing import NDArray
 
+from igeood.calibration import Calibration
 from igeood.checking.result import Check, Example, FaultResult, percent
-from igeood.checking.watching import watched
 from igeood.errors import InputError
 from igeood.files import write_whole
 from igeood.images import as_pixels, picture
-from igeood.monitor import ENOUGH
+from igeood.monitor import ENOUGH, Monitor
 from igeood.version import __version__
+from igeood.work.verdicts import watch
 
 WORDS = 200  # characters of a text
 LABELLED = 0.03  # silent failures that are named in the chart
 FIRST_CLASSES = 12  # bars before the page is unfolded
-WIDTH, HEIGHT = 560, 380  # of the chart of faults
-EDGE = 46  # its margin
+WIDTH, EDGE = 560, 46  # of a drawing, and its margin
+CHART, CURVE = 380, 220  # heights
 GAP = 18  # between two labels
+POINTS = 400  # of the curve
 
 
 def write(check: Check, path: str | os.PathLike[str], verdicts: Sequence[str]) -> None:
@@ -40,13 +44,10 @@ def write(check: Check, path: str | os.PathLike[str], verdicts: Sequence[str]) -
 
 def page(check: Check, seen: Any = None) -> str:
     """The page's HTML."""
-    shown = {
-        "look": lambda example: look(example, check),
-        "chart": chart(check.faults),
-        "first": FIRST_CLASSES,
-        "enough": ENOUGH,
-    }
-    return render("igeood.checking", {}, check=check, watched=seen, made_on=date.today(), **shown)
+    sizes = {"width": WIDTH, "edge": EDGE, "chart_height": CHART, "curve_height": CURVE}
+    shown = {"look": lambda example: look(example, check), "dots": dots(check.faults), "watched": seen}
+    numbers = {"first": FIRST_CLASSES, "enough": ENOUGH, "made_on": date.today()}
+    return render("igeood.checking", {}, check=check, **shown, **numbers, **sizes)
 
 
 def render(package: str, filters: dict[str, Callable[..., Any]], **content: Any) -> str:
@@ -80,12 +81,16 @@ def look(example: Example, check: Check) -> Markup:
     return Markup("<q>{}</q>").format(text[:WORDS] + ("…" if len(text) > WORDS else ""))
 
 
-def chart(faults: Sequence[FaultResult]) -> dict[str, Any]:
+def placed(x: Any, y: Any, height: int) -> tuple[Any, Any]:
+    """Where points of the unit square lie in a drawing, within its margins."""
+    return EDGE + x * (WIDTH - 2 * EDGE), height - EDGE - y * (height - 2 * EDGE)
+
+
+def dots(faults: Sequence[FaultResult]) -> list[dict[str, Any]]:
     """Where each fault lies: refused to the right, changed upwards, silent failures as area; labels do not overlap."""
-    dots: list[dict[str, Any]] = [
+    places: list[dict[str, Any]] = [
         {
-            "x": EDGE + one.refused * (WIDTH - 2 * EDGE),
-            "y": HEIGHT - EDGE - one.changed * (HEIGHT - 2 * EDGE),
+            **dict(zip("xy", placed(one.refused, one.changed, CHART), strict=True)),
             "r": max(3.0, 30.0 * math.sqrt(one.silent)),
             "name": one.name,
             "is_silent": one.silent >= LABELLED,
@@ -96,6 +101,26 @@ def chart(faults: Sequence[FaultResult]) -> dict[str, Any]:
         if not one.problem
     ]
     above = -math.inf
-    for dot in sorted((dot for dot in dots if dot["is_silent"]), key=lambda dot: dot["y"]):
+    for dot in sorted((dot for dot in places if dot["is_silent"]), key=lambda dot: dot["y"]):
         above = dot["label"] = max(dot["y"] + 4, above + GAP)
-    return {"dots": sorted(dots, key=lambda dot: -dot["r"]), "width": WIDTH, "height": HEIGHT, "edge": EDGE}
+    return sorted(places, key=lambda dot: -dot["r"])
+
+
+def watched(files: Sequence[str], calibration: Calibration) -> dict[str, Any]:
+    """A monitor after all inputs of verdict files, in the order of their rows, and its evidence as a curve.
+
+    `names` are the ids of the inputs that matter, by their number. The curve has the largest evidence in each of at
+    most 400 runs of inputs, on a logarithmic axis.
+    """
+    monitor = Monitor(calibration)
+    trace: list[NDArray[np.float64]] = []
+    names = watch(monitor, files, lambda *_: None, trace.append)
+    evidence = np.concatenate(trace)
+    starts = np.unique(np.linspace(0, len(evidence), POINTS, endpoint=False).astype(int))
+    peaks = np.log(np.maximum.reduceat(evidence, starts).clip(min=1.0))
+    limit = float(np.log(monitor.run_length))
+    top = 1.1 * max(limit, float(peaks.max()), 1.0)
+    x, y = placed(starts / max(1, len(evidence) - 1), peaks / top, CURVE)
+    line = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
+    alarm = placed(0.0, limit / top, CURVE)[1]
+    return {"monitor": monitor, "names": names, "peak": evidence.max(), "line": line, "limit": alarm}

@@ -131,20 +131,15 @@ class Check:
 
     def rows(self) -> list[dict[str, Any]]:
         """One plain dict for each class, fault and OOD set."""
-        rows = [{"what": "held out", **vars(self.kept)}]
-        rows += [{"what": "class", **vars(share)} for share in self.by_true]
-        rows += [{"what": "answer", **vars(share)} for share in self.by_predicted]
-        plain = ("name", "n", "refused", "changed", "silent", "problem")
-        rows += [{"what": "fault", **{name: getattr(one, name) for name in plain}} for one in self.faults]
-        return rows + [
-            {"what": "ood", "name": one.name, "n": one.n, "refused": one.refused, "auroc": one.auroc}
-            for one in self.ood
-        ]
+        parts: dict[str, Sequence[Any]] = {"held out": [self.kept], "class": self.by_true, "answer": self.by_predicted}
+        parts |= {"fault": self.faults, "ood": self.ood}
+        return [{"what": what, **_plain(vars(each))} for what, results in parts.items() for each in results]
 
     def to_dict(self) -> dict[str, Any]:
         """All figures as plain values."""
         own = ("promise", "tpr", "accuracy", "left_out", "unread", "no_faults", "advice")
-        return {**{name: getattr(self, name) for name in own}, "rows": [_without_nan(row) for row in self.rows()]}
+        rows = [{n: None if v != v else v for n, v in row.items()} for row in self.rows()]  # noqa: PLR0124 (no NaN in JSON)
+        return {**{name: getattr(self, name) for name in own}, "rows": rows}
 
     def to_pandas(self) -> Any:
         """A pandas DataFrame with a row for each class, fault and OOD set."""
@@ -164,8 +159,8 @@ class Check:
         return "\n".join(_tables(self))
 
 
-def _without_nan(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: None if value != value else value for name, value in row.items()}  # noqa: PLR0124 (JSON has no NaN)
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if isinstance(value, (str, int, float))}
 
 
 def percent(share: float) -> str:

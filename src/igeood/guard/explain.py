@@ -67,33 +67,27 @@ class Explanation:
         """
         lines = []
         for row, score in enumerate(self.score.tolist()):
-            places = self._rarest(row) if self.rarity is not None else self._largest(row)
+            places = self._places(row)
             of = f"; {', '.join(places[:SHOWN])}" if self.columns != ["output"] else ""
             limit = "" if self.threshold is None else f" (threshold {float(self.threshold[row]):.4g})"
             lines.append(f"sample {row}: score {score:.4g}{limit}{of}{self._of_output(row)}")
         return "\n".join(lines)
 
-    def _largest(self, row: int) -> list[str]:
-        values = zip(self.contributions[row].tolist(), self.columns, strict=True)
-        return [
-            f"{name} {value:+.3g}{self._near(name, row)}" for value, name in sorted(values, key=lambda v: -abs(v[0]))
-        ]
-
-    def _rarest(self, row: int) -> list[str]:
-        """Each place with the rarest of its readings."""
+    def _places(self, row: int) -> list[str]:
+        """Each place with the rarest of its readings; or columns by the size of what they added."""
+        if self.rarity is None:
+            values = zip(self.columns, self.contributions[row].tolist(), strict=True)
+            ordered = sorted(values, key=lambda pair: -abs(pair[1]))
+            return [f"{name} {value:+.3g}{self._near(name, row)}" for name, value in ordered]
         rarest: dict[str, float] = {}
-        for name, share in sorted(self.rarities(row).items(), key=lambda pair: pair[1]):
+        shares = zip(self.columns, self.rarity[row].tolist(), strict=True)
+        for name, share in sorted(shares, key=lambda pair: pair[1]):
             rarest.setdefault(name.rpartition(": ")[0], share)
         return [f"{place}: {one_in(share)}{self._near(place, row)}" for place, share in rarest.items()]
 
     def reason(self, row: int) -> str:
         """What of a sample is rarest, or adds most to its score, in a few words."""
-        places = self._rarest(row) if self.rarity is not None else self._largest(row)
-        return places[0].partition(" (")[0]
-
-    def rarities(self, row: int) -> dict[str, float]:
-        """The share of known inputs that are as extreme, by column, for one sample; empty if the method has none."""
-        return {} if self.rarity is None else dict(zip(self.columns, self.rarity[row].tolist(), strict=True))
+        return self._places(row)[0].partition(" (")[0]
 
     def _near(self, place: str, row: int) -> str:
         """The nearest class of a layer, and its channels that stand out."""

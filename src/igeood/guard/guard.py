@@ -21,7 +21,7 @@ from igeood.files import digest
 from igeood.geometry.precision import precise
 from igeood.guard import health
 from igeood.guard.explain import Explanation, explain
-from igeood.guard.identity import Seen, Unseen
+from igeood.guard.identity import Seen, unseen
 from igeood.guard.names import class_names
 from igeood.guard.source import Source, is_numpy
 from igeood.guard.training import add_up, learn, read_training, take_over_first
@@ -279,8 +279,8 @@ class Guard:
             ranks.check_same(digest({}, {name: t.detach().cpu() for name, t in self.detector.state().items()}), "fit")
         rows = ranks.gather_rows(rows)
         offered = Seen(rows["key"].numpy().view(np.uint64), bool(rows["identified"].all()))
-        unseen = Unseen.of(offered, self.fitted_on, self.tuned_on, needed)
-        used = torch.from_numpy(unseen.is_used)
+        is_used, n_tuned, trained_on = unseen(offered, self.fitted_on, self.tuned_on, needed)
+        used = torch.from_numpy(is_used)
         self.calibration = Calibration(
             rows["score"][used],
             tpr,
@@ -290,11 +290,12 @@ class Guard:
             n_classes=self.detector.n_classes_,
             per_class=per_class,
             left_out=(~used).nonzero()[:, 0].numpy(),
-            trained_on=unseen.trained_on,
+            trained_on=trained_on,
             classes=self.classes,
         )
-        self.calibrated_on = replace(offered, keys=np.sort(offered.keys[unseen.is_used]))
-        return self._report("calibrate", health.of_calibration(self.calibration, unseen, self.highest))
+        self.calibrated_on = replace(offered, keys=np.sort(offered.keys[is_used]))
+        how = "their ids or inputs" if offered.identified else "equal rows"
+        return self._report("calibrate", health.of_calibration(self.calibration, n_tuned, self.highest, how))
 
     def score(self, data: Any, *, on_error: OnError = "raise") -> Array:
         """Scores (N,) of a tensor, a loader, or logits: higher is more out-of-distribution.
@@ -324,10 +325,9 @@ class Guard:
 
     def _judge(self, data: Any, *, keys: bool = False, **reading: Any) -> tuple[dict[str, Tensor], dict[int, str]]:
         """Columns of N values: score (infinite if not valid), label, perhaps key; and why rows are not valid."""
-        columns: dict[str, list[Tensor]] = {"score": [], "label": []}
-        if keys:
-            columns |= {"key": [], "identified": []}
+        parts: list[dict[str, Tensor]] = []
         reasons: dict[int, str] = {}
+        n = 0
         with self.source.reading(data):
             for outputs in self.source.batches(data, detector=self.detector, keys=keys, **reading):
                 self.detector.check(outputs)
@@ -335,14 +335,13 @@ class Guard:
                     score = self.detector.score(outputs)
                 if outputs.reasons:
                     score = score.masked_fill(~outputs.valid, torch.inf)
-                    n = sum(map(len, columns["score"]))
                     reasons |= {n + row: reason for row, reason in outputs.reasons.items()}
-                columns["score"].append(score)
-                columns["label"].append(outputs.predicted)
+                n += len(score)
+                parts.append({"score": score, "label": outputs.predicted})
                 if keys:
-                    columns["key"].append(torch.from_numpy(outputs.keys.view(np.int64)))
-                    columns["identified"].append(torch.full((len(outputs),), outputs.identified))
-        return {name: torch.cat(parts) for name, parts in columns.items()}, reasons
+                    is_id = torch.full((len(outputs),), outputs.identified)
+                    parts[-1] |= {"key": torch.from_numpy(outputs.keys.view(np.int64)), "identified": is_id}
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}, reasons
 
     def explain(self, data: Any, *, top: int = 5) -> Explanation:
         """Say why: what each layer added to the score, the nearest or likeliest classes, the channels that stand out.

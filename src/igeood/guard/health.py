@@ -10,7 +10,6 @@ from igeood.calibration import Calibration
 from igeood.detectors import Detector
 from igeood.errors import Finding, Level
 from igeood.geometry.precision import precise
-from igeood.guard.identity import Unseen
 from igeood.guard.tune import Tuning
 from igeood.outputs import Outputs, is_no_distribution
 from igeood.summary import Sample, Summary
@@ -129,10 +128,6 @@ def of_tune(tuning: Tuning, tpr: float, trained_on: int, halved: list[str]) -> I
     elif tuning.after <= tuning.before:
         message = f"tune: no more OOD validation samples are refused than before, {100 * tuning.before:.1f}%"
         yield Finding("no-gain", "info", message, "leave tune out")
-    temperatures = [trial["temperature"] for trial in tuning.trials]
-    if temperatures and tuning.temperature in (temperatures[0], temperatures[-1]):
-        message = f"tune: the best temperature, {tuning.temperature:g}, is at the end of the range that was tried"
-        yield Finding("temperature-at-edge", "info", message, "a method without temperature may do as well")
 
 
 def _is_chance(tuning: Tuning, tpr: float, area: float) -> bool:
@@ -141,16 +136,14 @@ def _is_chance(tuning: Tuning, tpr: float, area: float) -> bool:
     return tuning.after <= 1.0 - tpr + (4.0 * spread if tuning.auroc <= area else 1e-9)
 
 
-def of_calibration(calibration: Calibration, unseen: Unseen, highest: float | None) -> Iterator[Finding]:
-    """What calibration samples show; `unseen` says which serve, and training samples score `highest` at most."""
+def of_calibration(calibration: Calibration, n_tuned: int, highest: float | None, how: str) -> Iterator[Finding]:
+    """What calibration samples show; `how` others were recognised, of which tuning used `n_tuned`.
+
+    Training samples score `highest` at most.
+    """
     scores = calibration.scores
     n = len(scores)
     left_out = calibration.left_out
-    n_tuned = unseen.tuned_on
-    how = "their ids or inputs" if unseen.identified else "equal rows"
-    if unseen.is_other_kind:
-        message = "calibrate: one of training and calibration samples have ids, the others none: they are not compared"
-        yield Finding("not-compared", "info", message, "give ids to both")
     if calibration.trained_on:
         message = (
             f"id_data: {calibration.trained_on} of {n} samples are training samples, by {how}; nothing is promised"

@@ -41,48 +41,26 @@ class Seen:
         return shared & (is_sure and self.identified == identified)
 
 
-@dataclass(frozen=True, eq=False)
-class Unseen:
-    """Which samples may calibrate a guard: those that neither training nor tuning has seen.
+def unseen(offered: Seen, fitted_on: Seen, tuned_on: Sequence[Seen], needed: int) -> tuple[NDArray[np.bool_], int, int]:
+    """Which of the samples offered may calibrate a guard, (N,): those that neither training nor tuning has seen.
 
-    Where these are fewer than needed, training samples serve too, and nothing is promised.
-
-    Attributes
-    ----------
-    is_used : array of bool
-        (N,) which samples serve.
-    tuned_on, trained_on : int
-        Samples that tuning used, and training samples among those that serve.
-    identified : bool
-        Whether they are known by ids or inputs.
-    is_other_kind : bool
-        Whether training samples are known otherwise, so that they cannot be compared.
+    Where these are fewer than needed, training samples serve too, and nothing is promised. The numbers are those of
+    samples that tuning used, and of training samples that serve.
     """
-
-    is_used: NDArray[np.bool_]
-    tuned_on: int
-    trained_on: int
-    identified: bool
-    is_other_kind: bool
-
-    @classmethod
-    def of(cls, offered: Seen, fitted_on: Seen, tuned_on: Sequence[Seen], needed: int) -> "Unseen":
-        """Of samples that are offered, in their order."""
-        keys, identified = offered.keys, offered.identified
-        is_tuned = np.zeros(len(keys), dtype=bool)
-        for seen in tuned_on:
-            is_tuned |= seen.among(keys, identified)
-        is_trained = ~is_tuned & fitted_on.among(keys, identified)
-        n_tuned = int(is_tuned.sum())
-        n_trained = int(is_trained.sum())
-        kinds = (identified, len(fitted_on.keys) > 0 and identified != fitted_on.identified)
-        if len(keys) - n_tuned - n_trained >= needed:
-            return cls(~is_tuned & ~is_trained, n_tuned, 0, *kinds)
-        if len(keys) - n_tuned < needed:
-            used = f" ({n_tuned} more were used by tune)" if n_tuned else ""
-            cure = f"give at least {needed} that neither training nor tune has used, or a lower {{tpr}}"
-            raise InputError(f"{len(keys) - n_tuned} samples{used} are too few", argument="id_data", cure=cure)
-        return cls(~is_tuned, n_tuned, n_trained, *kinds)
+    is_new = np.ones(len(offered.keys), dtype=bool)
+    for seen in tuned_on:
+        is_new &= ~seen.among(offered.keys, offered.identified)
+    n_new = int(is_new.sum())
+    n_tuned = len(is_new) - n_new
+    is_trained = is_new & fitted_on.among(offered.keys, offered.identified)
+    n_trained = int(is_trained.sum())
+    if n_new - n_trained >= needed:
+        return is_new & ~is_trained, n_tuned, 0
+    if n_new < needed:
+        used = f" ({n_tuned} more were used by tune)" if n_tuned else ""
+        cure = f"give at least {needed} that neither training nor tune has used, or a lower {{tpr}}"
+        raise InputError(f"{n_new} samples{used} are too few", argument="id_data", cure=cure)
+    return is_new, n_tuned, n_trained
 
 
 def draw(keys: Keys, occurrence: NDArray[np.int64], seed: int) -> NDArray[np.float64]:
