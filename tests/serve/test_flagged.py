@@ -2,7 +2,6 @@
 
 import base64
 import io
-import json
 import shutil
 import sys
 import time
@@ -11,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors import safe_open
 
 import igeood
+from igeood.files import read_record, record_head
 from igeood.monitor import Monitor
 from igeood.serve import flagged as module
 from igeood.serve.flagged import Flagged, _picture
@@ -57,15 +56,9 @@ def offer(sample, guard, inputs):
 
 
 def settled(sample):
-    end = time.monotonic() + PATIENCE
-    while sample._waiting and time.monotonic() < end:
-        time.sleep(0.005)
+    """Names of the files, once all are written."""
+    sample._writer.submit(str).result(PATIENCE)  # one thread writes them in order
     return sorted(path.name for path in sample.folder.glob("*.safetensors"))
-
-
-def contents(path):
-    with safe_open(path, framework="pt") as file:
-        return json.loads(file.metadata()["igeood"]), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
 def test_it_is_bounded_and_the_same_whatever_the_order_and_the_batches(flagged, foreign):
@@ -77,7 +70,7 @@ def test_it_is_bounded_and_the_same_whatever_the_order_and_the_batches(flagged, 
             assert len(offer(sample, guard, rows[order[start : start + size]])[1]) <= 8
     whole, *others = map(settled, samples)
     assert (len(whole), others) == (8, [whole, whole])
-    kept = np.stack([contents(samples[0].folder / name)[1]["logits"][0].numpy() for name in whole])
+    kept = np.stack([read_record(samples[0].folder / name, "flagged")[1]["logits"][0].numpy() for name in whole])
     smallest = np.argsort(igeood.Outputs(rows).keys ^ samples[0]._salt)[:8]
     np.testing.assert_array_equal(kept, rows[smallest])
     assert offer(flagged("other", seed=1), *foreign)[1] != whole
@@ -89,7 +82,7 @@ def test_files_say_what_was_sent_and_why_it_was_refused(flagged, guards, kind):
     verdict, names = offer(sample, kind.guard, kind.inputs)
     assert len(names) == min(8, verdict.is_ood.sum())
     for name in names:
-        record, tensors = contents(sample.folder / name)
+        record, tensors = read_record(sample.folder / name, "flagged")
         is_row = [
             (value == tensors[key].numpy()).reshape(len(value), -1).all(axis=1) for key, value in kind.inputs.items()
         ]
@@ -101,7 +94,7 @@ def test_files_say_what_was_sent_and_why_it_was_refused(flagged, guards, kind):
         assert abs(record["time"] - time.time()) < PATIENCE
     shown = sample.record()
     assert (shown["kept"], shown["limit"], {one["file"] for one in shown["latest"]}) == (len(names), 8, {*names})
-    assert {one["score"] for one in shown["latest"]} == {contents(sample.folder / name)[0]["score"] for name in names}
+    assert {one["score"] for one in shown["latest"]} == {record_head(sample.folder / name)["score"] for name in names}
     assert (sample.folder.stat().st_mode & 0o777) == 0o700
 
 

@@ -51,14 +51,15 @@ def test_a_tensor_comes_back_to_the_bit_in_both_forms(kind, draw):
             assert (array.dtype, array.shape, array.tobytes()) == (dtype, given_[name].shape, given_[name].tobytes())
 
 
-VERDICTS = {"is_ood": [True, False], "score": [0.5, -3.25e-7], "p_value": [0.25, 1.0], "label": [3, -1]}
-TEXTS = {**VERDICTS, "name": ["größe", None], "reason": [None, "logits: NaN"]}
+COLUMNS = {"is_ood": [True, False], "score": [np.inf, -np.inf], "p_value": [0.25, 1.0], "label": [3, -1]}
+COLUMNS |= {"name": ["größe", None], "reason": [None, "logits: NaN"]}
 
 
 def outputs_of(response):
     """What a client makes of a response: values by name."""
     size = int(response.headers.get(LENGTH, len(response.body)))
     answer, tail, values = json.loads(response.body[:size]), response.body[size:], {}
+    assert (answer["model_name"], answer["model_version"], answer["id"]) == ("pets", "1", "7")
     for one in answer["outputs"]:
         assert one["shape"] == [2]
         length = one.get("parameters", {}).get("binary_data_size", 0)
@@ -67,30 +68,19 @@ def outputs_of(response):
             raw = np.frombuffer(raw, DTYPES[one["datatype"]]).tolist()
         values[one["name"]] = raw if length else one["data"]
     assert tail == b""
-    return answer, values
+    return values
 
 
-@pytest.mark.parametrize("is_binary", [False, True])
-def test_a_response_has_all_outputs_or_those_asked_for(is_binary):
-    answer, values = outputs_of(write_infer("pets", Query({}, identity="7", is_binary=is_binary), VERDICTS))
-    assert (answer["model_name"], answer["model_version"], answer["id"]) == ("pets", "1", "7")
-    assert values == VERDICTS
-    assert {one["name"]: one["datatype"] for one in answer["outputs"]} == OUTPUTS
-    wanted = {"label": True, "score": False, "name": is_binary}
-    answer, values = outputs_of(write_infer("pets", Query({}, outputs=wanted), TEXTS))
-    assert list(values) == ["label", "score", "name"]
-    assert (values["label"], values["score"], "id" in answer) == ([3, -1], VERDICTS["score"], False)
-    as_bytes = b"\x07\0\0\0" + "größe".encode() + b"\0\0\0\0"  # lengths in bytes; no name is an empty one
-    assert values["name"] == (as_bytes if is_binary else ["größe", None])
-
-
-def test_what_json_cannot_say_is_null():
-    columns = {**TEXTS, "score": [np.inf, -np.inf]}
-    rows = json.loads(write_rows(columns).body)["verdicts"]
+def test_what_json_cannot_say_is_null_and_what_bytes_cannot_is_empty():
+    rows = json.loads(write_rows(COLUMNS).body)["verdicts"]
     assert rows[0] == {"is_ood": True, "score": None, "p_value": 0.25, "label": 3, "name": "größe", "reason": None}
     assert (rows[1]["score"], rows[1]["reason"]) == (None, "logits: NaN")
-    for is_binary, expected in ((False, [None, None]), (True, [np.inf, -np.inf])):
-        assert outputs_of(write_infer("g", Query({}, is_binary=is_binary), columns))[1]["score"] == expected
+    assert outputs_of(write_infer("pets", Query({}, identity="7"), COLUMNS)) == {**COLUMNS, "score": [None, None]}
+    values = outputs_of(write_infer("pets", Query({}, identity="7", is_binary=True), COLUMNS))
+    assert values["name"] == b"\x07\0\0\0" + "größe".encode() + b"\0\0\0\0"  # lengths in bytes
+    assert {name: values[name] for name in OUTPUTS} == {name: COLUMNS[name] for name in OUTPUTS}
+    mixed = outputs_of(write_infer("pets", Query({}, identity="7", outputs={"label": True, "score": False}), COLUMNS))
+    assert list(mixed.items()) == [("label", [3, -1]), ("score", [None, None])]
 
 
 TENSOR = {"name": "logits", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}
