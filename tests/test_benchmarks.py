@@ -85,22 +85,6 @@ def test_kept_outputs_are_compared_as_the_network_itself(benchmark, subject, tmp
         assert replayed.auroc[method] == pytest.approx(direct.auroc[method], abs=0.01)
 
 
-def test_a_part_of_the_classes_leaves_the_others_out(benchmark, subject):
-    subjects = benchmark("subjects")
-    whole = subjects.observe(subject)
-    part = subjects.part_of_classes(whole, nn.Linear(8, 2), 2)
-    counts = [len(part.parts[name]["logits"]) for name in ("held out", "the other classes")]
-    assert sum(counts) == len(whole.parts["held out"]["logits"])
-    assert part.parts["train"]["labels"].max() == 1
-    assert part.parts["large"]["logits"].shape == (100, 2)
-
-
-def test_few_rows_fit_each_method(benchmark, subject):
-    few = benchmark("comparison").few_rows(benchmark("subjects").observe(subject), ["mahalanobis", "energy"])
-    assert all(0 <= rate <= 1 for row in few.values() for rate in row.values())
-    assert len(set(few["energy"].values())) == 1  # it learns nothing
-
-
 def test_the_page_fills_in_every_figure(benchmark):
     rates = {"evidence": (0.5, 1.0), "evidence (logits)": (0.2, 0.3), "gen": (0.3, 0.1), "mahalanobis": (0.9, 0.4)}
     methods = {}

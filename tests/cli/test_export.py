@@ -48,14 +48,3 @@ def test_keywords_from_an_npz_file(run, good, tmp_path, monkeypatch):
     assert (said["out"], said["threshold"], said["promise"]) == ("g.onnx", guard.threshold, guard.promise)
     score = onnxruntime.InferenceSession("g.onnx").run(["score"], arrays)[0]
     np.testing.assert_allclose(score, guard.predict(train).score[:5], rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_somebody_elses_file_stays(run, good, made, tmp_path):
-    out = tmp_path / "g.onnx"
-    options = [made / "guard.safetensors", "--out", out]
-    good("export", *options)
-    assert run("export", *options).exit_code == 2
-    good("export", *options, "--force")
-    out.write_bytes(b"theirs")
-    assert (run("export", *options, "--force").exit_code, out.read_bytes()) == (2, b"theirs")

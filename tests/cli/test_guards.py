@@ -82,13 +82,19 @@ def test_a_file_without_rows_and_a_guard_without_threshold(run, good, files):
     assert "igeood calibrate" in result.stderr
 
 
-def test_columns_of_other_names(good, files):
+def test_columns_of_other_names(good, files, known):
     names = {"logits": "z", "label": "y", "id": "key"}
     pq.write_table(pq.read_table("train.parquet", columns=list(names)).rename_columns(names), "other.parquet")
     columns = ["--logits-column", "z", "--label-column", "y"]
     good("fit", "other.parquet", "--out", "g.safetensors", *columns, "--id-column", "key")
     assert igeood.load("g.safetensors").columns == {"logits": ["z"], "id": "key"}
     assert rows_of(good("score", "g.safetensors", "other.parquet"))[1]["id"] == "train-3"
+    igeood.write_logits("again.parquet", known.train.logits + 1e-3, ids=[f"train-{3 * i}" for i in range(400)])
+    table = pq.read_table("again.parquet")
+    pq.write_table(table.rename_columns({"logits": "z", "id": "key"}), "again.parquet")
+    record = json.loads(good("calibrate", "g.safetensors", "again.parquet", "--json"))  # the guard remembers them
+    assert ("trained-on" in [finding["code"] for finding in record["health"]], record["promise"]) == (True, None)
+    assert "warning" in record
 
 
 def write_named(path, outputs, order, *, prefix="p_"):
@@ -139,16 +145,6 @@ def test_names_and_columns_are_remembered(run, good, files, known, monkeypatch, 
     assert igeood.load("t.safetensors").columns == guard.columns
 
 
-@pytest.mark.parametrize(("options", "is_known"), [([], False), (["--id-column", "id"], True)])
-def test_samples_are_recognised_by_the_ids_of_a_named_column(run, good, files, known, options, is_known):
-    for name, shift in (("first", 0), ("again", 1e-3)):
-        igeood.write_logits(f"{name}.npz", known.train.logits + shift, known.train.labels, ids=np.arange(400))
-    good("fit", "first.npz", "--out", "g.safetensors", *options)
-    record = json.loads(good("calibrate", "g.safetensors", "again.npz", "--json"))  # the guard remembers the column
-    assert ("trained-on" in [finding["code"] for finding in record["health"]]) == is_known
-    assert ((record["promise"] is None), ("warning" in record)) == (is_known, is_known)
-
-
 def test_fit_and_tune_take_options_of_the_method(run, good, files):
     fit = ["fit", "train.npz", "--method", "igeood-logits", "--out", "g.safetensors"]
     good(*fit, "--option", "centroid_temperature=2", "--option", "temperature=3")
@@ -189,14 +185,6 @@ def test_existing_files_are_not_overwritten(run, good, files):
     good("calibrate", "fitted.safetensors", "held_out.npz", "--out", "new/other.safetensors")  # the folder is made
     guards = [igeood.load(path) for path in ("fitted.safetensors", "new/other.safetensors")]
     assert [guard.calibration is None for guard in guards] == [True, False]
-
-
-def test_files_are_scored_one_by_one_into_a_folder(run, files, monkeypatch):
-    monkeypatch.setattr("igeood.work.engines.in_processes", lambda _, *work: engines.here(*work))
-    for is_done in (False, True):
-        result = run("score", "guard.safetensors", "test.npz", "ood.npz", "--out", "scores", "--workers", 2)
-        assert (result.exit_code, "of 800" in result.stderr) == (0, not is_done)
-        assert len(list(Path("scores").glob("*.npz.parquet"))) == 2
 
 
 def test_ids_of_two_kinds_are_kept_as_text(good, files, known):
