@@ -21,24 +21,32 @@ SEED = click.IntRange(0, 2**32 - 1)
 seed_option: Decorator = click.option("--seed", default=0, type=SEED, help="Seed for everything random.")
 
 
-def _named(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dict[str, Any]:
-    """Options by name from NAME=VALUE: numbers and `none` as such, other values as text."""
-    values: dict[str, Any] = {}
-    for name, is_given, value in (text.partition("=") for text in texts):
-        if not (name and is_given) or name in values:
-            raise click.BadParameter(f"expected NAME=VALUE, each name once; got {name!r}")
-        try:
-            values[name] = json.loads(value.lower().replace("none", "null"))
-        except ValueError:
-            values[name] = value
-    return values
+def named(read: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], dict[str, Any]]:
+    """A callback that makes values by name from texts, which are NAME=VALUE."""
+
+    def split(_: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> dict[str, Any]:
+        parts = [text.partition("=") for text in texts]
+        if not all(name and value for name, _, value in parts) or len({name for name, *_ in parts}) < len(parts):
+            raise click.BadParameter(f"expected {param.metavar}, each name once; got {', '.join(texts)}")
+        return {name: read(value) for name, _, value in parts}
+
+    return split
+
+
+def _value(text: str) -> Any:
+    """Numbers and `none` as such, other values as text."""
+    try:
+        return json.loads(text.lower().replace("none", "null"))
+    except ValueError:
+        return text
 
 
 method_option: Decorator = click.option(
     "--option",
     "options",
+    metavar="NAME=VALUE",
     multiple=True,
-    callback=_named,
+    callback=named(_value),
     help="Option of the method, NAME=VALUE, such as temperature=2. Repeatable.",
 )
 

@@ -21,7 +21,7 @@ from igeood.files import write_whole
 from igeood.images import as_pixels, picture
 from igeood.monitor import ENOUGH, Monitor
 from igeood.version import __version__
-from igeood.work.verdicts import watch
+from igeood.work.verdicts import peaks, watch
 
 WORDS = 200  # characters of a text
 LABELLED = 0.03  # silent failures that are named in the chart
@@ -116,11 +116,11 @@ def watched(files: Sequence[str], calibration: Calibration) -> dict[str, Any]:
     trace: list[NDArray[np.float64]] = []
     names = watch(monitor, files, lambda *_: None, trace.append)
     evidence = np.concatenate(trace)
-    starts = np.unique(np.linspace(0, len(evidence), POINTS, endpoint=False).astype(int))
-    peaks = np.log(np.maximum.reduceat(evidence, starts).clip(min=1.0))
+    starts, largest = peaks(evidence, POINTS)
+    heights = np.log(largest.clip(min=1.0))
     limit = float(np.log(monitor.run_length))
-    top = 1.1 * max(limit, float(peaks.max()), 1.0)
-    x, y = placed(starts / max(1, len(evidence) - 1), peaks / top, CURVE)
+    top = 1.1 * max(limit, float(heights.max()), 1.0)
+    x, y = placed(starts / max(1, len(evidence) - 1), heights / top, CURVE)
     line = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
     alarm = placed(0.0, limit / top, CURVE)[1]
     return {"monitor": monitor, "names": names, "peak": evidence.max(), "line": line, "limit": alarm}

@@ -16,7 +16,7 @@ from igeood.errors import IgeoodError, InputError, plain
 from igeood.terminal import FILE, Decorator, Progress, force_option, json_option, progress_bars, show
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from igeood.guard import Guard
     from igeood.images import ImageFolder
@@ -172,6 +172,23 @@ def open_samples(
         samples = open_logits(guard, names, column_names(options), labelled=training)
     samples.report = partial(report, what)
     return cast("LogitsFile | ImageFolder", samples)
+
+
+def read_arrays(name: str, argument: str) -> tuple[dict[str, "Tensor"], "Tensor | None"]:
+    """What an .npz file has for a model: an array for each input, and the labels if there are some."""
+    import numpy as np
+    import torch
+
+    try:
+        with Path(name).open("rb") as content:
+            file = np.load(content, allow_pickle=False)
+            named = {key: file[key] for key in file.files}
+            arrays = {key: torch.from_numpy(a.astype(a.dtype.newbyteorder("="))) for key, a in named.items()}
+    except Exception as error:  # of zip files and arrays, there are many
+        cure = "write one with numpy.savez, an array of numbers for each input"
+        raise InputError(f"{name} is no .npz file of numbers ({error})", argument=argument, cure=cure) from error
+    labels = [arrays.pop(key) for key in ("label", "labels") if key in arrays]
+    return arrays, labels[-1] if labels else None
 
 
 def column_names(options: Options) -> dict[str, str | None]:

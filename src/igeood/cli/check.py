@@ -3,13 +3,12 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
-from zipfile import BadZipFile
 
 import click
 
 from igeood.cli import _shared
 from igeood.errors import InputError
-from igeood.terminal import FILE, seed_option, show
+from igeood.terminal import FILE, named, seed_option, show
 
 if TYPE_CHECKING:
     from igeood.guard import Guard
@@ -18,18 +17,10 @@ _DATA = "Held-out samples: a folder of images, an .npz of inputs, logits files, 
 _SETS = "OOD samples of the same kind, as NAME=DATA. Repeatable."
 
 
-def _named(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
-    """Sets by name from NAME=DATA."""
-    pairs = [text.partition("=") for text in texts]
-    if not all(name and data for name, _, data in pairs) or len({name for name, _, _ in pairs}) < len(pairs):
-        raise click.BadParameter("expected NAME=DATA, each name once")
-    return {name: data for name, _, data in pairs}
-
-
 @click.command()
 @click.argument("guard", type=click.Path())
 @click.option("--data", required=True, type=click.Path(), help=_DATA)
-@click.option("--ood", metavar="NAME=DATA", multiple=True, callback=_named, help=_SETS)
+@click.option("--ood", metavar="NAME=DATA", multiple=True, callback=named(str), help=_SETS)
 @click.option("--out", type=FILE, help="Write the report here (.html).")
 @click.option("--verdicts", multiple=True, type=click.Path(), help="Verdict files, for the monitor. Repeatable.")
 @click.option("--limit", default=500, type=click.IntRange(min=1), help="Held-out samples to make faults of, at most.")
@@ -94,7 +85,10 @@ def _samples(name: str, guard: "Guard", options: _shared.Options, *, labelled: b
     if options["text_column"] is not None:
         return list(_texts(name, guard, options, labelled=labelled))
     if Path(name).suffix == ".npz":
-        return _arrays(name, labelled=labelled)
+        arrays, labels = _shared.read_arrays(name, "data")
+        if "x" not in arrays:
+            raise InputError("no array x", place=name, cure="name the inputs x")
+        return arrays["x"] if labels is None or not labelled else (arrays["x"], labels)
     import torch
 
     from igeood.images import PREFIX, ImageFolder
@@ -111,20 +105,6 @@ def _samples(name: str, guard: "Guard", options: _shared.Options, *, labelled: b
     elif labelled:
         click.echo(f"{name}: its sub-folders are not the guard's classes, so there are no labels", err=True)
     return folder
-
-
-def _arrays(name: str, *, labelled: bool) -> Any:
-    """Inputs `x` of a file, with `labels` where it has some."""
-    import numpy as np
-
-    try:
-        with np.load(name, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in ("x", "labels") if key in file}
-    except (ValueError, EOFError, AttributeError, BadZipFile) as error:
-        raise InputError(f"cannot be read ({error})", place=name, cure="write it by numpy.savez") from error
-    if "x" not in arrays:
-        raise InputError("no array x", place=name, cure="name the inputs x")
-    return (arrays["x"], arrays["labels"]) if labelled and "labels" in arrays else arrays["x"]
 
 
 def _texts(name: str, guard: "Guard", options: _shared.Options, *, labelled: bool) -> Iterator[dict[str, Any]]:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from igeood.cli import _shared
-from igeood.cli._shared import check_out, load_guard, open_samples
-from igeood.errors import InputError
+from igeood.cli._shared import check_out, load_guard, open_samples, read_arrays
 from igeood.terminal import FILE, show
 
 if TYPE_CHECKING:
@@ -48,20 +47,5 @@ def _example(name: str | None, guard: "Guard", options: dict[str, Any]) -> Any:
         return None
     if guard.source.model is None or (guard.preparation is not None and not name.endswith(".npz")):
         return open_samples([name], guard, options, lambda *_: None, "example")
-    return _arrays(name)
-
-
-def _arrays(name: str) -> Any:
-    """What an .npz file has for a model: an array for each keyword, or one; labels apart."""
-    import numpy as np
-    import torch
-
-    try:
-        with Path(name).open("rb") as content:
-            file = np.load(content, allow_pickle=False)
-            named = {key: file[key] for key in file.files if key not in ("labels", "label")}
-            arrays = {key: torch.from_numpy(a.astype(a.dtype.newbyteorder("="))) for key, a in named.items()}
-    except Exception as error:  # of zip files and arrays, there are many
-        cure = "write one with numpy.savez, an array of numbers for each input"
-        raise InputError(f"{name} is no .npz file of numbers ({error})", argument="example", cure=cure) from error
+    arrays = read_arrays(name, "example")[0]
     return next(iter(arrays.values())) if len(arrays) == 1 else arrays

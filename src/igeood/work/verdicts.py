@@ -21,7 +21,7 @@ _TYPES |= {"reason": pa.string(), "id": pa.string()}
 
 
 def watch(
-    monitor: Monitor, names: Sequence[str], report: Progress, see: Callable[[NDArray[np.float64]], None]
+    monitor: Monitor, names: Sequence[str], report: Progress, see: Callable[[NDArray[np.float64]], object]
 ) -> dict[int, Any]:
     """Let a monitor see the verdicts of files, folders or patterns of files; `see` gets the evidence after each row.
 
@@ -46,15 +46,21 @@ def watch(
     return row_ids
 
 
+def peaks(evidence: NDArray[np.float64], n: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """At most n equally long runs of inputs: the first input of each, and the largest evidence in it."""
+    starts = np.unique(np.linspace(0, len(evidence), n, endpoint=False).astype(np.int64))
+    return starts, np.maximum.reduceat(evidence, starts)
+
+
 def _read(paths: Sequence[Path], monitor: Monitor) -> Iterator[tuple[Verdict, Any]]:
     """Verdicts of files in blocks, in order; each with its ids, None without any."""
     for path in paths:
         first = 0
         with open_table(path) as table:
-            needed = {"score": True, "label": monitor.calibration.per_class}
-            is_flags = {"is_ood"} if monitor.kind == "flags" else set()
-            check_columns(table, [*(name for name, is_needed in needed.items() if is_needed), *is_flags])
-            types = {name: kind for name, kind in _TYPES.items() if name in table.names and needed.get(name, True)}
+            is_needed = {"score": True, "label": monitor.calibration.per_class, "is_ood": monitor.kind == "flags"}
+            check_columns(table, [name for name in is_needed if is_needed[name]])
+            unread = set() if is_needed["label"] else {"label"}
+            types = {name: kind for name, kind in _TYPES.items() if name in {*table.names} - unread}
             for batch in table.batches(types):
                 columns = {name: batch[name].cast(types[name]) for name in types if name != "id"}
                 yield _verdict(columns, first, monitor), batch["id"] if "id" in types else None
