@@ -1,7 +1,9 @@
-"""What a guard costs, by counts: passes, hooks and hashes; never by the clock."""
+"""What a guard costs, by counts and ratios: passes, hooks, hashes, functions and memory; never by the clock."""
 
 import copy
+import sys
 from collections import Counter
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -9,6 +11,7 @@ from torch import nn
 
 import igeood
 
+HOME = str(Path(igeood.__file__).parent)
 BUILDS = [  # with the forward passes for each batch
     (igeood.black_box, {}, 1),
     (igeood.white_box, {}, 1),
@@ -57,3 +60,38 @@ def test_fit_and_tune_read_each_batch_once(counted, data):
     counts.clear()
     grey.tune(data.held_out, data.ood, epsilons=(0.0, 0.001, 0.002, 0.003))
     assert counts["passes"] == batches * (1 + 4)  # to tune the temperature; then clean, and three steps
+
+
+def functions_run(step):
+    """The library's functions that a step runs, by file; comprehensions and lambdas do not count."""
+    seen = {}
+
+    def note(frame, event, _):
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(HOME) and not code.co_name.startswith("<"):
+            seen.setdefault(code.co_filename.removeprefix(HOME), {})[code.co_firstlineno] = code.co_name
+
+    sys.setprofile(note)
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+    return seen
+
+
+def test_few_functions_run_in_a_step(model, data, classifier):
+    """Budgets: whoever debugs a step has to read these functions."""
+    white = igeood.white_box(model, method="she").fit(data.train).calibrate(data.held_out)
+    black = igeood.black_box(method="max-logit").fit(classifier.train).calibrate(classifier.held_out)
+    batches, blocks, row = list(data.train)[:4], classifier.train.split(100), classifier.test[:1].numpy()
+    budgets = {
+        "one image": (lambda: white.predict(data.test[:1]), 44, 11),
+        "one row of logits": (lambda: black.predict(row), 29, 8),
+        "fit on four batches of images": (lambda: igeood.white_box(model, method="she").fit(batches), 146, 22),
+        "fit on four blocks of logits": (lambda: igeood.black_box(method="max-logit").fit(blocks), 90, 17),
+    }
+    for name, (step, functions, files) in budgets.items():
+        step()  # what is derived on first use stays
+        seen = functions_run(step)
+        assert sum(map(len, seen.values())) <= functions, (name, seen)
+        assert len(seen) <= files, (name, seen)

@@ -88,6 +88,14 @@ def test_ids_say_who_is_the_same_sample_whatever_the_outputs(classifier, refused
             guard.calibrate(data, ids=labels)
 
 
+def test_samples_with_ids_cannot_be_compared_with_samples_without(classifier):
+    c, ids = classifier, [f"sample {i}" for i in range(400)]
+    guard = igeood.black_box().fit(c.train, c.labels, ids=ids)
+    for given, codes in ((None, ["not-compared"]), ([f"new {i}" for i in range(400)], [])):
+        guard.calibrate(c.held_out, ids=given)
+        assert [finding.code for finding in guard.findings["calibrate"]] == codes
+
+
 def test_a_guard_with_a_model_recognises_its_inputs_by_their_content(model, data, refused):
     guard = igeood.black_box(model, method="energy").fit(data.train)
     with refused("ids"):

@@ -294,8 +294,8 @@ class Guard:
             classes=self.classes,
         )
         self.calibrated_on = replace(offered, keys=np.sort(offered.keys[is_used]))
-        how = "their ids or inputs" if offered.identified else "equal rows"
-        return self._report("calibrate", health.of_calibration(self.calibration, n_tuned, self.highest, how))
+        found = health.of_calibration(self.calibration, offered, self.fitted_on, n_tuned, self.highest)
+        return self._report("calibrate", found)
 
     def score(self, data: Any, *, on_error: OnError = "raise") -> Array:
         """Scores (N,) of a tensor, a loader, or logits: higher is more out-of-distribution.

@@ -10,6 +10,7 @@ from igeood.calibration import Calibration
 from igeood.detectors import Detector
 from igeood.errors import Finding, Level
 from igeood.geometry.precision import precise
+from igeood.guard.identity import Seen
 from igeood.guard.tune import Tuning
 from igeood.outputs import Outputs, is_no_distribution
 from igeood.summary import Sample, Summary
@@ -136,14 +137,17 @@ def _is_chance(tuning: Tuning, tpr: float, area: float) -> bool:
     return tuning.after <= 1.0 - tpr + (4.0 * spread if tuning.auroc <= area else 1e-9)
 
 
-def of_calibration(calibration: Calibration, n_tuned: int, highest: float | None, how: str) -> Iterator[Finding]:
-    """What calibration samples show; `how` others were recognised, of which tuning used `n_tuned`.
-
-    Training samples score `highest` at most.
-    """
+def of_calibration(
+    calibration: Calibration, offered: Seen, fitted_on: Seen, n_tuned: int, highest: float | None
+) -> Iterator[Finding]:
+    """What calibration samples show: tuning used `n_tuned` of them, and training samples score `highest` at most."""
+    how = "their ids or inputs" if offered.identified else "equal rows"
     scores = calibration.scores
     n = len(scores)
     left_out = calibration.left_out
+    if len(fitted_on.keys) and offered.identified != fitted_on.identified:
+        message = "calibrate: one of training and calibration samples have ids, the others none: they are not compared"
+        yield Finding("not-compared", "info", message, "give ids to both")
     if calibration.trained_on:
         message = (
             f"id_data: {calibration.trained_on} of {n} samples are training samples, by {how}; nothing is promised"
