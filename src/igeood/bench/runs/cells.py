@@ -25,10 +25,11 @@ from igeood.bench.runs.network import Network
 from igeood.bench.runs.observing import Notify, Observer, key_of
 from igeood.bench.runs.plan import ATTACK, NO_VALIDATION, RULES, STEPS, TPR, Cell, Plan, cells
 from igeood.bench.runs.results import Record, Results
-from igeood.detectors import METHODS, Detector, IgeoodLogits, detector
+from igeood.detectors import METHODS, Detector, IgeoodLogits, Weighted, detector
+from igeood.detectors.gaussians import LayerDetector
 from igeood.detectors.weighted import FEWEST
 from igeood.errors import InputError, UnsuitedError
-from igeood.files import SCHEMA, only_one, write_record
+from igeood.files import SCHEMA, digest, only_one, write_record
 from igeood.guard.tune import Search, sweep, tune_detector
 from igeood.metrics import evaluate
 from igeood.model.reader import random_state_kept
@@ -304,6 +305,7 @@ class _Bench:
             summary = Summary.of(self.observer.outputs(self._set(self.own, "train"), needs, "train"), needs)
             summary.head = self.observer.head(needs)
             fitted = detector(method, **self.plan.options_of(method)).learn(summary)
+            _share(fitted)
             self._learnt = {method: (fitted, summary)}
         return self._learnt[method]
 
@@ -334,10 +336,36 @@ class _Validation:
         return id_outputs, ood_outputs
 
 
+def _share(fitted: Detector) -> None:
+    """Let cells share what they all compute: the way to a temperature, and the layers' terms of a batch."""
+    if fitted.softmax is not None:
+        fitted.softmax.at_temperature = cache(fitted.softmax.at_temperature)  # type: ignore[method-assign]
+    for part in fitted.parts.values() if isinstance(fitted, Weighted) else ():
+        if isinstance(part, LayerDetector):  # of others the terms may be many, or quickly computed
+            part.terms = _remembered(part)  # type: ignore[method-assign]
+
+
+def _remembered(part: LayerDetector) -> Callable[[Outputs], Tensor]:
+    """Terms of a fitted part that are kept by the content of the batch."""
+    compute = part.terms
+    known: dict[str, Tensor] = {}
+
+    def terms(outputs: Outputs) -> Tensor:
+        if torch.is_grad_enabled():
+            return compute(outputs)
+        content = digest({}, outputs.only(part.widths_).features)
+        if content not in known:
+            known[content] = compute(outputs)
+        return known[content]
+
+    return terms
+
+
 def _scored(scorer: Detector, outputs: Outputs, images: datasets.ImageSet) -> dict[str, Tensor]:
     """Scores, their parts, and the images with extreme scores; each by the end of its name."""
-    scores = scorer.score(outputs)
-    tensors = {"": scores, "_parts": scorer.terms(outputs).float()}
+    parts = scorer.terms(outputs)
+    scores = parts.sum(dim=1)
+    tensors = {"": scores, "_parts": parts.float()}
     order = scores.argsort(descending=True, stable=True)
     for which, rows in (("most", order[:EXTREMES]), ("least", order.flip(0)[:EXTREMES])):
         tensors |= {f"_{which}_rows": rows.clone(), f"_{which}": torch.from_numpy(images[rows.numpy()].images())}

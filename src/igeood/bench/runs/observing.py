@@ -56,17 +56,20 @@ class Observer:
         has_head = Reader(network.model).trace(self._sample).head is not None
         self._block_ends = Needs(layers="all", head=has_head)
         self._memory: dict[tuple[str, ...], Outputs] = {}
+        self._sources: dict[str, Source] = {}
 
     def _source(self, needs: Needs, *, only_logits: bool = False) -> tuple[str, Source]:
         """A source of all that the needs ask for, and its name; most methods read the block ends' means."""
-        name = "all-mean"
+        name = "" if only_logits else "all-mean"
         wanted = Needs() if only_logits else self._block_ends
         if callable(needs.layers):
             name = f"{needs.layers.__name__}-{'mean' if needs.pool is None else needs.pool.__name__}"
             wanted = Needs(layers=needs.layers, pool=needs.pool)
-        source = Source(self.network.model, std=self.network.std)
-        source.prepare(self._sample, wanted)
-        return "" if only_logits else name, source
+        if name not in self._sources:  # the network runs to find its layers
+            source = Source(self.network.model, std=self.network.std)
+            source.prepare(self._sample, wanted)
+            self._sources[name] = source
+        return name, self._sources[name]
 
     def head(self, needs: Needs) -> tuple[Tensor, Tensor] | None:
         """Weight and bias of the classifier's head, if it is linear."""
