@@ -23,7 +23,9 @@ def on_page_markdown(markdown: str, **_: object) -> str:
     markdown = re.sub(r"^```math\n(.*?)^```$", lambda m: block(m[1]), markdown, flags=re.DOTALL | re.MULTILINE)
     parts = re.split(r"(^```.*?^```|`[^`\n]+`)", markdown, flags=re.DOTALL | re.MULTILINE)
     formula = re.compile(r"\$(?=\S)([^$\n]+)(?<=\S)\$(?!\w)")  # not the $A of "$A and $B"
-    return "".join(p if p.startswith("`") else formula.sub(lambda m: mathml(m[1]), p) for p in parts)
+    # in a span: Markdown ends the paragraph before a line that starts with a math element
+    spans = (p if p.startswith("`") else formula.sub(lambda m: f"<span>{mathml(m[1])}</span>", p) for p in parts)
+    return "".join(spans)
 
 
 def on_page_content(content: str, **_: object) -> str:
