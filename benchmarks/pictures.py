@@ -57,7 +57,7 @@ def surprise(detector):
     for count in (1, 10, 100, 1000):
         y = at(low, math.log(count))[1]
         shapes.append(line([(80, y), (348, y)], "#dde0ea"))
-        shapes += [text(74, y, f"{math.log(count):.1f}", "end"), text(74, y + 13, f"1 in {count:,}", "end", "#5b6180")]
+        shapes += [text(74, y - 2, f"{math.log(count):.1f}", "end"), text(74, y + 13, f"1 in {count:,}", "end")]
     for quarter in range(math.ceil(4 * low), math.ceil(4 * high)):
         x, y = at(quarter / 4, 0)
         shapes += [line([(x, y), (x, y + 4)]), text(x, y + 18, f"{quarter / 4:.2f}", "middle")]

@@ -23,15 +23,18 @@ def on_page_markdown(markdown: str, **_: object) -> str:
     markdown = re.sub(r"^```math\n(.*?)^```$", lambda m: block(m[1]), markdown, flags=re.DOTALL | re.MULTILINE)
     parts = re.split(r"(^```.*?^```|`[^`\n]+`)", markdown, flags=re.DOTALL | re.MULTILINE)
     formula = re.compile(r"\$(?=\S)([^$\n]+)(?<=\S)\$(?!\w)")  # not the $A of "$A and $B"
-    # in a span: Markdown ends the paragraph before a line that starts with a math element
-    spans = (p if p.startswith("`") else formula.sub(lambda m: f"<span>{mathml(m[1])}</span>", p) for p in parts)
-    return "".join(spans)
+    return "".join(p if p.startswith("`") else formula.sub(lambda m: in_line(m[1]), p) for p in parts)
 
 
 def on_page_content(content: str, **_: object) -> str:
     """Convert the formulas of docstrings, which are HTML by now."""
     content = re.sub(r":math:<code[^>]*>(.*?)</code>", lambda m: mathml(plain(m[1])), content, flags=re.DOTALL)
     return re.sub(r"<p>\.\. math:: (.*?)</p>", lambda m: block(plain(m[1])), content, flags=re.DOTALL)
+
+
+def in_line(tex: str) -> str:
+    """A formula in a line. At a line's start Markdown takes a `math` element for a block, but not a `span`."""
+    return f"<span>{mathml(tex)}</span>"
 
 
 def block(tex: str) -> str:
