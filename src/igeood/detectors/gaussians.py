@@ -10,7 +10,7 @@ from typing_extensions import Self
 
 from igeood.detectors.base import Detector, StepScores
 from igeood.detectors.options import options
-from igeood.errors import Finding
+from igeood.errors import Finding, UnsuitedError
 from igeood.geometry import gaussian
 from igeood.geometry.precision import by_rows, row_chunks, wide
 from igeood.outputs import Outputs
@@ -50,6 +50,8 @@ class LayerDetector(Detector):
     def learn(self, summary: Summary) -> Self:
         """Take over the class means."""
         super().learn(summary)
+        if not self.widths_:
+            raise UnsuitedError("the model has none but its head", argument="layers", cure="use a method such as 'knn'")
         self.classes_ = summary.sums[next(iter(self.widths_))].present
         self.mean_ = {layer: summary.sums[layer].mean[self.classes_] for layer in self.widths_}
         alone = (summary.counts == 1).nonzero()[:, 0].tolist()
@@ -257,9 +259,14 @@ class Whitened:
 
     def distance(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Squared Mahalanobis distance (N,) of x (N, k) to the nearest class, and that class's place."""
-        chunks = row_chunks(x.shape[0], self.width // 2)  # a matmul wants more rows
-        parts = [self._distance(x[rows]) for rows in chunks]
-        distance, nearest = (torch.cat(side) for side in zip(*parts, strict=True))
+        chunks = list(row_chunks(x.shape[0], self.width // 2))  # a matmul wants more rows
+        if len(chunks) == 1:
+            return self._distance(x)
+        # one block for all: small pieces between large ones would fragment memory
+        distance = self.tensors[0].new_empty(x.shape[0], device=x.device)
+        nearest = torch.empty(x.shape[0], dtype=torch.int64, device=x.device)
+        for rows in chunks:
+            distance[rows], nearest[rows] = self._distance(x[rows])
         return distance, nearest
 
     def _distance(self, x: Tensor) -> tuple[Tensor, Tensor]:
