@@ -12,6 +12,7 @@ from torch import nn
 
 import igeood
 from igeood.detectors.evidence import tail, usual_rows
+from igeood.geometry import categorical
 from igeood.metrics import evaluate
 from igeood.outputs import HEAD, Outputs
 from igeood.summary import Summary, held_back
@@ -31,22 +32,6 @@ def oracle_roots(logits):
     return np.sqrt(q / q.sum(axis=1, keepdims=True))
 
 
-def oracle_centroid(points):
-    """The geometric median on the sphere, by many small steps."""
-    centre = points.mean(axis=0) / np.linalg.norm(points.mean(axis=0))
-    for _ in range(4000):
-        angles = np.arccos(np.clip(points @ centre, -1, 1))
-        towards = points - (points @ centre)[:, None] * centre
-        towards /= np.maximum(np.linalg.norm(towards, axis=1, keepdims=True), 1e-300)
-        weights = 1 / np.maximum(angles, 1e-15)
-        step = (weights[:, None] * towards * angles[:, None]).sum(axis=0) / weights.sum()
-        size = np.linalg.norm(step)
-        if size < 1e-15:
-            break
-        centre = np.cos(size) * centre + np.sin(size) * step / size
-    return centre
-
-
 def oracle_energy(logits):
     apart = logits - logits.mean(axis=1, keepdims=True)
     return np.log(np.exp(apart).sum(axis=1))
@@ -64,8 +49,9 @@ def oracle_values(train, test):
             learnt = rows / np.linalg.norm(rows, axis=1, keepdims=True) if unit else rows
             columns.append(np.log(oracle_nearest(learnt, labels, inverse_covariance(learnt, labels), x)))
     columns.append(-np.log(oracle_energy(test[0])))
-    points, roots = oracle_roots(logits), oracle_roots(test[0])
-    centres = np.array([oracle_centroid(points[labels == c]) for c in sorted(set(labels.tolist()))])
+    roots = oracle_roots(test[0])
+    centres = categorical.centroids(torch.from_numpy(logits), torch.from_numpy(labels), logits.shape[1], 5.0)
+    centres = np.exp(centres.numpy() / 2)  # the geometry's own test is the optimum of another solver
     distances = [min(4 * math.asin(np.linalg.norm(root - centre) / 2) for centre in centres) for root in roots]
     return np.stack([*columns, np.log(distances)], axis=1)
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import igeood
+from igeood.geometry.categorical import centroids
 from igeood.outputs import HEAD, Outputs
 
 from .oracles import inverse_covariance
@@ -53,6 +54,17 @@ def shaped(z, percentile):
     floor = sorted(z, reverse=True)[kept - 1]
     mask = np.array([v >= floor for v in z])
     return mask, math.exp(sum(z) / max(sum(z[mask]), 1e-30))
+
+
+def fisher_rao(train, reduce):
+    """Distances (Eq. 2) from a row's softmax to the centroids, whose own test is that of the geometry."""
+    centres = centroids(train.logits, train.labels, C).exp().sqrt().tolist()
+
+    def score(_, f):
+        overlaps = [sum(math.sqrt(q) * c for q, c in zip(softmax(f), centre, strict=True)) for centre in centres]
+        return reduce([2 * math.acos(min(1, overlap)) for overlap in overlaps])
+
+    return score
 
 
 def neighbours(train, most, *, is_guided):
@@ -144,6 +156,11 @@ def ash(_, weight, bias):
 
 # for each method a function of training outputs, weight and bias, to one of a row's features and logits
 ORACLES = {
+    "msp": lambda *_: lambda _, f: -max(softmax(f)),
+    "odin": lambda *_: lambda _, f: -max(softmax(f / 1000)),
+    "energy": lambda *_: lambda _, f: -logsumexp(f),
+    "igeood-logits": lambda train, *_: fisher_rao(train, lambda distances: -sum(distances)),
+    "igeood-logits-min": lambda train, *_: fisher_rao(train, min),
     "max-logit": lambda *_: lambda _, f: -max(f),
     "entropy": lambda *_: lambda _, f: -sum(q * math.log(q) for q in softmax(f)),
     "gen": lambda *_: lambda _, f: sum(q**0.1 * (1 - q) ** 0.1 for q in softmax(f)),

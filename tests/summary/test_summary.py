@@ -12,7 +12,7 @@ from igeood.bench.methods.gram import Ranges  # sums of another kind
 from igeood.errors import GuardFileError
 from igeood.files import read_record, write_record
 from igeood.outputs import HEAD, Outputs
-from igeood.summary import BUDGET, ClassSums, Needs, Summary, by_correct, by_label, by_prediction
+from igeood.summary import BUDGET, ClassSums, Needs, Summary, by_correct, by_prediction
 from igeood.summary import summary as module
 
 ALL = Needs(layers="all", labels=True, sums="full", samples=("logits", "features"))
@@ -79,18 +79,6 @@ def test_of_unequal_budgets_the_smaller_holds_and_adding_changes_neither_side(ro
     for total in (a + b, a + Summary(ALL), Summary(ALL) + a):
         total.add(rows[250:])
         assert_same(a, before)
-
-
-@pytest.mark.parametrize("group", [by_label, by_prediction, by_correct])
-def test_sums_of_groups(rows, group):
-    predicted = rows.logits.argmax(dim=1)
-    kept = predicted == rows.labels if group is by_correct else torch.ones(400, dtype=torch.bool)
-    groups = (predicted if group is by_prediction else rows.labels)[kept]
-    summary = Summary.of(rows, Needs(layers="all", labels=True, sums="diagonal", group=group, transform=squared))
-    expected = ClassSums.of(squared(rows.features["late"][kept]), groups, 5)
-    torch.testing.assert_close(summary.sums["late"].mean, expected.mean, rtol=1e-12, atol=0)
-    assert torch.equal(summary.sums["late"].count, expected.count)
-    assert summary.counts.tolist() == torch.bincount(rows.labels).tolist()  # of all rows, whatever the groups
 
 
 def test_ids_are_keys_and_those_of_training_rows_are_bounded(rows, monkeypatch):
