@@ -100,15 +100,15 @@ class Comparison:
         `tnr_error` is the mean TNR's standard error, `microseconds` and `of_forward` are the time to score a sample,
         the latter as a share of the model's forward pass; `seconds` is the time to learn and to score all samples.
         """
-        return [self._row(method) for method in self.methods]
-
-    def _row(self, method: str) -> dict[str, Any]:
-        row: dict[str, Any] = {"method": method}
-        for metric, values in (("tnr", self.tnr[method]), ("auroc", self.auroc[method])):
-            row |= {metric: fmean(values.values()), **{f"{metric} {ood}": value for ood, value in values.items()}}
-        share = {} if self.forward is None else {"of_forward": self.cost[method] / self.forward}
-        times = {"microseconds": self.cost[method], **share, "seconds": self.seconds[method]}
-        return {**row, "tnr_error": self.errors[method], **times}
+        rows = []
+        for method in self.methods:
+            row: dict[str, Any] = {"method": method}
+            for metric, values in (("tnr", self.tnr[method]), ("auroc", self.auroc[method])):
+                row |= {metric: fmean(values.values()), **{f"{metric} {ood}": value for ood, value in values.items()}}
+            share = {} if self.forward is None else {"of_forward": self.cost[method] / self.forward}
+            row |= {"microseconds": self.cost[method], **share, "seconds": self.seconds[method]}
+            rows.append({**row, "tnr_error": self.errors[method]})
+        return rows
 
     def to_dict(self) -> dict[str, Any]:
         """All figures as plain values."""

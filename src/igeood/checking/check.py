@@ -191,9 +191,10 @@ def _kept(guard: Guard, known: Pass) -> dict[str, Any]:
 
     def by(column: NDArray[Any]) -> list[Share]:
         present = np.unique(column[column >= 0]).tolist()
-        shares = [share(_named(guard, label), column == label, len(present)) for label in present]
+        shares = [share(names[label], column == label, len(present)) for label in present]
         return sorted(shares, key=lambda one: (one.high, one.kept))
 
+    names = guard.classes or tuple(map(str, range(guard.detector.n_classes_)))
     has_label = labels >= 0
     if labels.max() >= guard.detector.n_classes_:
         problem = f"{labels.max()} among the labels of {guard.detector.n_classes_} classes"
@@ -210,10 +211,6 @@ def _is_below(guard: Guard, is_kept: NDArray[np.bool_]) -> bool:
     place = rank(n, calibration.tpr, calibration.guarantee, calibration.confidence)
     chance = betabinom.cdf(is_kept.sum(), len(is_kept), place, n + 1 - place)
     return bool(chance < 0.025) and not calibration.trained_on and not calibration.per_class
-
-
-def _named(guard: Guard, label: int) -> str:
-    return str(label) if guard.classes is None or label < 0 else guard.classes[label]
 
 
 def _changed(change: Callable[[Tensor], Tensor], x: Tensor, _: torch.Generator) -> Tensor:
@@ -291,7 +288,7 @@ def _examples(guard: Guard, batch: Batch) -> list[Example]:
     return [
         Example(
             tokens_there(batch, row).cpu(),
-            _named(guard, one.label),
+            one.name or str(one.label),
             float(sure[row][0]),
             one.p_value,
             one.is_ood,
