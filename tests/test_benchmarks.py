@@ -54,32 +54,22 @@ def benchmark(monkeypatch):
     return importlib.import_module
 
 
-@pytest.fixture
-def subject(benchmark):
-    """A network with random weights."""
+def test_kept_outputs_are_compared_as_the_network_itself(benchmark, tmp_path):
+    subjects = benchmark("subjects")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
-    x = torch.randn(700, 6)
-    labels = np.arange(700) % 3
-    task = SimpleNamespace(
-        classes=3, images=x[:500].numpy(), labels=labels[:500], test_images=x[500:].numpy(), test_labels=labels[500:]
-    )
-    near = {"shifted": x[:100].numpy() + 1}
-    return benchmark("subjects").Subject(model, task, near, {"large": 5 * x[:100].numpy()}, torch.from_numpy)
-
-
-def test_kept_outputs_are_compared_as_the_network_itself(benchmark, subject, tmp_path):
-    subjects = benchmark("subjects")
-    subjects.observe(subject).save(tmp_path / "kept.safetensors")
+    x, labels = torch.randn(700, 6), np.arange(700) % 3
+    images, test = x[:500].numpy(), {"test_images": x[500:].numpy(), "test_labels": labels[500:]}
+    task = SimpleNamespace(classes=3, images=images, labels=labels[:500], **test)
+    sets = {"shifted": images[:100] + 1, "large": 5 * images[:100]}
+    near, far = ({name: sets[name]} for name in sets)
+    subjects.observe(subjects.Subject(model, task, near, far, torch.from_numpy)).save(tmp_path / "kept.safetensors")
     kept = subjects.Observed.load(tmp_path / "kept.safetensors")
-    right = subject.model(torch.from_numpy(subject.task.test_images)).argmax(dim=1).numpy() == subject.task.test_labels
-    assert kept.accuracy == pytest.approx(right.mean())
+    assert kept.accuracy == pytest.approx((model(x[500:]).argmax(dim=1).numpy() == labels[500:]).mean())
     methods = ["mahalanobis", "vim", "energy", "knn"]
     replayed = benchmark("comparison").compared(kept, methods)
-    task = subject.task
-    train = (torch.from_numpy(task.images), torch.from_numpy(task.labels))
-    sets = {name: torch.from_numpy(x) for name, x in {**subject.near, **subject.far}.items()}
-    direct = igeood.compare(subject.model, train, torch.from_numpy(task.test_images), sets, methods=methods)
+    train, ood = (x[:500], torch.from_numpy(labels[:500])), {name: torch.from_numpy(sets[name]) for name in sets}
+    direct = igeood.compare(model, train, x[500:], ood, methods=methods)
     for method in methods:
         assert replayed.tnr[method] == pytest.approx(direct.tnr[method], abs=0.02)
         assert replayed.auroc[method] == pytest.approx(direct.auroc[method], abs=0.01)

@@ -1,6 +1,7 @@
 """A folder with what the commands take: logits files, guards, images, a model's module, a small benchmark."""
 
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -22,7 +23,12 @@ def make():
 def fails():
     raise ValueError("first line\\nsecond")
 
+class Pair(nn.Linear):
+    def forward(self, left, right):
+        return super().forward(torch.cat([left, right], dim=1))
+
 net, dict = make(), dict
+pair = Pair(6, 3).eval()
 """
 
 
@@ -30,9 +36,9 @@ net, dict = make(), dict
 def run():
     """Runs a command in this process; returns click's result."""
 
-    def invoke(*arguments, root=None, input=None):  # noqa: A002 (click's)
+    def invoke(*arguments, root=None):
         environment = {"IGEOOD_DATA": None if root is None else str(root)}
-        return CliRunner(env=environment).invoke(main, [str(one) for one in arguments], input, prog_name="igeood")
+        return CliRunner(env=environment).invoke(main, [str(one) for one in arguments], prog_name="igeood")
 
     return invoke
 
@@ -45,6 +51,20 @@ def good(run):
         result = run(*arguments, **options)
         assert result.exit_code == 0, result.output
         return result.stdout
+
+    return invoke
+
+
+@pytest.fixture(scope="session")
+def bad(run):
+    """Runs a command that has to fail, with nothing on stdout; returns the line that says why, the last."""
+
+    def invoke(*arguments, **options):
+        result = run(*arguments, **options)
+        assert (result.exit_code, result.stdout, "Traceback" in result.stderr) == (2, "", False), result.output
+        line = result.stderr.splitlines()[-1]
+        assert line.startswith("igeood: ")
+        return line
 
     return invoke
 
@@ -90,6 +110,19 @@ def images(tmp_path_factory):
             write_images(folder / part / name, 25, draw, tint)
     (folder / "nets.py").write_text(NETS)
     return folder
+
+
+@pytest.fixture
+def nets(images, tmp_path, monkeypatch):
+    """The folder of images as one of the current folder's, with the module of the models."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "nets", raising=False)
+    for path in images.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    import nets  # noqa: PLC0415 (of that folder)
+
+    return nets
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -110,7 +111,7 @@ ORDER = [3, 1, 4, 0, 5, 9, 2, 6, 8, 7]
 
 
 @pytest.mark.parametrize("way", ["file", "workers", "merge"])
-def test_names_and_columns_are_remembered(run, good, files, known, monkeypatch, way):
+def test_names_and_columns_are_remembered(bad, good, files, known, monkeypatch, way):
     """Files whose columns have another order each give what one array with numbers gives."""
     monkeypatch.setattr("igeood.work.engines.in_processes", lambda _, *work: engines.here(*work))
     write_named("parts/1.csv", known.train[:150], range(10))
@@ -124,7 +125,7 @@ def test_names_and_columns_are_remembered(run, good, files, known, monkeypatch, 
             good("fit", f"parts/{part}.csv", "--summary", f"{part}.sum", *columns)
         good("merge", "1.sum", "2.sum", "--method", "igeood-logits", "--out", "g.safetensors")
         good("fit", "held_out.csv", "--summary", "3.sum", *columns)  # of columns in another order
-        assert run("merge", "1.sum", "3.sum", "--out", "h.safetensors").exit_code == 2
+        assert bad("merge", "1.sum", "3.sum", "--out", "h.safetensors")
     else:
         good("fit", "parts", "--out", "g.safetensors", *columns, *(["--workers", 2] if way == "workers" else []))
     good("calibrate", "g.safetensors", "held_out.csv")
@@ -137,15 +138,14 @@ def test_names_and_columns_are_remembered(run, good, files, known, monkeypatch, 
     assert [row["class"] for row in rows] == [NAMES[label] for label in verdict.label.tolist()]
     assert np.array_equal(guard.predict(igeood.read_logits("test.csv")).label, verdict.label)
     good("score", "g.safetensors", "test.csv", "test.npz", "--out", "scores/")  # an array has no names
-    result = run("score", "g.safetensors", "other.csv")
-    assert (result.exit_code, "p_z" in result.stderr, "--logits-column" in result.stderr) == (2, True, True)
+    assert re.search("p_z.*--logits-column", bad("score", "g.safetensors", "other.csv"))
     assert good("score", "g.safetensors", "other.csv", "--logits-column", "q_*")
     sets = ["--train", "parts", "--id", "held_out.csv", "--ood", "test.csv"]
     good("tune", "g.safetensors", *sets, "--out", "t.safetensors")
     assert igeood.load("t.safetensors").columns == guard.columns
 
 
-def test_fit_and_tune_take_options_of_the_method(run, good, files):
+def test_fit_and_tune_take_options_of_the_method(bad, good, files):
     fit = ["fit", "train.npz", "--method", "igeood-logits", "--out", "g.safetensors"]
     good(*fit, "--option", "centroid_temperature=2", "--option", "temperature=3")
     detector = igeood.load("g.safetensors").detector
@@ -154,18 +154,16 @@ def test_fit_and_tune_take_options_of_the_method(run, good, files):
     good("tune", "g.safetensors", *sets, "--option", "centroid_temperature=none")
     assert igeood.load("t.safetensors").detector.centroid_temperature is None
     for option, name in {"odd=1": "odd", "temperature=x": "temperature", "odd": "--option", "=3": "--option"}.items():
-        result = run("tune", "g.safetensors", *sets, "--force", "--option", option)
-        assert (result.exit_code, name in result.stderr) == (2, True), result.stderr
+        assert name in bad("tune", "g.safetensors", *sets, "--force", "--option", option)
 
 
-def test_only_fit_reads_labels_and_warns_where_the_classifier_disagrees(run, good, files, known):
+def test_only_fit_reads_labels_and_warns_where_the_classifier_disagrees(bad, good, files, known):
     """Labels of OOD samples may be no classes of ours."""
     np.savez("odd.npz", logits=known.ood.logits, labels=np.full(400, -1))
     good("tune", "fitted.safetensors", "--train", "train.npz", "--id", "test.npz", "--ood", "odd.npz")
     good("calibrate", "fitted.safetensors", "odd.npz")
     good("score", "fitted.safetensors", "odd.npz", "--out", "o.csv")
-    result = run("fit", "odd.npz", "--out", "g.safetensors")
-    assert (result.exit_code, "odd.npz: labels: row 0" in result.stderr) == (2, True)
+    assert "odd.npz: labels: row 0" in bad("fit", "odd.npz", "--out", "g.safetensors")
     logits, classes = np.eye(4).repeat(10, axis=0) * 9, np.arange(4).repeat(10)
     for labels, accuracy in ((classes, 1.0), ((classes + 1) % 4, 0.0)):
         np.savez("t.npz", logits=logits, labels=labels)
@@ -174,11 +172,10 @@ def test_only_fit_reads_labels_and_warns_where_the_classifier_disagrees(run, goo
         assert ("labels-disagree" in [finding["code"] for finding in record["health"]]) == (accuracy < 0.5)
 
 
-def test_existing_files_are_not_overwritten(run, good, files):
+def test_existing_files_are_not_overwritten(bad, good, files):
     before = {name: Path(name).read_bytes() for name in ("guard.safetensors", "held_out.npz", "train.npz")}
     for words in (["guard.safetensors"], ["held_out.npz", "--force"], ["train.npz", "--force"]):
-        result = run("fit", "train.npz", "--out", *words)
-        assert (result.exit_code, words[0] in result.stderr) == (2, True)
+        assert words[0] in bad("fit", "train.npz", "--out", *words)
         assert Path(words[0]).read_bytes() == before[words[0]]
     good("fit", "train.npz", "--out", "guard.safetensors", "--force")
     assert Path("guard.safetensors").read_bytes() == Path("fitted.safetensors").read_bytes()

@@ -3,7 +3,6 @@
 import csv
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,19 +13,6 @@ import igeood
 from igeood.images import class_labels, image_files, read_image
 
 PREPARED = ["--size", "16", "--mean", "0.5,0.4,0.3", "--std", "0.2"]
-
-
-@pytest.fixture
-def nets(images, tmp_path, monkeypatch):
-    """The folder of images as one of the current folder's, with the module of the models."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    monkeypatch.delitem(sys.modules, "nets", raising=False)
-    for path in images.iterdir():
-        (tmp_path / path.name).symlink_to(path)
-    import nets  # noqa: PLC0415 (of that folder)
-
-    return nets
 
 
 def pixels_of(name):

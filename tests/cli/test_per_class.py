@@ -41,7 +41,7 @@ def test_the_same_verdicts_everywhere(files, good, known, guard):
     assert np.array_equal(made.explain(logits).threshold < expected.score, expected.is_ood)
 
 
-def test_a_monitor_reads_the_class_of_each_row(files, good, run, known, guard):
+def test_a_monitor_reads_the_class_of_each_row(files, good, bad, known, guard):
     loaded, _ = guard
     good("score", "fitted.safetensors", "test.npz", "--out", "v.parquet")
     told = json.loads(good("monitor", "fitted.safetensors", "v.parquet", "--json"))
@@ -53,5 +53,4 @@ def test_a_monitor_reads_the_class_of_each_row(files, good, run, known, guard):
     pq.write_table(rows.set_column(rows.schema.get_field_index("label"), "label", [[77] * 400]), "other.parquet")
     pq.write_table(rows.set_column(rows.schema.get_field_index("label"), "label", [[-5] * 400]), "negative.parquet")
     for name in ("without", "other", "negative"):
-        result = run("monitor", "fitted.safetensors", f"{name}.parquet")
-        assert (result.exit_code, "label" in result.stderr) == (2, True), result.output
+        assert "label" in bad("monitor", "fitted.safetensors", f"{name}.parquet")
