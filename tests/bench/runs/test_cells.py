@@ -21,6 +21,7 @@ from igeood.detectors import METHODS
 from igeood.errors import InputError
 from igeood.files import only_one, read_record, write_record
 from igeood.metrics import evaluate
+from igeood.summary import Summary
 
 QUICK = {"settings": ("black-box", "white-box"), "methods": ("energy", "igeood")}
 
@@ -63,6 +64,23 @@ def test_records_have_what_it_takes_to_redo_them_and_tuning_shares_nothing_with_
         assert (again.tnr_at_tpr, again.auroc, again.aupr) == (cell["tnr"], cell["auroc"], cell["aupr"])
         for side in ("id", "ood"):
             torch.testing.assert_close(scores[f"{side}_parts"].double().sum(1), scores[side], rtol=1e-4, atol=1e-3)
+
+
+def test_what_cells_share_is_what_each_would_compute(known):
+    summary = Summary.of(known.train, METHODS["igeood"].needs)
+    alone, shared = (igeood.detector("igeood").learn(summary) for _ in range(2))
+    cells.share(shared)
+    layers = shared.parts["layers"]
+    with torch.no_grad():
+        for outputs in (known.test, known.ood, known.test[:50], known.test):
+            assert torch.equal(shared.terms(outputs), alone.terms(outputs))
+        assert layers.terms(known.test[:50]) is layers.terms(known.test[:50])
+    tempered = shared.at_temperature(2.0, summary)
+    assert shared.at_temperature(2.0, summary).softmax is tempered.softmax
+    assert torch.equal(tempered.terms(known.ood), alone.at_temperature(2.0, summary).terms(known.ood))
+    moving = known.test.replace(features={k: v.clone().requires_grad_() for k, v in known.test.features.items()})
+    layers.terms(moving).sum().backward()  # as in the input step
+    assert all(value.grad.abs().sum() > 0 for value in moving.features.values())
 
 
 @pytest.mark.filterwarnings("ignore:ood. ")  # the network is not trained

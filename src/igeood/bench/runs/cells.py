@@ -305,7 +305,7 @@ class _Bench:
             summary = Summary.of(self.observer.outputs(self._set(self.own, "train"), needs, "train"), needs)
             summary.head = self.observer.head(needs)
             fitted = detector(method, **self.plan.options_of(method)).learn(summary)
-            _share(fitted)
+            share(fitted)
             self._learnt = {method: (fitted, summary)}
         return self._learnt[method]
 
@@ -336,13 +336,13 @@ class _Validation:
         return id_outputs, ood_outputs
 
 
-def _share(fitted: Detector) -> None:
+def share(fitted: Detector) -> None:
     """Let cells share what they all compute: the way to a temperature, and the layers' terms of a batch."""
     if fitted.softmax is not None:
         fitted.softmax.at_temperature = cache(fitted.softmax.at_temperature)  # type: ignore[method-assign]
     for part in fitted.parts.values() if isinstance(fitted, Weighted) else ():
         if isinstance(part, LayerDetector):  # of others the terms may be many, or quickly computed
-            part.terms = _remembered(part)  # type: ignore[method-assign]
+            part.terms = _remembered(part)  # type: ignore[assignment, method-assign]
 
 
 def _remembered(part: LayerDetector) -> Callable[[Outputs], Tensor]:
