@@ -103,3 +103,5 @@ def test_a_detector_of_features_that_fits_with_a_loader_and_needs_slopes(known):
     expected = (2 * test.sum(dim=1) - train.mean()).double()
     with torch.inference_mode():
         torch.testing.assert_close(fitted(known.test), expected, rtol=1e-5, atol=1e-4)
+    fitted(known.test)
+    assert not test.requires_grad  # the caller's rows are as they were

@@ -44,7 +44,8 @@ class Wrapped(Detector):
         return self
 
     def _input(self, outputs: Outputs) -> Tensor:
-        return outputs.logits if self.reads == "logits" else self.last_features(outputs)
+        rows = outputs.logits if self.reads == "logits" else self.last_features(outputs)
+        return rows if rows.requires_grad else rows.detach()  # a detector may ask for gradients of its input
 
     def score(self, outputs: Outputs) -> Tensor:
         """Their score, in our orientation."""
