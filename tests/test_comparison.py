@@ -1,5 +1,8 @@
 """Every untuned method in one table: the same figures as guards give one by one, from one pass over the data."""
 
+import io
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -54,10 +57,13 @@ def test_training_data_are_those_of_fit(known, model, data, tmp_path):
     names = np.array(list("abcdefghij"))[labels]
     sets = {"held_out": known.held_out.logits, "ood": (known.ood.logits, np.full(len(known.ood), "emu"))}
     expected = igeood.compare(None, (logits, labels), **sets, methods=["igeood-logits"]).auroc
-    np.savez(tmp_path / "train.npz", logits=logits, labels=names)
-    for train in (igeood.read_logits(tmp_path / "train.npz"), (logits, names)):
-        assert igeood.compare(None, train, **sets, methods=["igeood-logits"]).auroc == expected
-    x, _ = data.images(300, 1)
+    for number, each in enumerate((labels.numpy(), labels.numpy().astype(str), names)):
+        np.savez(tmp_path / f"{number}.npz", logits=logits, labels=each)
+        for train in (igeood.read_logits(tmp_path / f"{number}.npz"), (logits, each)):
+            assert igeood.compare(None, train, **sets, methods=["igeood-logits"]).auroc == expected
+    x, y = data.images(300, 1)
+    tables = [igeood.compare(model, (x, each), x, data.ood) for each in (y, np.array(list("abcd"))[y])]
+    assert tables[0].auroc == tables[1].auroc
     with pytest.raises(InputError) as caught:
         igeood.compare(model, [(x, list("abcd") * 75)], x, data.ood)
     assert caught.value.argument == "labels"
@@ -163,3 +169,14 @@ def test_errors_are_those_of_new_samples_and_equal_methods_are_not_told_apart():
         assert table.advice.count("<lambda>") >= 2
     same, other = (igeood.compare(None, train, held_out, ood, methods=methods, seed=seed) for seed in (0, 1))
     assert tables[-1].errors == same.errors != other.errors
+
+
+def test_bars_are_for_terminals(known, monkeypatch, capsys):
+    logits = (known.train.logits, known.train.labels), known.held_out.logits, known.ood.logits
+    igeood.compare(None, *logits, methods=["msp"])
+    assert capsys.readouterr() == ("", "")
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    igeood.compare(None, *logits, methods=["msp"])
+    assert "held_out" in terminal.getvalue()

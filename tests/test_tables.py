@@ -320,6 +320,19 @@ def test_bad_text_is_one_line_that_says_where(tmp_path, change, fact):
     assert (fact in str(caught.value), "\n" in str(caught.value)) == (True, False)
 
 
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_writing_what_does_not_fit(tmp_path, suffix, refused):
+    for arguments, options, argument in (
+        ((NAN,), {}, "logits"),
+        ((ROWS, [0]), {}, "labels"),
+        ((ROWS,), {"features": {"a": ROWS[1:]}}, "features['a']"),
+        ((ROWS,), {"ids": ["a", "b"]}, "ids"),
+    ):
+        with refused(argument):
+            write_logits(tmp_path / f"a{suffix}", *arguments, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
 def test_reading_holds_a_block_of_a_file_and_not_a_row_group(tmp_path):
     column = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(40_000_000, np.float32)), 100)  # 160 MB

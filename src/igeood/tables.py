@@ -119,6 +119,8 @@ def _text(file: IO[bytes], open_reader: Callable[[IO[bytes], Types], Any]) -> Ta
     schema = open_reader(file, {}).schema
 
     def chosen(inferred: pa.DataType, wanted: pa.DataType) -> pa.DataType:
+        if pa.types.is_list(inferred):
+            raise InputError("JSON lines with lists are not read", cure="write Parquet or npz")
         is_number_of_json = open_reader is _open_json and pa.types.is_integer(inferred)
         return inferred if is_number_of_json and wanted == pa.string() else wanted  # an id
 

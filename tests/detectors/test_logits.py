@@ -1,7 +1,9 @@
-"""The black-box detectors: gradients, centroids, extremes; for their formulas see test_peers."""
+"""The black-box detectors against their formulas in 50 digits."""
 
 import math
 
+import mpmath
+import numpy as np
 import pytest
 import torch
 
@@ -9,13 +11,45 @@ import igeood
 from igeood.detectors import logits as family
 from igeood.geometry import categorical
 
+mpmath.mp.dps = 50
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0])
-@pytest.mark.parametrize("method", ["msp", "odin", "energy", "igeood-logits", "igeood-logits-min"])
-def test_gradients_agree_with_differences(classifier, method, temperature):
+
+def softmax(row, temperature):
+    powers = [mpmath.exp(mpmath.mpf(float(f)) / mpmath.mpf(temperature)) for f in row]
+    return [p / mpmath.fsum(powers) for p in powers]
+
+
+def fisher_rao(q, centroid):
+    """2 arccos Σ √(q c), of one row and one centroid's log-probabilities."""
+    c = [mpmath.exp(mpmath.mpf(float(v))) for v in centroid]
+    return 2 * mpmath.acos(min(mpmath.mpf(1), mpmath.fsum(mpmath.sqrt(a * b) for a, b in zip(q, c, strict=True))))
+
+
+def energy(row, temperature):
+    return -temperature * mpmath.log(mpmath.fsum(mpmath.exp(mpmath.mpf(float(f)) / temperature) for f in row))
+
+
+# each of a row's softmax, the fitted centroids, the row and the temperature
+FORMULAS = {
+    "msp": lambda q, *_: -max(q),
+    "odin": lambda q, *_: -max(q),
+    "energy": lambda _, __, row, temperature: energy(row, temperature),
+    "igeood-logits": lambda q, centroids, *_: -sum(fisher_rao(q, c) for c in centroids),
+    "igeood-logits-min": lambda q, centroids, *_: min(fisher_rao(q, c) for c in centroids),
+}
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 30.0, 1000.0])
+@pytest.mark.parametrize("method", FORMULAS)
+def test_scores_against_the_papers_formulas_and_gradients_against_differences(classifier, method, temperature):
     detector = igeood.detector(method, temperature=temperature).fit(classifier.train, classifier.labels)
-    logits = torch.cat([classifier.test[3:6], classifier.ood[:3]]).double().requires_grad_()
-    assert torch.autograd.gradcheck(detector, logits, eps=1e-6, rtol=1e-4, atol=1e-8)
+    rows = torch.cat([classifier.test[:6], classifier.ood[:6]])
+    centroids = getattr(detector, "centroids_", torch.empty(0, 10))
+    expected = [float(FORMULAS[method](softmax(row, temperature), centroids, row, temperature)) for row in rows]
+    np.testing.assert_allclose(detector(rows), expected, rtol=2e-8, atol=1e-10)
+    if temperature < 30:  # else slopes are as small as the rounding of differences
+        logits = rows[3:9].double().requires_grad_()
+        assert torch.autograd.gradcheck(detector, logits, eps=1e-6, rtol=1e-4, atol=1e-8)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 5.0])

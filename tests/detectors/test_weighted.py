@@ -105,6 +105,16 @@ def test_a_sample_and_its_attack_are_in_one_fold():
     assert [len(part) for part in (*learn, *judge)] == [48, 48, 12, 12]
 
 
+def test_too_few_samples_for_the_regression(known, refused):
+    fitted = Igeood().fit(known.train)
+    before = fitted(known.test)
+    for name, pair in (("ood", (known.held_out, known.ood[:9])), ("id", (known.held_out[:9], known.ood))):
+        with refused(name):
+            fitted.learn_weights(*pair)
+    assert torch.equal(fitted(known.test), before)
+    assert 0 <= fitted.learn_weights(known.held_out[:10], known.ood[:10]).tnr <= 1
+
+
 def test_plus_learns_the_ood_gaussian_and_only_then(known):
     detector = IgeoodPlus().fit(known.train)
     for ood in (known.ood[:200], known.ood[200:]):  # again: of other OOD samples alone

@@ -38,9 +38,15 @@ class Usual:
     def of(cls, batches: "list[Batch]") -> "Usual":
         """Of images or vectors, in batches of any shapes with as many channels."""
         x = batches[0].x
-        values = torch.cat([batch.x.transpose(0, 1).flatten(1) for batch in batches], dim=1).double()  # (C, M)
-        columns = (*values.aminmax(dim=1), values.mean(dim=1), values.std(dim=1, correction=0))
-        return cls(*(column.to(x).reshape(1, -1, *[1] * (x.ndim - 2)) for column in columns))
+        axes = [axis for axis in range(x.ndim) if axis != 1]
+        count = sum(batch.x.numel() // x.shape[1] for batch in batches)
+        sums = (batch.x.sum(axes, keepdim=True, dtype=torch.float64) for batch in batches)
+        mean = torch.stack([*sums]).sum(dim=0) / count
+        spreads = ((batch.x.double() - mean).square().sum(axes, keepdim=True) for batch in batches)
+        squares = torch.stack([*spreads]).sum(dim=0)
+        low = torch.stack([batch.x.amin(axes, keepdim=True) for batch in batches]).amin(dim=0)
+        high = torch.stack([batch.x.amax(axes, keepdim=True) for batch in batches]).amax(dim=0)
+        return cls(low, high, mean.to(x), (squares / count).sqrt().to(x))
 
 
 def kind_of(batch: Batch) -> Kind | None:

@@ -15,16 +15,15 @@ from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
 from igeood.calibration import Calibration
-from igeood.checking.result import Check, Example, FaultResult, percent
+from igeood.checking.result import SILENT, Check, Example, FaultResult, percent
 from igeood.errors import InputError
 from igeood.files import write_whole
 from igeood.images import as_pixels, picture
 from igeood.monitor import ENOUGH, Monitor
 from igeood.version import __version__
-from igeood.work.verdicts import peaks, watch
+from igeood.work.verdicts import watch
 
 WORDS = 200  # characters of a text
-LABELLED = 0.03  # silent failures that are named in the chart
 FIRST_CLASSES = 12  # bars before the page is unfolded
 WIDTH, EDGE = 560, 46  # of a drawing, and its margin
 CHART, CURVE = 380, 220  # heights
@@ -93,7 +92,7 @@ def dots(faults: Sequence[FaultResult]) -> list[dict[str, Any]]:
             **dict(zip("xy", placed(one.refused, one.changed, CHART), strict=True)),
             "r": max(3.0, 30.0 * math.sqrt(one.silent)),
             "name": one.name,
-            "is_silent": one.silent >= LABELLED,
+            "is_silent": one.silent >= SILENT,
             "title": f"{one.name}: {percent(one.refused)} refused, {percent(one.changed)} changed, "
             f"{percent(one.silent)} silent",
         }
@@ -116,8 +115,8 @@ def watched(files: Sequence[str], calibration: Calibration) -> dict[str, Any]:
     trace: list[NDArray[np.float64]] = []
     names = watch(monitor, files, lambda *_: None, trace.append)
     evidence = np.concatenate(trace)
-    starts, largest = peaks(evidence, POINTS)
-    heights = np.log(largest.clip(min=1.0))
+    starts = np.unique(np.linspace(0, len(evidence), POINTS, endpoint=False).astype(int))
+    heights = np.log(np.maximum.reduceat(evidence, starts).clip(min=1.0))
     limit = float(np.log(monitor.run_length))
     top = 1.1 * max(limit, float(heights.max()), 1.0)
     x, y = placed(starts / max(1, len(evidence) - 1), heights / top, CURVE)

@@ -15,7 +15,8 @@ from igeood.terminal import aligned
 
 WORST = 5  # classes in a text
 FEW = 20  # samples of which nothing is said
-MANY = 0.1  # of the samples: so many silent failures are worth a sentence
+MANY = 0.1  # of the samples: a fault that changes or refuses so many does harm
+SILENT = 0.03  # so many silent failures are named; a fault that is caught has fewer
 
 
 @dataclass(frozen=True)
@@ -176,9 +177,9 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f}%" if share >= 0.01 or share == 0.0 else f"{100 * share:.1f}%"
 
 
-def _first(names: Sequence[str], others: str = "") -> str:
+def _first(names: Sequence[str]) -> str:
     """The first three names, and how many others there are."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more{others}" if len(names) > 3 else "")
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _of_classes(check: Check) -> Iterable[str]:
@@ -197,9 +198,9 @@ def _of_classes(check: Check) -> Iterable[str]:
 
 
 def _of_silent(faults: list[FaultResult]) -> Iterable[str]:
-    silent = sorted((one for one in faults if one.silent >= MANY), key=lambda one: -one.silent)
+    silent = sorted((one for one in faults if one.silent >= SILENT), key=lambda one: -one.silent)
     if silent:
-        names = _first([f"{one.name} ({percent(one.silent)})" for one in silent], " faults")
+        names = _first([f"{one.name} ({percent(one.silent)})" for one in silent])
         yield (
             f"Silent failures, another answer that is kept, come with {names}: test for these before the "
             "classifier, or give such inputs to tune a probe."
@@ -208,9 +209,10 @@ def _of_silent(faults: list[FaultResult]) -> Iterable[str]:
 
 def _of_caught(faults: list[FaultResult]) -> Iterable[str]:
     harmful = [one for one in faults if one.changed >= MANY or one.refused >= 1.0 - MANY]
-    caught = [one.name for one in harmful if one.silent <= MANY * max(one.changed, MANY)]
+    caught = [one.name for one in harmful if one.silent < min(SILENT, MANY * max(one.changed, MANY))]
     if caught:
-        yield f"It catches {_first(caught, ' faults')}: hardly any of these inputs gets another answer and is kept."
+        few = f"fewer than {percent(SILENT)}"
+        yield f"It catches {_first(caught)}: {few} of these inputs get another answer and are kept."
 
 
 def _of_sets(sets: list[OodResult]) -> Iterable[str]:

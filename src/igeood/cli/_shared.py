@@ -174,15 +174,16 @@ def open_samples(
     return cast("LogitsFile | ImageFolder", samples)
 
 
-def read_arrays(name: str, argument: str) -> tuple[dict[str, "Tensor"], "Tensor | None"]:
-    """What an .npz file has for a model: an array for each input, and the labels if there are some."""
+def read_arrays(name: str, argument: str, *inputs: str) -> tuple[dict[str, "Tensor"], "Tensor | None"]:
+    """What an .npz file has for a model: an array for each input, or these inputs, and the labels if there are some."""
     import numpy as np
     import torch
 
     try:
         with Path(name).open("rb") as content:
             file = np.load(content, allow_pickle=False)
-            named = {key: file[key] for key in file.files}
+            keys = {*inputs, "label", "labels"} if inputs else {*file.files}
+            named = {key: file[key] for key in file.files if key in keys}
             arrays = {key: torch.from_numpy(a.astype(a.dtype.newbyteorder("="))) for key, a in named.items()}
     except Exception as error:  # of zip files and arrays, there are many
         cure = "write one with numpy.savez, an array of numbers for each input"

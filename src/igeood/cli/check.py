@@ -85,7 +85,7 @@ def _samples(name: str, guard: "Guard", options: _shared.Options, *, labelled: b
     if options["text_column"] is not None:
         return list(_texts(name, guard, options, labelled=labelled))
     if Path(name).suffix == ".npz":
-        arrays, labels = _shared.read_arrays(name, "data")
+        arrays, labels = _shared.read_arrays(name, "data" if labelled else "ood", "x")
         if "x" not in arrays:
             raise InputError("no array x", place=name, cure="name the inputs x")
         return arrays["x"] if labels is None or not labelled else (arrays["x"], labels)

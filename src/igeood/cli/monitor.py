@@ -37,8 +37,6 @@ def monitor(guard: str, verdicts: tuple[str, ...], state: str | None, picture: s
     The exit code is 0 with or without an alarm. With --json, `alarm` is true after an alarm, including one from earlier
     files that --state remembers; `new_alarms` counts the alarms in VERDICTS.
     """
-    import numpy as np
-
     from igeood.cli import _evidence
     from igeood.guard.file import load_calibration
     from igeood.monitor import open_monitor
@@ -56,11 +54,11 @@ def monitor(guard: str, verdicts: tuple[str, ...], state: str | None, picture: s
     if options["acknowledge"]:
         watcher.acknowledge()
     alarms_before = watcher.alarm_count
-    evidence: list[Any] = []
+    trace = _evidence.Trace(watcher.inputs)
     with progress_bars() as report:
-        ids = watch(watcher, verdicts, report, evidence.append if picture else len)
+        ids = watch(watcher, verdicts, report, trace.add)
     if picture is not None:
-        _evidence.draw(watcher, np.concatenate(evidence), picture)
+        _evidence.draw(watcher, trace, picture)
     if state is not None:
         watcher.save(state)
     record = {name: getattr(watcher, name) for name in ("inputs", "unread", "evidence", "alarm", "since")}

@@ -19,6 +19,7 @@ from igeood.detectors.gaussians import IgeoodFeatures, Mahalanobis, OodFeatures
 from igeood.detectors.logits import IgeoodLogits
 from igeood.detectors.options import options
 from igeood.detectors.registry import register
+from igeood.errors import InputError
 from igeood.metrics import Evaluation, evaluate
 from igeood.outputs import Outputs
 from igeood.summary import Needs, Summary
@@ -148,6 +149,9 @@ class Weighted(Detector):
             Of the folds.
         """
         pair = (id_outputs, ood_outputs)
+        for name, batch in zip(("id", "ood"), pair, strict=True):
+            if len(batch) < FEWEST:
+                raise InputError(f"{len(batch)} samples, at least {FEWEST} are needed", argument=name)
         with torch.no_grad():
             parts = [part for name, part in self.parts.items() if name != OOD]
             fixed = [torch.cat([part.terms(batch) for part in parts], dim=1) for batch in pair]

@@ -46,12 +46,6 @@ def watch(
     return row_ids
 
 
-def peaks(evidence: NDArray[np.float64], n: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """At most n equally long runs of inputs: the first input of each, and the largest evidence in it."""
-    starts = np.unique(np.linspace(0, len(evidence), n, endpoint=False).astype(np.int64))
-    return starts, np.maximum.reduceat(evidence, starts)
-
-
 def _read(paths: Sequence[Path], monitor: Monitor) -> Iterator[tuple[Verdict, Any]]:
     """Verdicts of files in blocks, in order; each with its ids, None without any."""
     for path in paths:
