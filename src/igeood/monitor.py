@@ -146,7 +146,8 @@ class Monitor:
             raise InputError(f"{self._n} calibration samples are too few", argument="guard", cure="calibrate with more")
         if self._n < ENOUGH:
             what = f"monitor: only {self._n} calibration samples: drift from the first input is partly learnt as normal"
-            warnings.warn(f"{what}; calibrate with {ENOUGH:,}, or with guarantee tolerance to watch flags", IgeoodWarning, stacklevel=3)
+            cure = f"calibrate with {ENOUGH:,}, or with guarantee 'tolerance' and watch flags"
+            warnings.warn(f"{what}; {cure}", IgeoodWarning, stacklevel=3)
         return np.array([size for size in sizes if size])
 
     def is_like(self, other: "Monitor") -> bool:

@@ -35,9 +35,10 @@ def score(guard: str, data: tuple[str, ...], out: str | None, **options: Any) ->
     cannot be read is refused, and the reason says why. --json prints one JSON object for each row; with --out, one
     object with the counts.
 
-    With a folder as --out, each file of DATA gets a file of the same name there; .npz becomes .npz.parquet. Existing files are
-    kept unless their input has changed, so the same command continues after an interruption. With --force they are made
-    again, and files of another guard or of inputs that no longer exist are removed. A file that fails does not stop the others.
+    With a folder as --out, each file of DATA gets a file of the same name there; a .npz file becomes .npz.parquet.
+    Existing files are kept unless their input has changed, so the same command continues after an interruption. With
+    --force they are made again, and files of another guard or of inputs that no longer exist are removed. A file that
+    fails does not stop the others.
     """
     is_spread = any(options[name] for name in ("engine", "workers", "address"))
     if out is not None and (is_folder(out) or (is_spread and not Path(out).suffix)):
