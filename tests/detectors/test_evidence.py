@@ -179,7 +179,7 @@ def test_a_sample_of_few_rows_leaves_the_classes_as_they_are():
     assert part.classes_.tolist() == list(range(60))
     torch.testing.assert_close(part.mean_, whole.mean_)
     torch.testing.assert_close(part.whitening_, whole.whitening_)
-    rows, weights = usual_rows(Summary.of(train, needs, budget=400_000).samples["features"], is_split=True)
+    rows, weights = usual_rows(Summary.of(train, needs, budget=1_200_000).samples["features"], is_split=True)
     assert float(weights[rows.labels == 0].sum() / weights.sum()) == pytest.approx(3040 / 5400, abs=0.1)
 
 
