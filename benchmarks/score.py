@@ -20,7 +20,7 @@ from tuning import outputs
 SIZES = ((20_000, 10, (64, 128)), (2_000, 1000, (256, 512)))
 GUARDS = {
     igeood.black_box: ("evidence", "igeood-logits", "gen", "energy", "msp"),
-    igeood.white_box: ("evidence", "mahalanobis", "relative-mahalanobis++", "knn", "igeood"),
+    igeood.white_box: ("evidence", "mahalanobis", "relative-mahalanobis++", "knn"),
 }
 
 
